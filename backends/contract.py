@@ -1,0 +1,120 @@
+"""What opslog needs of a storage, and what each storage owes.
+
+A backend is a flat namespace of immutable files under one root, plus one growing log per agent. Everything else (commits,
+snapshots, manifests, compaction, garbage collection) is built on these few primitives, so that a new backend is one short file.
+`opslog.backends.testing` is the same contract as a test suite.
+
+Paths are relative to the root, use ``/`` and never begin with it: ``manifests/00000000000000000001.json``. An agent's log is
+the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.layout.segment_path`).
+
+A backend is safe to use from many threads, and refuses to be used in a forked child (`opslog.ClosedError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+
+class Entry(NamedTuple):
+    """One file in a listing. `size` in bytes; `modified` in seconds since 1970 by the storage's own clock."""
+
+    path: str
+    size: int
+    modified: float
+
+
+class Position(NamedTuple):
+    """A place in a log: the number of a segment (from 1) and a byte offset in it, always at a commit boundary."""
+
+    segment: int
+    offset: int
+
+
+class Range(NamedTuple):
+    """A part of a file: bytes `start` up to, not including, `stop` (None: to the end)."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+
+class Appender(Protocol):
+    """The one live writer of an agent's log. Used by one thread at a time."""
+
+    def append(self, data: bytes) -> Position:
+        """Write `data` (whole lines) after everything appended before and return where it begins.
+
+        On return all of it is durable and visible to every reader, within one segment. The first append of an appender
+        begins a new segment, numbered one above the highest that exists and the `advance` floor: it never continues a
+        file that an earlier session wrote.
+
+        :raises WriteFailedError: only the first ``error.durable`` bytes are in the log (they are durable and visible), the
+            rest is not and never will be. The appender stays usable: the next append begins a new segment, so that the
+            unfinished line stays behind as a torn tail.
+        :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further appends.
+        :raises AgentFencedError: another process writes this log; nothing of `data` is in it. Refuses all further appends.
+        """
+
+    def advance(self, segment: int) -> None:
+        """Promise that the next segment created has a number greater than `segment`."""
+
+    def close(self) -> None:
+        """Release the agent's name. Idempotent."""
+
+
+class Backend(Protocol):
+    """A storage that holds one store. See the module's docstring for the common rules."""
+
+    url: str
+    """How messages name this storage."""
+
+    def list(self, prefix: str) -> list[Entry]:
+        """Every file whose path begins with `prefix`, sorted by path.
+
+        `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed. Files
+        created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files of
+        creations under way or abandoned may appear, with ``.tmp-`` in their names.
+        """
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of a file from `start` up to, not including, `stop`; fewer where the file ends earlier.
+
+        :raises MissingFileError: there is no such file.
+        """
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """Many reads at once, results in the order asked for; None where there is no such file."""
+
+    def create(self, path: str, data: bytes) -> None:
+        """Create a file atomically, durably and exclusively.
+
+        Of racing creators exactly one returns; the others raise. On return the file with all its bytes survives a crash;
+        nobody ever sees a part of it. After `AlreadyExistsError` the winner's file is visible and durable.
+
+        :raises AlreadyExistsError: the path exists.
+        :raises WriteFailedError: nothing was created.
+        :raises CommitUnknownError: it may or may not have been created.
+        """
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files; those that do not exist are no error. Not atomic over several paths."""
+
+    def appender(self, agent: str) -> Appender:
+        """Become the one live writer of an agent's log, until `Appender.close` or the end of this process.
+
+        :raises AgentBusyError: another live appender holds the name; the message names its process and host.
+        """
+
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        """An advisory lock, held inside a ``with`` block and at the longest until this process ends. Does not wait.
+
+        :raises LockedError: on entering, when somebody else (also in this process) holds it.
+        """
+
+    def now(self) -> float:
+        """The storage's own clock, comparable with `Entry.modified`, in seconds since 1970."""
+
+    def close(self) -> None:
+        """Give back what the backend holds. Idempotent. Appenders are closed by their owners, before."""

@@ -1,0 +1,176 @@
+"""Documents: exactly the JSON objects that come back as they were stored. Pure.
+
+Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64 bits.
+What JSON or orjson would quietly change (NaN to null, a tuple to a list, a UUID to a string) or cannot carry is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import orjson
+
+from opslog.commits import Set
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, SchemaVersionError
+
+T = TypeVar("T")
+
+Document = dict[str, Any]
+Migrate = Callable[[Document, int], Document]
+"""Called with a document and the older schema version it was written under; returns it in the form of the current one."""
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_DEPTH_MAX = 254
+"""orjson writes at most this many levels."""
+
+
+def check_id(id: object) -> str:
+    """The id itself, if a document can have it: any string that is valid Unicode.
+
+    :raises InvalidNameError: otherwise.
+    """
+    if not isinstance(id, str):
+        raise InvalidNameError(f"a document's id is a string, not {type(id).__name__}: {id!r}")
+    if not id.isascii():
+        try:
+            id.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidNameError(f"id {id!r} has a lone surrogate at {error.start}, which UTF-8 cannot carry") from None
+    return id
+
+
+def encode(document: object) -> bytes:
+    """The JSON text of a document.
+
+    Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever Python
+    or orjson think of next: a walk over the document in Python costs several times that.
+
+    :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the place.
+    """
+    try:
+        text = orjson.dumps(document)
+        if text.startswith(b"{") and orjson.loads(text) == document:
+            return text
+    except (orjson.JSONEncodeError, RecursionError):
+        pass
+    reason, place = _find_fault(document, "$", 0) or ("it does not come back as it was written", "$")
+    raise InvalidDocumentError(f"the document cannot be stored exactly: at {place}, {reason}", place)
+
+
+def _find_fault(value: object, place: str, depth: int) -> tuple[str, str] | None:
+    """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None."""
+    if depth > _DEPTH_MAX:
+        return f"it is nested more than {_DEPTH_MAX} levels deep", place
+    if depth == 0 and not isinstance(value, dict):
+        return f"a document is a JSON object (a dict), not {type(value).__name__}", place
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"the key {key!r} is not a string but {type(key).__name__}", place
+            if fault := _string_fault(key):
+                return f"the key {key!r} {fault}", place
+            if found := _find_fault(item, f"{place}.{key}", depth + 1):
+                return found
+        return None
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            if found := _find_fault(item, f"{place}[{number}]", depth + 1):
+                return found
+        return None
+    fault = _scalar_fault(value)
+    return (fault, place) if fault else None
+
+
+def _scalar_fault(value: object) -> str | None:
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if _INT_MIN <= value <= _INT_MAX else f"the integer {value} does not fit in 64 bits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} is not a JSON number"
+    if isinstance(value, str):
+        fault = _string_fault(value)
+        return f"the string {fault}" if fault else None
+    return f"{type(value).__name__} is not a JSON type: {value!r:.80}"
+
+
+def _string_fault(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"has a lone surrogate at {error.start}, which UTF-8 cannot carry"
+    return None
+
+
+def decode(record: Set) -> Document:
+    """The document of a record, the caller's own.
+
+    :raises CorruptError: its text is no JSON object.
+    """
+    try:
+        document = orjson.loads(bytes(record.data))
+    except orjson.JSONDecodeError as error:
+        raise CorruptError(_corrupt(record, str(error))) from error
+    if not isinstance(document, dict):
+        raise CorruptError(_corrupt(record, "it is not a JSON object"))
+    return document
+
+
+def _corrupt(record: Set, reason: str) -> str:
+    return (
+        f"document {record.id!r}, written by {record.agent} at clock {record.clock}, cannot be read: {reason}. "
+        "`opslog verify` names the file and the byte offset"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Schema(Generic[T]):
+    """How a program sees documents: their type, and their schema version.
+
+    :ivar type: what `T` is: a dataclass, a TypedDict or a msgspec.Struct; None for plain dicts.
+    :ivar version: the current schema version, written with each document. None: of any version, for tools that do not
+        know the schema; documents are handed out as they are and a set keeps the version of what it replaces.
+    :ivar migrate: brings a document of an older version forward when it is read; None hands it out as it is.
+    """
+
+    type: type[T] | None = None
+    version: int | None = 1
+    migrate: Migrate | None = None
+
+    def encode(self, value: T) -> bytes:
+        """:raises InvalidDocumentError: see `encode`; or it is not of the store's type."""
+        if self.type is None:
+            return encode(value)
+        try:
+            plain = msgspec.to_builtins(value)
+            msgspec.convert(plain, self.type)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidDocumentError(f"the document is not a valid {self.type.__name__}: {error}") from error
+        return encode(plain)
+
+    def decode(self, record: Set) -> T:
+        """:raises SchemaVersionError: written under a newer version. :raises CorruptError: not of the store's type."""
+        document = decode(record)
+        if self.version is not None and record.v != self.version:
+            document = self._migrate(document, record)
+        if self.type is None:
+            return document  # type: ignore[return-value]  # T is Document where no type was given
+        try:
+            return msgspec.convert(document, self.type)
+        except msgspec.ValidationError as error:
+            raise CorruptError(_corrupt(record, f"it is not a valid {self.type.__name__}: {error}")) from error
+
+    def _migrate(self, document: Document, record: Set) -> Document:
+        assert self.version is not None
+        if record.v > self.version:
+            raise SchemaVersionError(
+                f"document {record.id!r} was written under schema version {record.v} by {record.agent}, and this program "
+                f"knows versions up to {self.version}: upgrade this program",
+                record.id,
+                record.v,
+            )
+        return self.migrate(document, record.v) if self.migrate else document

@@ -1,0 +1,51 @@
+"""Time and randomness, as one object that is passed in, so that a whole store can run in a deterministic simulation.
+
+This is the only module of the package that reads the machine's clocks or its random numbers (the linter says so).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a store takes from the world besides its storage.
+
+    :ivar time: wall clock, seconds since 1970; ends up in `ts`, never decides a conflict.
+    :ivar monotonic: seconds on a clock that never goes back, for waiting and for the age of what was last looked at.
+    :ivar sleep: waits that many seconds.
+    :ivar nonce: a new name for a run or an archive: letters and digits, never the same twice.
+    """
+
+    time: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    nonce: Callable[[], str] = _nonce
+
+
+REAL = Environment()
+
+
+def format_ts(seconds: float) -> str:
+    """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_ts(ts: str) -> float:
+    """The inverse of `format_ts`; any RFC 3339 time with a zone is understood.
+
+    :raises ValueError: it is not a time, or has no zone.
+    """
+    moment = datetime.fromisoformat(ts)
+    if moment.tzinfo is None:
+        raise ValueError(f"{ts!r} has no time zone: write it as 2026-11-20T12:00:00Z")
+    return moment.timestamp()

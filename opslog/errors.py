@@ -1,0 +1,205 @@
+"""What can go wrong, as one tree. The branches say what the caller should do next.
+
+OpslogError
+├── UsageError (ValueError)             fix the call
+│   ├── InvalidDocumentError            the document cannot be stored exactly; the message names the place in it
+│   ├── InvalidNameError                an agent name, id, period or URL that no store can hold
+│   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
+│   └── ClosedError                     the store was closed, or is used in a forked child
+├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
+│   └── MissingFileError                (backends) no such file or object
+├── RetryError                          nothing was changed: try again later
+│   ├── AgentBusyError                  another live process writes under this agent name
+│   ├── LockedError                     another process holds this lock
+│   ├── AlreadyExistsError              (backends) somebody else created that path first
+│   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
+├── ReopenError                         close the store and open it again, then look
+│   ├── CommitUnknownError              the commit may or may not be in the log
+│   └── AgentFencedError                another process took over this agent name; the commit is not in the log
+└── DataError                           the stored data is not what this program can read
+    ├── CorruptError                    names the file and the byte offset; `opslog verify` lists all such places
+    ├── FormatVersionError              the store was written by a newer opslog
+    ├── SchemaVersionError              the document was written under a newer schema version
+    └── HistoryGoneError                that point of the past was compacted away
+
+All of them pickle with their attributes, because Spark and multiprocessing carry them between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _restore(cls: type[OpslogError], args: tuple[Any, ...], state: dict[str, Any]) -> OpslogError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class OpslogError(Exception):
+    """The root: everything that opslog raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument; ours are sentences.
+        return str(self.args[0]) if self.args else type(self).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, dict(self.__dict__))
+
+
+class UsageError(OpslogError, ValueError):
+    """The call cannot work as it was made."""
+
+
+class InvalidDocumentError(UsageError):
+    """The document cannot be stored exactly.
+
+    :ivar place: where in the document, in the form ``$.tasks[3].due``.
+    """
+
+    def __init__(self, message: str, place: str = "$") -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class InvalidNameError(UsageError):
+    """A name that a store cannot hold."""
+
+
+class ReadOnlyError(UsageError):
+    """This store was opened for reading only."""
+
+
+class ClosedError(UsageError):
+    """The store is closed, or belongs to the parent of this process."""
+
+
+class NotFoundError(OpslogError, KeyError):
+    """No such document, archive or store."""
+
+
+class MissingFileError(NotFoundError):
+    """No such file or object on the backend.
+
+    :ivar path: the path that was asked for, relative to the store's root.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class RetryError(OpslogError):
+    """Nothing was changed; the same call may succeed later."""
+
+
+class AgentBusyError(RetryError):
+    """Another live process writes under this agent name.
+
+    :ivar agent: the name; :ivar holder: what is known of the process that holds it (pid, host).
+    """
+
+    def __init__(self, message: str, agent: str = "", holder: str = "") -> None:
+        super().__init__(message)
+        self.agent = agent
+        self.holder = holder
+
+
+class LockedError(RetryError):
+    """Another process holds this lock.
+
+    :ivar lock: its name; :ivar holder: what is known of its holder (pid, host).
+    """
+
+    def __init__(self, message: str, lock: str = "", holder: str = "") -> None:
+        super().__init__(message)
+        self.lock = lock
+        self.holder = holder
+
+
+class AlreadyExistsError(RetryError):
+    """Somebody else created that path first.
+
+    :ivar path: the path, relative to the store's root.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class WriteFailedError(RetryError):
+    """The write did not happen, or only a leading part of it did.
+
+    Backends raise it from ``Appender.append`` with `durable` set to the number of leading bytes that are in the log
+    and safe. Callers of the store get it only for commits that are definitely not in the log.
+
+    :ivar durable: leading bytes of the data that did reach the log, 0 for none.
+    """
+
+    def __init__(self, message: str, durable: int = 0) -> None:
+        super().__init__(message)
+        self.durable = durable
+
+
+class ReopenError(OpslogError):
+    """This store object cannot go on; open the store again and look what is there."""
+
+
+class CommitUnknownError(ReopenError):
+    """The outcome of a commit is unknown: it may or may not be in the log. Reopen the store and look."""
+
+
+class AgentFencedError(ReopenError):
+    """Another process took over this agent name; the commit is definitely not in the log."""
+
+
+class DataError(OpslogError):
+    """The stored data is not what this program can read."""
+
+
+class CorruptError(DataError):
+    """Something stored cannot be read.
+
+    :ivar path: the file, relative to the store's root; :ivar offset: the byte offset in it, or None.
+    """
+
+    def __init__(self, message: str, path: str = "", offset: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+
+
+class FormatVersionError(DataError):
+    """The store was written by a newer opslog.
+
+    :ivar needed: the format version that can read it.
+    """
+
+    def __init__(self, message: str, needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+class SchemaVersionError(DataError):
+    """A document was written under a newer schema version than this program knows.
+
+    :ivar id: the document; :ivar version: the version it was written under.
+    """
+
+    def __init__(self, message: str, id: str = "", version: int = 0) -> None:
+        super().__init__(message)
+        self.id = id
+        self.version = version
+
+
+class HistoryGoneError(DataError):
+    """That point of the past was compacted away.
+
+    :ivar oldest: the smallest clock value that can still be asked for.
+    """
+
+    def __init__(self, message: str, oldest: int = 0) -> None:
+        super().__init__(message)
+        self.oldest = oldest

@@ -1,0 +1,93 @@
+"""Names of files in a store, and which names may be given to things. Pure: strings in, strings out.
+
+    manifests/00000000000000000007.json
+    snapshots/00000000000000000007-<nonce>/part-00000.jsonl   and   part-00000.index
+    ops/<agent>/00000000000000000001.jsonl
+    archive/<period>/<nonce>.jsonl                             and   <nonce>.index
+    removed/<nonce>/<former path>                              what `opslog verify --repair` moved aside
+
+Numbers have 20 digits, so that the order of names is the order of numbers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from opslog.errors import InvalidNameError
+
+MANIFESTS = "manifests/"
+SNAPSHOTS = "snapshots/"
+OPS = "ops/"
+ARCHIVE = "archive/"
+LOCKS = "locks/"
+REMOVED = "removed/"
+TEMPORARY = ".tmp-"
+"""In the name of a file that a backend is still creating, or gave up creating."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_MANIFEST = re.compile(r"manifests/([0-9]{20})\.json", re.ASCII)
+_RUN = re.compile(r"snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)", re.ASCII)
+_SEGMENT = re.compile(r"ops/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([0-9]{20})\.jsonl", re.ASCII)
+_ARCHIVE = re.compile(r"archive/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([A-Za-z0-9]+)\.(jsonl|index)", re.ASCII)
+
+
+def check_name(name: str, what: str) -> str:
+    """The name itself, if it can name an agent or a period (`what` says which, for the message).
+
+    :raises InvalidNameError: otherwise. The rule keeps names inside their folder on every storage.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"{what} {name!r} is not a valid name: use 1 to 128 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
+        )
+    return name
+
+
+def manifest_path(number: int) -> str:
+    return f"{MANIFESTS}{number:020d}.json"
+
+
+def manifest_number(path: str) -> int | None:
+    """The number in a manifest's path, None for any other path."""
+    match = _MANIFEST.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def run_name(number: int, nonce: str) -> str:
+    """The name of a run written for manifest `number`."""
+    return f"{number:020d}-{nonce}"
+
+
+def part_path(run: str, part: int) -> str:
+    return f"{SNAPSHOTS}{run}/part-{part:05d}.jsonl"
+
+
+def index_path(data_path: str) -> str:
+    """The block index that lies beside a part or an archive."""
+    return data_path.removesuffix(".jsonl") + ".index"
+
+
+def run_of(path: str) -> tuple[str, int] | None:
+    """(run name, number of the manifest it was written for) of a part's or index's path, None for any other path."""
+    match = _RUN.fullmatch(path)
+    return (match[1], int(match[2])) if match else None
+
+
+def segment_path(agent: str, number: int) -> str:
+    return f"{OPS}{agent}/{number:020d}.jsonl"
+
+
+def segment_of(path: str) -> tuple[str, int] | None:
+    """(agent, segment number) of a segment's path, None for any other path."""
+    match = _SEGMENT.fullmatch(path)
+    return (match[1], int(match[2])) if match else None
+
+
+def archive_path(period: str, nonce: str) -> str:
+    return f"{ARCHIVE}{period}/{nonce}.jsonl"
+
+
+def archive_of(path: str) -> tuple[str, str, str] | None:
+    """(period, nonce, "jsonl" or "index") of an archive file's path, None for any other path."""
+    match = _ARCHIVE.fullmatch(path)
+    return (match[1], match[2], match[3]) if match else None

@@ -1,0 +1,132 @@
+"""The merge: what a set of commits means, whatever the order in which they are read. Pure.
+
+The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
+
+An undo at place p of its log cancels a commit at place p - window or later. So a commit with `window` commits of its agent
+after it can never be cancelled any more: it is *settled*. Everything else follows from that one fact:
+
+- Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are kept
+  as *recent*, with what they competed against, so an undo costs the window and not the tail.
+- What compaction may fold is exactly what is settled, and the new cut is exactly where each log's recent commits begin.
+- An undo whose target is not recent was already applied, by the compaction that moved the cut past its target: a no-op.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from opslog.commits import Commit, Record, Seal, Undo
+
+Place = tuple[int, int]
+"""(segment, offset) where a commit begins; `opslog.backends.Position` without the name."""
+
+
+class Recent:
+    """A commit that an undo may still cancel, and where it begins."""
+
+    __slots__ = ("cancelled", "commit", "records", "start")
+
+    def __init__(self, commit: Commit, start: Place) -> None:
+        self.commit = commit
+        self.records = commit.records
+        self.start = start
+        self.cancelled = False
+
+
+@dataclass(slots=True)
+class Merge:
+    """The merge of the commits applied so far. Logs may be mixed in any way; each log's commits come in their order.
+
+    :ivar window: the store's undo window, in commits of one log.
+    :ivar settled: the winners among settled commits, tombstones included.
+    :ivar recent: per agent its recent commits, oldest first.
+    :ivar contested: per document the uncancelled records of recent commits, in no particular order.
+    """
+
+    window: int
+    settled: dict[str, Record] = field(default_factory=dict)
+    recent: dict[str, deque[Recent]] = field(default_factory=dict)
+    contested: dict[str, list[Record]] = field(default_factory=dict)
+
+    def apply(self, commit: Commit, start: Place) -> Iterable[Record]:
+        """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
+        log = self.recent.get(commit.agent)
+        if log is None:
+            log = self.recent[commit.agent] = deque()
+        entry = Recent(commit, start)
+        touched: Iterable[Record] = entry.records
+        if isinstance(commit, Undo):
+            touched = self._cancel(log, commit.target)
+        else:
+            for record in entry.records:
+                self.contested.setdefault(record.id, []).append(record)
+        log.append(entry)
+        settling = len(log) if isinstance(commit, Seal) else len(log) - self.window
+        for _ in range(settling):
+            self._settle(log.popleft())
+        return touched
+
+    def winner(self, id: str) -> Record | None:
+        """The record that wins among everything applied, None where no record is left."""
+        best = self.settled.get(id)
+        for record in self.contested.get(id, ()):
+            if best is None or record.stamp > best.stamp:
+                best = record
+        return best
+
+    def undoable(self, agent: str) -> Commit | None:
+        """The newest commit of this agent that an undo would cancel now."""
+        for entry in reversed(self.recent.get(agent, ())):
+            if entry.records and not entry.cancelled:
+                return entry.commit
+        return None
+
+    def ids(self) -> Iterator[str]:
+        """The documents that `winner` knows of, each once."""
+        yield from self.settled
+        yield from (id for id in self.contested if id not in self.settled)
+
+    def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
+        for entry in log:
+            if entry.commit.clock == target and not entry.cancelled:
+                entry.cancelled = True
+                for record in entry.records:
+                    self._withdraw(record)
+                return entry.records
+        return ()
+
+    def _settle(self, entry: Recent) -> None:
+        if entry.cancelled:
+            return
+        for record in entry.records:
+            self._withdraw(record)
+            best = self.settled.get(record.id)
+            if best is None or record.stamp > best.stamp:
+                self.settled[record.id] = record
+
+    def _withdraw(self, record: Record) -> None:
+        records = self.contested[record.id]
+        if len(records) == 1:
+            del self.contested[record.id]
+        else:
+            # Not list.remove: it would compare field by field, and the same object is what is meant.
+            del records[next(place for place, other in enumerate(records) if other is record)]
+
+
+def reference(commits: Iterable[Commit]) -> dict[str, Record]:
+    """The same answer the plain way, from all commits at once and without any window: what `Merge` must equal.
+
+    Tests, the demo and Spark hold the store against this. Winning tombstones are included.
+    """
+    commits = list(commits)
+    cancelled = {(commit.target, commit.agent) for commit in commits if isinstance(commit, Undo)}
+    winners: dict[str, Record] = {}
+    for commit in commits:
+        if commit.stamp not in cancelled:
+            for record in commit.records:
+                best = winners.get(record.id)
+                if best is None or record.stamp > best.stamp:
+                    winners[record.id] = record
+    return winners

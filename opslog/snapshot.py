@@ -1,0 +1,186 @@
+"""The snapshot format: runs in parts, parts in blocks, and the index of blocks that lies beside each. Pure.
+
+A part is lines of records sorted by id. It is cut into blocks of whole lines, of about 64 KiB, and its index says of each
+block where it is, which id is the first in it, and its CRC-32: enough to find, read and verify one document with one read.
+Archives have the same two files.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from opslog.checksum import crc32, decode_checked, encode_checked
+from opslog.commits import Delete, Record, Set, decode_records
+from opslog.errors import CorruptError
+from opslog.layout import index_path, part_path
+from opslog.manifest import Part
+
+BLOCK_BYTES = 64 * 1024
+"""A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
+
+PART_BYTES = 16 * 1024 * 1024
+"""A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries."""
+
+
+class Row(NamedTuple):
+    """A record together with its line, so that copying a record never encodes it again."""
+
+    record: Record
+    line: bytes
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One block: ``[first id, offset, length, crc32]``, offset and length in bytes."""
+
+    first: str
+    offset: int
+    length: int
+    crc32: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The index of one part or archive."""
+
+    bytes: int
+    records: int
+    sha256: str
+    blocks: list[Block]
+
+    def find(self, id: str) -> Block | None:
+        """The one block that may hold this id."""
+        place = bisect.bisect_right(self.blocks, id, key=lambda block: block.first)
+        return self.blocks[place - 1] if place else None
+
+
+class File(NamedTuple):
+    """A part or an archive ready to be written: the data first, then the index, whose presence means that both are whole."""
+
+    part: Part
+    data: bytes
+    index: bytes
+
+
+class _Builder:
+    """Collects the rows of one file."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.blocks: list[Block] = []
+        self.pending: list[bytes] = []
+        self.pending_bytes = 0
+        self.pending_first = ""
+        self.bytes = self.live = self.records = 0
+        self.first = self.last = ""
+        self.digest = hashlib.sha256()
+
+    def add(self, row: Row) -> None:
+        id = row.record.id
+        if not self.records:
+            self.first = id
+        if not self.pending:
+            self.pending_first = id
+        self.pending.append(row.line)
+        self.pending_bytes += len(row.line)
+        self.records += 1
+        self.live += isinstance(row.record, Set)
+        self.last = id
+        if self.pending_bytes >= BLOCK_BYTES:
+            self.end_block()
+
+    def end_block(self) -> None:
+        if self.pending:
+            block = b"".join(self.pending)
+            self.blocks.append(Block(self.pending_first, self.bytes, len(block), crc32(block)))
+            self.lines.append(block)
+            self.bytes += len(block)
+            self.digest.update(block)
+            self.pending, self.pending_bytes = [], 0
+
+    def finish(self, path: str) -> File:
+        self.end_block()
+        digest = self.digest.hexdigest()
+        part = Part(path, self.records, self.live, self.bytes, self.first, self.last, digest)
+        index = Index(self.bytes, self.records, digest, self.blocks)
+        return File(part, b"".join(self.lines), encode_checked(index))
+
+
+def build_parts(run: str, rows: Iterable[Row]) -> Iterator[File]:
+    """The parts of a run from its rows in order of id. Holds one part in memory."""
+    builder, number = _Builder(), 0
+    for row in rows:
+        builder.add(row)
+        if builder.bytes >= PART_BYTES:
+            yield builder.finish(part_path(run, number))
+            builder, number = _Builder(), number + 1
+    if builder.records:
+        yield builder.finish(part_path(run, number))
+
+
+def build_archive(path: str, rows: Iterable[Row]) -> File:
+    """One archive file from rows in order of id."""
+    builder = _Builder()
+    for row in rows:
+        builder.add(row)
+    return builder.finish(path)
+
+
+def decode_index(data: bytes, data_path: str) -> Index:
+    """The index beside the part or archive `data_path`. :raises CorruptError: damaged."""
+    return decode_checked(data, Index, index_path(data_path))
+
+
+def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
+    """The rows of one block of the file `path`. :raises CorruptError: its bytes are not those that were written."""
+    if len(data) != block.length or crc32(data) != block.crc32:
+        raise CorruptError(
+            f"{path}: the {block.length} bytes from {block.offset} on do not fit their checksum: the file was damaged. "
+            "Restore it from a copy; `opslog verify` lists all damage",
+            path,
+            block.offset,
+        )
+    lines = data.split(b"\n")
+    return [Row(record, line + b"\n") for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)]
+
+
+def tier(size: int) -> int:
+    """The size tier of a run: 0 up to one block, and one more for each factor of 4."""
+    return max(0, (max(size, 1) - 1).bit_length() - BLOCK_BYTES.bit_length() + 2) // 2
+
+
+def runs_to_merge(sizes: list[int]) -> int:
+    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 0 or at least 2.
+
+    Four neighbours of one tier (or below) become one of the next, so a record is rewritten once per tier, which is the
+    logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they are
+    of like size would keep fewer runs and rewrite each record about four times per tier.
+    """
+    merging, merged_bytes = 0, 0
+    while merging < len(sizes):
+        level = tier(merged_bytes + sizes[merging]) if merging == 0 else tier(merged_bytes)
+        end = merging
+        while end < len(sizes) and tier(sizes[end]) <= level:
+            end += 1
+        if end - merging + (1 if merging else 0) < 4:
+            break
+        merged_bytes += sum(sizes[merging:end])
+        merging = end
+    return merging
+
+
+def newest_wins(rows: Iterable[tuple[str, int, Row]]) -> Iterator[Row]:
+    """Of rows sorted by (id, age of the run), the first of each id."""
+    previous: str | None = None
+    for id, _, row in rows:
+        if id != previous:
+            yield row
+        previous = id
+
+
+def expired(record: Record, oldest_ts: str) -> bool:
+    """Whether a record is a tombstone written before `oldest_ts`, which no late set can need any more."""
+    return isinstance(record, Delete) and record.ts < oldest_ts
