@@ -1,0 +1,61 @@
+# Every target makes its own environment in .venv, from pyproject.toml and whatever package index pip is configured for.
+# Another Python: make clean, then make test PYTHON=python3.13. Some tests only: make test ARGS="-k undo".
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/stamp
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+# The stamp is written last: an environment that was interrupted half-way is made again from nothing.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "opslog needs Python 3.11 or newer; '$(PYTHON)' is not: name one that is, as in: make test PYTHON=python3.12" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.PHONY: demo
+demo: $(STAMP)  ## several processes write to one store at once, one is killed; nothing is lost
+	$(BIN)/opslog demo $(ARGS)
+
+.PHONY: test
+test: $(STAMP)  ## all tests but the slow ones
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMP)  ## the slow tests: many repeats, large sizes; takes long
+	$(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
+
+# Type checkers of users read an installed wheel, so ours does too: it runs where the tree's own opslog/ cannot be imported,
+# with the tests and benchmarks linked beside the wheel's content.
+.PHONY: check
+check: $(STAMP)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target build/types build/wheel/*.whl
+	ln -s ../../tests ../../benchmarks build/types
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache opslog tests benchmarks
+
+.PHONY: format
+format: $(STAMP)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(STAMP)  ## measure, and print the figures
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: clean
+clean:  ## remove everything that make and the tools wrote
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,11 @@
+"""Storages for opslog: the contract, and how a URL finds the storage that it names.
+
+`open_backend` imports a concrete storage only when a URL asks for it, so importing this package costs next to nothing.
+To write a backend: implement `Backend` and `Appender`, run `opslog.backends.testing` on it, and announce it in the
+entry-point group ``opslog.backends`` (see `opslog.backends.registry`).
+"""
+
+from opslog.backends.contract import Appender, Backend, Entry, Position, Range
+from opslog.backends.registry import open_backend, register
+
+__all__ = ["Appender", "Backend", "Entry", "Position", "Range", "open_backend", "register"]

@@ -1,0 +1,44 @@
+"""Importers: pure readers that turn a foreign source into a stream of commits.
+
+    opslog.importers.jsonl      read_json_lines      JSON lines: plain documents, or lines of opslog itself
+    opslog.importers.backlog    read_backlog         a directory written by npm @backloghq/opslog 0.2 to 0.8
+    opslog.importers.git        read_git             the first-parent history of a git repository
+
+A reader yields :class:`ImportedCommit` in the order in which the commits must be applied, and knows nothing of stores.
+What it cannot read exactly is an error that names the file and the byte offset (:class:`opslog.errors.CorruptError`) or
+says what to do (:class:`opslog.errors.UsageError`); nothing is silently skipped. Errors come while iterating, so
+commits before the bad place may already have been applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["ImportedCommit", "ImportedOp"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedOp:
+    """One change to one document."""
+
+    op: Literal["set", "delete"]
+    id: str
+    document: dict[str, Any] | None
+    """The whole new document of a set; None for a delete."""
+    version: int = 1
+    """Schema version of `document`, 1 where the source knows none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCommit:
+    """Ops that belong together, as one agent wrote them."""
+
+    agent: str | None
+    """A valid agent name; None: the importing agent."""
+    ts: str | None
+    """``2026-11-20T12:00:00.123456Z``: UTC, microseconds; None: now."""
+    ops: tuple[ImportedOp, ...]
+    """At least one."""
+    source: str
+    """Where it was read, ``file:line``; for messages only."""
