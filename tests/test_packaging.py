@@ -1,0 +1,125 @@
+"""What is installed is the whole library: four top-level folders become one package, as a wheel and as an editable
+install. Both go into environments of their own that borrow this one's dependencies, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = {"opslog": "opslog", "backends": "opslog/backends", "server": "opslog/server", "spark": "opslog/spark"}
+"""Each top-level folder of source code, and where it is found once installed."""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The standard output of `command`; if it fails, the test does, showing all that it wrote."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def expected_files() -> set[str]:
+    """The path in a wheel of every module in the source folders, and of the marker for type checkers."""
+    modules = {
+        f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, installed in SOURCES.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    return modules | {"opslog/py.typed"}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout's sources, because builds leave files in the tree they build."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for folder in SOURCES:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as `pip install` would build it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, tree)
+    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def install(where: Path, *what: str | Path) -> Path:
+    """Install `what` into a new environment at `where`, and return its Python.
+
+    The environment sees the dependencies of this one through a path file. Path files of this one are not followed from
+    there, so an editable opslog of ours is out of sight.
+    """
+    venv.create(where, symlinks=True)
+    python = where / "bin" / "python"
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=where).strip()
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (Path(site) / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
+    flags = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed")
+    run(python, "-m", "pip", "install", *flags, *what, cwd=where)
+    return python
+
+
+LOCATE_PACKAGES = """
+import importlib, json
+names = ["opslog", *(f"opslog.{name}" for name in ("backends", "cli", "importers", "server", "spark"))]
+print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
+"""
+
+
+def imported_from(python: Path) -> dict[str, Path]:
+    """The folder that `python` finds each package of opslog in."""
+    # Run from the environment's own folder: a tree in the working directory would be imported instead.
+    found = json.loads(run(python, "-W", "error", "-c", LOCATE_PACKAGES, cwd=python.parents[1]))
+    return {name: Path(file).parent for name, file in found.items()}
+
+
+def test_wheel_holds_every_module(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == expected_files(), "add a missing folder to `packages` in pyproject.toml"
+
+
+def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
+    python = install(tmp_path / "env", wheel)
+    found = imported_from(python)
+    site = found["opslog"]
+    assert site.is_relative_to(tmp_path)
+    assert found == {
+        "opslog": site,
+        "opslog.backends": site / "backends",
+        "opslog.cli": site / "cli",
+        "opslog.importers": site / "importers",
+        "opslog.server": site / "server",
+        "opslog.spark": site / "spark",
+    }
+
+
+def test_wheel_runs_the_command(wheel: Path, tmp_path: Path) -> None:
+    python = install(tmp_path / "env", wheel)
+    assert "Usage:" in run(python.parent / "opslog", "--help", cwd=tmp_path)
+
+
+def test_editable_install_is_the_tree(tree: Path, tmp_path: Path) -> None:
+    python = install(tmp_path / "env", "--editable", tree)
+    assert imported_from(python) == {
+        "opslog": tree / "opslog",
+        "opslog.backends": tree / "backends",
+        "opslog.cli": tree / "opslog" / "cli",
+        "opslog.importers": tree / "opslog" / "importers",
+        "opslog.server": tree / "server",
+        "opslog.spark": tree / "spark",
+    }

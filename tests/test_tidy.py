@@ -1,0 +1,129 @@
+"""Rules of the house that no linter knows. Each failure says what to do instead."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opslog
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("backends", "opslog", "server", "spark")
+LINES_MAX = 600
+"""What a reader still takes in as one subject; most modules should be a quarter of it."""
+
+
+def texts(*suffixes: str) -> Iterator[tuple[str, str]]:
+    """The path, relative to the checkout, and the content of each text file that people write."""
+    folders = (ROOT / name for name in (*SOURCES, "benchmarks", "docs", "tests", ".ci"))
+    files = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.iterdir())
+    for path in sorted(files):
+        written = path.suffix in suffixes or (not suffixes and path.name in {"Makefile", "run"})
+        if written and path.is_file():
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def all_texts() -> Iterator[tuple[str, str]]:
+    yield from texts()
+    yield from texts(".md", ".py", ".toml", ".yaml", ".yml")
+
+
+def places(pattern: str) -> list[str]:
+    """Where `pattern` occurs in any text, as file:line: text."""
+    return [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in all_texts()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if re.search(pattern, line)
+    ]
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that the file at `path` imports, wherever in the file."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def test_no_paths_of_one_machine() -> None:
+    found = places(r"(?<![\w.$}~*-])/(?:home|root|Users|work)/\w")
+    assert not found, "paths of somebody's machine: compute them, or use a placeholder\n" + "\n".join(found)
+
+
+def test_no_notes_to_self() -> None:
+    found = places(r"\b(?:TO|FIX)(?:DO|ME)\b")
+    assert not found, "do it now, or open an issue: notes in the code are not read again\n" + "\n".join(found)
+
+
+def test_modules_are_short() -> None:
+    long = [f"{path}: {lines} lines" for path, text in texts(".py") if (lines := text.count("\n")) > LINES_MAX]
+    assert not long, f"split these by subject, they are over {LINES_MAX} lines\n" + "\n".join(long)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{path}: {target}"
+        for path, text in texts(".md")
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+        if not (ROOT / path).parent.joinpath(target).exists()
+    ]
+    assert not broken, "links to files that do not exist\n" + "\n".join(broken)
+
+
+def test_changelog_knows_this_version() -> None:
+    assert f"## [{opslog.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_exception_to_a_rule_has_a_reason() -> None:
+    """Every rule that pyproject.toml switches off has a comment on its line."""
+    config = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lint = tomllib.loads(config)["tool"]["ruff"]["lint"]
+    rules = {*lint["ignore"], *(rule for rules in lint["per-file-ignores"].values() for rule in rules)}
+    silent = [line for line in config.splitlines() if any(f'"{rule}"' in line for rule in rules) and "#" not in line]
+    assert not silent, "say why, on the same line\n" + "\n".join(silent)
+
+
+def test_core_knows_no_concrete_backend() -> None:
+    concrete = {f"opslog.backends.{path.stem}" for path in (ROOT / "backends").glob("[a-z]*.py")} - {
+        "opslog.backends.contract",
+        "opslog.backends.registry",
+    }
+    known = {
+        path.relative_to(ROOT).as_posix(): found
+        for path in (ROOT / "opslog").rglob("*.py")
+        if (found := imports(path) & concrete)
+    }
+    assert not known, f"go through the contract and the registry of URL schemes: {known}"
+
+
+PURE = ("checksum", "commits", "documents", "layout", "manifest", "merge", "snapshot")
+"""Modules that decide and encode, and know nothing of files, threads and processes."""
+
+IMPURE = {"asyncio", "mmap", "multiprocessing", "os", "pathlib", "portalocker", "socket", "subprocess", "threading"}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_core_is_pure(name: str) -> None:
+    found = {module for module in imports(ROOT / "opslog" / f"{name}.py") if module.partition(".")[0] in IMPURE}
+    assert not found, f"opslog/{name}.py decides and encodes only; move what touches the machine to its caller: {found}"
+
+
+def test_import_is_light() -> None:
+    """`import opslog` loads these packages of others and no more: the rest is for those who use it."""
+    code = "import json, sys; old = set(sys.modules); import opslog; print(json.dumps(sorted(set(sys.modules) - old)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    third_party = {name for name in loaded if name not in sys.stdlib_module_names} - {"opslog"}
+    assert third_party == {"msgspec", "orjson"}, "import what only some users need inside the function that needs it"
