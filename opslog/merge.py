@@ -19,19 +19,14 @@ from dataclasses import dataclass, field
 
 from opslog.commits import Commit, Record, Seal, Undo
 
-Place = tuple[int, int]
-"""(segment, offset) where a commit begins; `opslog.backends.Position` without the name."""
-
-
 class Recent:
-    """A commit that an undo may still cancel, and where it begins."""
+    """A commit that an undo may still cancel."""
 
-    __slots__ = ("cancelled", "commit", "records", "start")
+    __slots__ = ("cancelled", "commit", "records")
 
-    def __init__(self, commit: Commit, start: Place) -> None:
+    def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.records = commit.records
-        self.start = start
         self.cancelled = False
 
 
@@ -50,12 +45,12 @@ class Merge:
     recent: dict[str, deque[Recent]] = field(default_factory=dict)
     contested: dict[str, list[Record]] = field(default_factory=dict)
 
-    def apply(self, commit: Commit, start: Place) -> Iterable[Record]:
+    def apply(self, commit: Commit) -> Iterable[Record]:
         """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
         log = self.recent.get(commit.agent)
         if log is None:
             log = self.recent[commit.agent] = deque()
-        entry = Recent(commit, start)
+        entry = Recent(commit)
         touched: Iterable[Record] = entry.records
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)

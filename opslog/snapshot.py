@@ -153,23 +153,21 @@ def tier(size: int) -> int:
 
 
 def runs_to_merge(sizes: list[int]) -> int:
-    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 0 or at least 2.
+    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for none but the newest.
 
     Four neighbours of one tier (or below) become one of the next, so a record is rewritten once per tier, which is the
     logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they are
     of like size would keep fewer runs and rewrite each record about four times per tier.
     """
-    merging, merged_bytes = 0, 0
-    while merging < len(sizes):
-        level = tier(merged_bytes + sizes[merging]) if merging == 0 else tier(merged_bytes)
-        end = merging
+    merging, merged_bytes = 1, sizes[0]
+    while True:
+        level, end = tier(merged_bytes), merging
         while end < len(sizes) and tier(sizes[end]) <= level:
             end += 1
-        if end - merging + (1 if merging else 0) < 4:
-            break
+        if end - merging < 3:
+            return merging
         merged_bytes += sum(sizes[merging:end])
         merging = end
-    return merging
 
 
 def newest_wins(rows: Iterable[tuple[str, int, Row]]) -> Iterator[Row]:

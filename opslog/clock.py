@@ -1,0 +1,29 @@
+"""The Lamport clock. Pure.
+
+It orders commits: greater than everything its owner has seen, so whoever answers a commit outranks it. It never goes back,
+not at a restart and not at a compaction, because manifests carry the greatest clock that was folded.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class LamportClock:
+    """A clock that several threads may use; `value` is the greatest clock seen or given out."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        self._lock = threading.Lock()
+
+    def tick(self) -> int:
+        """The clock for a new commit: one more than everything seen."""
+        with self._lock:
+            self.value += 1
+            return self.value
+
+    def observe(self, clock: int) -> None:
+        """Take note of a commit that somebody else made."""
+        if clock > self.value:
+            with self._lock:
+                self.value = max(self.value, clock)

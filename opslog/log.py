@@ -1,0 +1,225 @@
+"""Logs: reading what is new in them, and writing to one's own.
+
+Reading. A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
+either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes before
+reading, so a segment that is not the last of the listing is finished.
+
+Writing. Callers queue their commits in the order of the clock; the first of them to reach the log writes everything queued
+with one append (so one fdatasync, or one PUT) while the others wait: group commit without a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from opslog.backends import Appender, Backend
+from opslog.commits import Batch, Commit, Set, SetOp, decode_commits, encode_commit
+from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenError, WriteFailedError
+from opslog.layout import OPS, segment_of, segment_path
+from opslog.manifest import START, Cut
+
+_READ_BYTES = 1024 * 1024
+"""How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
+
+
+class LogVanishedError(Exception):
+    """Segments that were to be read next are gone: a compaction folded and collected them. Load again. Internal."""
+
+
+Segments = dict[str, list[tuple[int, int]]]
+"""Per agent the (number, bytes) of its segments, in order of number."""
+
+
+def list_segments(backend: Backend) -> Segments:
+    """All segments of all logs. One listing."""
+    segments: Segments = {}
+    for path, size, _ in backend.list(OPS):
+        named = segment_of(path)
+        if named is not None:
+            segments.setdefault(named[0], []).append((named[1], size))
+    return segments
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`."""
+
+    agent: str
+    segment: int = START.segment
+    offset: int = START.offset
+    commits: int = START.commits
+    clock: int = 0
+
+    @classmethod
+    def at(cls, agent: str, cut: Cut) -> Cursor:
+        return cls(agent, cut.segment, cut.offset, cut.commits)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    @property
+    def cut(self) -> Cut:
+        """Here, as a manifest says it."""
+        return Cut(self.segment, self.offset, self.commits)
+
+    def read(self, backend: Backend, segments: list[tuple[int, int]]) -> Iterator[tuple[Cut, Commit]]:
+        """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
+
+        :param segments: this log's part of a listing made just before.
+        :raises LogVanishedError: the log does not go on where the cursor is.
+        :raises CorruptError: a line is no commit, or not this log's next one.
+        """
+        ahead = [(number, size) for number, size in segments if number >= self.segment]
+        if ahead and ahead[0][0] != self.segment:
+            raise LogVanishedError(segment_path(self.agent, self.segment))
+        for number, size in ahead:
+            if number > self.segment:
+                if number != self.segment + 1:
+                    raise LogVanishedError(segment_path(self.agent, self.segment + 1))
+                self.segment, self.offset = number, 0
+            if size > self.offset:
+                yield from self._read_segment(backend)
+
+    def _read_segment(self, backend: Backend) -> Iterator[tuple[Cut, Commit]]:
+        path, want = segment_path(self.agent, self.segment), _READ_BYTES
+        while True:
+            data = backend.read(path, self.offset, self.offset + want)
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield from self._decode(data[:end], path)
+            if len(data) < want:
+                return
+            # A full read without a newline is a part of a long line: ask for more of it.
+            want = _READ_BYTES if end else want * 2
+
+    def _decode(self, lines: bytes, path: str) -> Iterator[tuple[Cut, Commit]]:
+        commits = decode_commits(lines, path, self.offset)
+        for commit, line in zip(commits, lines.split(b"\n"), strict=False):
+            if commit.agent != self.agent or commit.clock <= self.clock:
+                raise self._misplaced(commit, path)
+            start = self.cut
+            self.offset += len(line) + 1
+            self.commits += 1
+            self.clock = commit.clock
+            commit.agent = self.agent  # one string for all commits of a log
+            _own(commit)
+            yield start, commit
+
+    def _misplaced(self, commit: Commit, path: str) -> CorruptError:
+        return CorruptError(
+            f"{path}: byte {self.offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one of "
+            f"{self.agent!r} above {self.clock} can be: the file was edited or copied, or two programs wrote it at once",
+            path,
+            self.offset,
+        )
+
+
+def _own(commit: Commit) -> None:
+    """Copy the documents of a commit out of the bytes they were read with, so that those can be forgotten."""
+    if isinstance(commit, Set):
+        commit.data = commit.data.copy()
+    elif isinstance(commit, Batch):
+        for op in commit.ops:
+            if isinstance(op, SetOp):
+                op.data = op.data.copy()
+
+
+class _Pending:
+    """A commit on its way into the log."""
+
+    __slots__ = ("commit", "done", "error", "line")
+
+    def __init__(self, commit: Commit) -> None:
+        self.commit = commit
+        self.line = encode_commit(commit)
+        self.done = False
+        self.error: OpslogError | None = None
+
+
+class LogWriter:
+    """Puts commits into one's own log, many threads at once.
+
+    :param written: called for each commit that is in the log, in log order, with the commit and the bytes of its line.
+    :ivar lock: held while commits get into the log; whoever holds it sees the log and the memory agree.
+    """
+
+    def __init__(self, appender: Appender, written: Callable[[Commit, int], None]) -> None:
+        self._appender = appender
+        self._written = written
+        self._order = threading.Lock()
+        self._queue: list[_Pending] = []
+        self._broken: OpslogError | None = None
+        self.queued_bytes = 0
+        self.lock = threading.RLock()
+
+    def queue(self, build: Callable[[], Commit]) -> _Pending:
+        """Put a commit at the end of the queue. `build` makes it, and takes its clock in the order of the queue.
+
+        :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
+        """
+        with self._order:
+            if self._broken is not None:
+                raise ReopenError(f"nothing more can be written: close this store and open it again, because {self._broken}")
+            pending = _Pending(build())
+            self._queue.append(pending)
+            self.queued_bytes += len(pending.line)
+        return pending
+
+    def wait(self, pending: _Pending) -> None:
+        """Return when the commit is durable.
+
+        :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
+        """
+        with self.lock:
+            if not pending.done:
+                self.flush()
+        if pending.error is not None:
+            raise pending.error
+
+    def flush(self) -> OpslogError | None:
+        """Write everything queued. Returns the first error, which each commit concerned carries as well."""
+        with self.lock:
+            with self._order:
+                group, self._queue, self.queued_bytes = self._queue, [], 0
+            return self._write(group) if group else None
+
+    def _write(self, group: list[_Pending]) -> OpslogError | None:
+        data = group[0].line if len(group) == 1 else b"".join([pending.line for pending in group])
+        # Until it is known better: whatever ends this call early (an interrupt, too) leaves the outcome unknown.
+        error: OpslogError | None = CommitUnknownError("the write was interrupted")
+        durable = 0
+        try:
+            self._appender.append(data)
+            error, durable = None, len(data)
+        except WriteFailedError as failed:
+            error, durable = failed, failed.durable
+        except ReopenError as broken:
+            error = broken
+        finally:
+            if isinstance(error, ReopenError):
+                self._broken = error
+            self._settle(group, durable, error)
+        return next((pending.error for pending in group if pending.error), None)
+
+    def _settle(self, group: list[_Pending], durable: int, error: OpslogError | None) -> None:
+        for pending in group:
+            durable -= len(pending.line)
+            if durable >= 0:
+                self._written(pending.commit, len(pending.line))
+            else:
+                assert error is not None
+                pending.error = _error_of(error, pending.commit)
+            pending.done = True
+
+    def close(self) -> None:
+        """Give the agent's name back. What is still queued is not written."""
+        self._appender.close()
+
+
+def _error_of(error: OpslogError, commit: Commit) -> OpslogError:
+    """The error of one commit of a group: each caller raises an exception of its own."""
+    outcome = "may or may not be" if isinstance(error, CommitUnknownError) else "is not"
+    return type(error)(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")

@@ -1,0 +1,175 @@
+"""The state of a store in memory: the snapshot, with the winners of the tail over it.
+
+A state starts from a manifest and takes in commits; it answers for every document as the merge of both says. It does no
+locking of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from opslog.backends import Backend
+from opslog.commits import Commit, Delete, Record, Set, decode_record
+from opslog.errors import CorruptError, MissingFileError
+from opslog.log import Cursor, LogVanishedError, Segments, list_segments
+from opslog.manifest import Manifest, Run
+from opslog.manifest_store import ManifestStore
+from opslog.merge import Merge
+from opslog.runs import BlockRun, LoadedRun
+
+_ATTEMPTS_MAX = 100
+"""How often a load starts again because a compaction moved the cut meanwhile. Each time less is left to read."""
+
+
+class State:
+    """What one reader knows.
+
+    :ivar manifest: what it started from; `runs`: the snapshot, newest first.
+    :ivar visible: the winners of the tail that also win against the snapshot, tombstones included.
+    :ivar documents: how many documents there are.
+    :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
+        folded ones included; `tail_bytes`: length of the lines read since the manifest's cut.
+    """
+
+    def __init__(self, manifest: Manifest, runs: list[LoadedRun]) -> None:
+        self.manifest = manifest
+        self.runs = runs
+        self.merge = Merge(manifest.settings.undo_window)
+        self.visible: dict[str, Record] = {}
+        self.documents = manifest.documents
+        self.clock = manifest.clock
+        self.commits = manifest.commits
+        self.tail_bytes = 0
+        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+
+    def apply(self, commit: Commit) -> None:
+        """Take in the next commit of its log."""
+        self.clock = max(self.clock, commit.clock)
+        self.commits += 1
+        for record in self.merge.apply(commit):
+            self._show(record.id)
+
+    def get(self, id: str) -> Set | None:
+        """The record of a document, None where there is none."""
+        record = self.visible.get(id) or self.stored(id)
+        return record if isinstance(record, Set) else None
+
+    def stored(self, id: str) -> Record | None:
+        """What the snapshot says of a document: its newest run that knows the id."""
+        for run in self.runs:
+            line = run.lines.get(id)
+            if line is not None:
+                return decode_record(line)
+        return None
+
+    def contains(self, id: str) -> bool:
+        record = self.visible.get(id)
+        return self._stored_live(id) if record is None else isinstance(record, Set)
+
+    def records(self, overlay: dict[str, Record] | None = None) -> Iterator[Set]:
+        """All documents' records in order of id, as they are at the call, however long the iteration takes.
+
+        :param overlay: records that outrank everything else (those of an open batch).
+        """
+        top = {**self.visible, **overlay} if overlay else dict(self.visible)
+        return self._records(list(self.runs), top)
+
+    def _records(self, runs: list[LoadedRun], top: dict[str, Record]) -> Iterator[Set]:
+        for id in sorted(set(top).union(*(run.lines for run in runs))):
+            record = top.get(id)
+            if record is None:
+                record = next(found for run in runs if (found := run.get(id)) is not None)
+            if isinstance(record, Set):
+                yield record
+
+    def _stored_live(self, id: str) -> bool:
+        for run in self.runs:
+            if id in run.lines:
+                return id not in run.dead
+        return False
+
+    def _show(self, id: str) -> None:
+        """Decide anew who wins a document, and count."""
+        before = self.contains(id)
+        winner = self.merge.winner(id)
+        if winner is not None and ((stored := self.stored(id)) is None or winner.stamp > stamp_of(stored)):
+            self.visible[id] = winner
+        else:
+            self.visible.pop(id, None)
+        self.documents += self.contains(id) - before
+
+
+def stamp_of(record: Record) -> tuple[int, str]:
+    return record.clock, record.agent
+
+
+class Loader:
+    """Builds states from storage. Keeps loaded runs, which are immutable, so that loading again costs what is new."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.manifests = ManifestStore(backend)
+        self._runs: dict[str, LoadedRun] = {}
+
+    def load(self) -> State:
+        """The newest state.
+
+        Garbage is collected only after a newer manifest exists. So if the manifest it started from is still the newest
+        after everything was read, nothing was missed; otherwise it starts again.
+
+        :raises NotFoundError: there is no store. :raises CorruptError: something cannot be read.
+        """
+        return self._until_stable(self.manifests.newest, lambda commit: True)
+
+    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
+        """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
+        return self._until_stable(choose, included)
+
+    def _until_stable(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
+        trouble: Exception | None = None
+        for _ in range(_ATTEMPTS_MAX):
+            manifest = choose()
+            try:
+                state = State(manifest, self._load_runs(manifest.runs))
+                for commit in read_new(self.backend, state.cursors, list_segments(self.backend)):
+                    if included(commit):
+                        state.apply(commit)
+            except (MissingFileError, LogVanishedError) as error:
+                if choose().number == manifest.number:
+                    trouble = error
+                    break
+                continue
+            if choose().number == manifest.number:
+                return state
+        raise CorruptError(
+            f"{self.backend.url}: {trouble or 'the manifest'} is needed by the newest manifest and "
+            f"{'is not there' if trouble else 'keeps changing'}. `opslog verify` says what is missing",
+            str(trouble or ""),
+        ) from trouble
+
+    def _load_runs(self, runs: Iterable[Run]) -> list[LoadedRun]:
+        loaded = {run.name: self._runs.get(run.name) or LoadedRun(BlockRun(self.backend, run)) for run in runs}
+        self._runs = loaded
+        return list(loaded.values())
+
+
+def read_new(
+    backend: Backend, cursors: dict[str, Cursor], segments: Segments, skip: str | None = None
+) -> Iterator[Commit]:
+    """The commits that the cursors have not seen yet, log by log; moves the cursors, and adds those of new logs.
+
+    :param segments: a listing made just before; `skip`: an agent whose log is left alone.
+    :raises LogVanishedError: a log does not go on where its cursor is.
+    """
+    for agent, listed in segments.items():
+        if agent == skip:
+            continue
+        cursor = cursors.get(agent)
+        if cursor is None:
+            cursor = cursors[agent] = Cursor(agent)
+        for _, commit in cursor.read(backend, listed):
+            yield commit
+
+
+def is_tombstone(record: Record) -> bool:
+    return isinstance(record, Delete)
