@@ -1,0 +1,152 @@
+"""The history of a git repository: one commit per git commit, documents that replay to its tree.
+
+The first-parent history of a revision is read oldest first; a merge is one commit with its changes against the first
+parent. Each changed path is a document under the path as id::
+
+    {"blob": "<object id>", "mode": "100644", "status": "A", "commit": "<object id>"}
+
+`status` is git's letter: A added, M modified, T changed type (file, symbolic link, submodule). The `blob` of a
+submodule (mode 160000) is the commit it points to. A renamed file is a delete and a set. After replaying all, the
+documents are exactly ``git ls-tree -r <rev>``. Commits that change no path are left out.
+
+A path that is not UTF-8 gets an id that begins with ``/``, which no path of git does, followed by the path with its
+non-ASCII bytes and ``%`` percent-encoded; :func:`path_of` is the way back.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from opslog.errors import CorruptError, UsageError
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.importers.agents import AgentNames
+from opslog.importers.times import from_seconds
+
+# Every setting of the user that could change the output is overridden; %an and %ae leave the mailmap alone.
+_LOG = [
+    *("-c", "log.showRoot=true", "log", "--first-parent", "--reverse", "-m", "--raw", "-z", "--no-abbrev"),
+    *("--no-renames", "--no-relative", "-O/dev/null", "--ignore-submodules=none", "--no-color", "--no-show-signature"),
+    *("--encoding=UTF-8", "--format=tformat:%H%n%at%n%ae%n%an"),
+]
+
+# These would make git look at another repository than the one it is pointed at, for example inside a git hook.
+_REDIRECTING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
+
+_UNENCODED = "".join(chr(byte) for byte in range(128) if byte != ord("%"))
+_CHUNK_BYTES = 1 << 16
+
+
+def read_git(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> Iterator[ImportedCommit]:
+    """The first-parent history of `rev`, oldest first, streamed from one git process.
+
+    The agent of a commit is its author: the author's name made a valid agent name, one per e-mail address (the first
+    name seen with an address counts; authors without an address go by their name). `ts` is the author date.
+
+    :param repository: a work tree, a folder in one, or a bare repository.
+    :raises UsageError: git is not installed, this is no repository, there is no such revision, or the clone is shallow.
+    :raises CorruptError: git cannot read all of the history.
+    """
+    path = os.fspath(repository)
+    commit = _resolve(path, rev)
+    agents = AgentNames()
+    header, ops = "", list[ImportedOp]()
+    tokens = _log_tokens(path, commit)
+    for token in tokens:
+        if token.lstrip(b"\n").startswith(b":"):
+            ops.append(_op(token.decode("ascii"), next(tokens), header))
+            continue
+        if ops:
+            yield _commit(path, header, ops, agents)
+        header, ops = token.decode("utf-8", "surrogateescape"), []
+    if ops:
+        yield _commit(path, header, ops, agents)
+
+
+def path_of(id: str) -> bytes:
+    """The path in git of the document `id`."""
+    return unquote_to_bytes(id[1:]) if id.startswith("/") else id.encode("utf-8")
+
+
+def _id_of(path: bytes) -> str:
+    try:
+        return path.decode("utf-8")
+    except UnicodeDecodeError:
+        return "/" + quote_from_bytes(path, safe=_UNENCODED)
+
+
+def _op(raw: str, path: bytes, header: str) -> ImportedOp:
+    """From ``:<old mode> <new mode> <old object> <new object> <status>``."""
+    _, mode, _, blob, status = raw.split(" ")
+    if status == "D":
+        return ImportedOp("delete", _id_of(path), None)
+    document = {"blob": blob, "mode": mode, "status": status, "commit": header.partition("\n")[0]}
+    return ImportedOp("set", _id_of(path), document)
+
+
+def _commit(path: str, header: str, ops: list[ImportedOp], agents: AgentNames) -> ImportedCommit:
+    commit, seconds, email, author = header.split("\n", 3)
+    agent = agents.name(email or f"\n{author}", author, email.partition("@")[0])
+    try:
+        ts = from_seconds(int(seconds))
+    except ValueError as error:
+        raise CorruptError(f"{path}: commit {commit} has no usable author date: {error}", path) from error
+    return ImportedCommit(agent, ts, tuple(ops), f"{path}:{commit}")
+
+
+def _resolve(path: str, rev: str) -> str:
+    """The object id of the commit `rev`, in a repository that has its whole history."""
+    command = ["rev-parse", "--is-shallow-repository", "--verify", "--end-of-options", f"{rev}^{{commit}}"]
+    try:
+        done = subprocess.run(_git(path, *command), env=_environment(), capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise UsageError("the command git was not found; install git and see that it is on the PATH") from error
+    if done.returncode:
+        problem = done.stderr.decode(errors="replace").strip()
+        raise UsageError(f"cannot read revision {rev!r} of {path}: {problem}; name a git repository and a commit in it")
+    shallow, commit = done.stdout.decode("ascii").split()
+    if shallow == "true":
+        raise UsageError(f"{path} is a shallow clone and lacks older history; run 'git fetch --unshallow' there first")
+    return commit
+
+
+def _log_tokens(path: str, commit: str) -> Iterator[bytes]:
+    """What git log prints, split at its NULs: per commit a header, then per change a raw line and a path.
+
+    The process is ended with the iterator, also when nobody reads to the end. Its messages go to a file, since a full
+    pipe that is not read would stop it.
+    """
+    with tempfile.TemporaryFile() as messages:
+        process = subprocess.Popen(
+            _git(path, *_LOG, commit), env=_environment(), stdout=subprocess.PIPE, stderr=messages
+        )
+        assert process.stdout is not None
+        try:
+            yield from _split(process.stdout)
+            if process.wait():
+                messages.seek(0)
+                problem = messages.read().decode(errors="replace").strip()
+                raise CorruptError(f"{path}: git stopped in the middle: {problem}; run 'git fsck' there", path)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _split(stream: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while chunk := stream.read(_CHUNK_BYTES):
+        *tokens, rest = (rest + chunk).split(b"\0")
+        yield from tokens
+
+
+def _git(path: str, *arguments: str) -> list[str]:
+    return ["git", "-C", path, *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
