@@ -82,6 +82,14 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken, "links to files that do not exist\n" + "\n".join(broken)
 
 
+def test_tests_mirror_the_folders() -> None:
+    """A test is in the folder named like the one it tests; what concerns the whole is directly in tests/."""
+    tested = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.is_dir()}
+    folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    strangers = folders - tested - {*SOURCES, "tests", "benchmarks", "docs"}
+    assert not strangers, f"name these folders of tests/ after the source folders they test: {strangers}"
+
+
 def test_changelog_knows_this_version() -> None:
     assert f"## [{opslog.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
