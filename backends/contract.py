@@ -1,13 +1,20 @@
 """What opslog needs of a storage, and what each storage owes.
 
-A backend is a flat namespace of immutable files under one root, plus one growing log per agent. Everything else (commits,
-snapshots, manifests, compaction, garbage collection) is built on these few primitives, so that a new backend is one short file.
-`opslog.backends.testing` is the same contract as a test suite.
+A backend is a flat namespace of immutable files under one root, plus one growing log per agent. Everything else
+(commits, snapshots, manifests, compaction, garbage collection) is built on these few primitives, so that a new backend
+is one short file. `opslog.backends.testing` is the same contract as a test suite.
 
-Paths are relative to the root, use ``/`` and never begin with it: ``manifests/00000000000000000001.json``. An agent's log is
-the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.layout.segment_path`).
+Paths are relative to the root, use ``/`` and never begin with it: ``manifests/00000000000000000001.json``. An agent's
+log is the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.layout.segment_path`). A path has no empty
+component, no ``.`` or ``..``, no NUL and no lone surrogate; anything else may stand in it, up to the length that the
+storage allows. What cannot be a path, an agent or a lock is refused with `opslog.errors.InvalidNameError`.
 
-A backend is safe to use from many threads, and refuses to be used in a forked child (`opslog.ClosedError`).
+A backend is safe to use from many threads. After `Backend.close`, and in a forked child, every call raises
+`opslog.errors.ClosedError`, except that `close` (of an appender, too) does nothing in a child. Several backends may be
+open on one storage, in one process or many: what one has written, all of them see at once.
+
+A storage fails with the errors of `opslog.errors` and no others: reading with `RetryError` where nothing more exact is
+named below, writing with `WriteFailedError` or `CommitUnknownError`.
 """
 
 from __future__ import annotations
@@ -50,18 +57,20 @@ class Appender(Protocol):
         begins a new segment, numbered one above the highest that exists and the `advance` floor: it never continues a
         file that an earlier session wrote.
 
-        :raises WriteFailedError: only the first ``error.durable`` bytes are in the log (they are durable and visible), the
-            rest is not and never will be. The appender stays usable: the next append begins a new segment, so that the
-            unfinished line stays behind as a torn tail.
-        :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further appends.
-        :raises AgentFencedError: another process writes this log; nothing of `data` is in it. Refuses all further appends.
+        :raises WriteFailedError: only the first ``error.durable`` bytes are in the log (they are durable and visible),
+            the rest is not and never will be. The appender stays usable: the next append begins a new segment (or goes
+            on in one that is still empty), so that the unfinished line stays behind as a torn tail.
+        :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further
+            appends, with the same error.
+        :raises AgentFencedError: another process writes this log; nothing of `data` is in it. Refuses all further
+            appends, with the same error.
         """
 
     def advance(self, segment: int) -> None:
         """Promise that the next segment created has a number greater than `segment`."""
 
     def close(self) -> None:
-        """Release the agent's name. Idempotent."""
+        """Release the agent's name. Idempotent. Appending afterwards raises `ClosedError`."""
 
 
 class Backend(Protocol):
@@ -71,15 +80,15 @@ class Backend(Protocol):
     """How messages name this storage."""
 
     def list(self, prefix: str) -> list[Entry]:
-        """Every file whose path begins with `prefix`, sorted by path.
+        """Every file whose path begins with `prefix`, sorted by path (code points).
 
-        `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed. Files
-        created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files of
-        creations under way or abandoned may appear, with ``.tmp-`` in their names.
+        `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed.
+        Files created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files
+        of creations under way or abandoned may appear, with ``.tmp-`` in their names.
         """
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to, not including, `stop`; fewer where the file ends earlier.
+        """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer, or none, where the file ends earlier.
 
         :raises MissingFileError: there is no such file.
         """
@@ -90,8 +99,8 @@ class Backend(Protocol):
     def create(self, path: str, data: bytes) -> None:
         """Create a file atomically, durably and exclusively.
 
-        Of racing creators exactly one returns; the others raise. On return the file with all its bytes survives a crash;
-        nobody ever sees a part of it. After `AlreadyExistsError` the winner's file is visible and durable.
+        Of racing creators exactly one returns; the others raise. On return the file with all its bytes survives a
+        crash; nobody ever sees a part of it. After `AlreadyExistsError` the winner's file is visible and durable.
 
         :raises AlreadyExistsError: the path exists.
         :raises WriteFailedError: nothing was created.
@@ -99,7 +108,10 @@ class Backend(Protocol):
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; those that do not exist are no error. Not atomic over several paths."""
+        """Delete files; those that do not exist are no error. Not atomic over several paths.
+
+        :raises WriteFailedError: some of them may still be there; deleting again is safe.
+        """
 
     def appender(self, agent: str) -> Appender:
         """Become the one live writer of an agent's log, until `Appender.close` or the end of this process.

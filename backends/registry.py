@@ -1,0 +1,85 @@
+"""From a URL to a backend.
+
+A plain path and ``file:///absolute/path`` name a directory, ``memory://name`` a store inside this process. Every other
+scheme is looked up among the registered factories and then in the entry-point group ``opslog.backends``, where an
+installed distribution announces ``<scheme> = "<module>:<callable>"``.
+
+A factory is a callable ``(url, **options) -> Backend``. Options are its own, except `create`, which every factory
+takes: whether a store that does not exist may be begun (default), or is `opslog.errors.NotFoundError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, cast
+
+from opslog.backends.contract import Backend
+from opslog.errors import InvalidNameError
+
+Factory = Callable[..., Backend]
+
+ENTRY_POINTS = "opslog.backends"
+
+_BUILT_IN = {
+    "file": "opslog.backends.fs:open_url",
+    "memory": "opslog.backends.memory:open_url",
+}
+
+# The optional extra of opslog that brings what a scheme needs.
+_EXTRAS = {"s3": "s3"}
+
+_registered: dict[str, Factory] = {}
+
+
+def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
+    """The storage that `url` names. `options` go to its factory unchanged; see the module's docstring for `create`.
+
+    :raises InvalidNameError: nothing is known of such URLs; the message says what is, and what to install.
+    :raises NotFoundError: there is no store, and `create` is false.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text:
+        raise InvalidNameError(f"{url!r} does not name a store: use a path, or a URL such as memory://name")
+    scheme, separator, _ = text.partition("://")
+    return _factory(scheme if separator else "file")(text, **options)
+
+
+def register(scheme: str, factory: Factory) -> None:
+    """Let `factory` open the URLs of `scheme` in this process, before any built-in or installed backend."""
+    _registered[scheme] = factory
+
+
+def _factory(scheme: str) -> Factory:
+    if scheme in _registered:
+        return _registered[scheme]
+    if scheme in _BUILT_IN:
+        return _load(scheme, _BUILT_IN[scheme])
+    # Only here, because reading the metadata of everything that is installed takes tens of milliseconds.
+    from importlib.metadata import entry_points
+
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if scheme in installed:
+        return cast(Factory, installed[scheme].load())
+    known = ", ".join(sorted({f"{name}://" for name in (*_BUILT_IN, *_registered, *installed)}))
+    raise InvalidNameError(f"no backend for {scheme}:// URLs; known are plain paths, {known}. {_how_to_add(scheme)}")
+
+
+def _load(scheme: str, target: str) -> Factory:
+    module, _, name = target.partition(":")
+    try:
+        return cast(Factory, getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        if scheme not in _EXTRAS:
+            raise
+        raise InvalidNameError(f"{scheme}:// needs the module {error.name}. {_how_to_add(scheme)}") from error
+
+
+def _how_to_add(scheme: str) -> str:
+    if scheme in _EXTRAS:
+        return f"Install it with: pip install 'opslog[{_EXTRAS[scheme]}]'"
+    return (
+        f"Install a package that announces {scheme!r} in the entry-point group {ENTRY_POINTS!r}, "
+        "or call opslog.backends.register"
+    )
