@@ -73,6 +73,11 @@ def run_of(path: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
+def log_prefix(agent: str) -> str:
+    """What the paths of all segments of a log begin with."""
+    return f"{OPS}{agent}/"
+
+
 def segment_path(agent: str, number: int) -> str:
     return f"{OPS}{agent}/{number:020d}.jsonl"
 

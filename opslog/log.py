@@ -11,35 +11,58 @@ with one append (so one fdatasync, or one PUT) while the others wait: group comm
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from opslog.backends import Appender, Backend
+from opslog.backends import Appender, Backend, Entry
 from opslog.commits import Batch, Commit, Set, SetOp, decode_commits, encode_commit
-from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenError, WriteFailedError
-from opslog.layout import OPS, segment_of, segment_path
+from opslog.errors import CommitUnknownError, CorruptError, MissingFileError, OpslogError, ReopenError, WriteFailedError
+from opslog.layout import OPS, log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 
 _READ_BYTES = 1024 * 1024
 """How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
 
 
-class LogVanishedError(Exception):
-    """Segments that were to be read next are gone: a compaction folded and collected them. Load again. Internal."""
+class Segment(NamedTuple):
+    """One segment in a listing: its number, its length, and when it was last written by the storage's clock."""
+
+    number: int
+    bytes: int
+    modified: float
 
 
-Segments = dict[str, list[tuple[int, int]]]
-"""Per agent the (number, bytes) of its segments, in order of number."""
+Segments = dict[str, list[Segment]]
+"""Per agent its segments, in order of number."""
 
 
 def list_segments(backend: Backend) -> Segments:
     """All segments of all logs. One listing."""
+    return _by_agent(backend.list(OPS))
+
+
+def list_log(backend: Backend, agent: str) -> list[Segment]:
+    """The segments of one log. One listing."""
+    return _by_agent(backend.list(log_prefix(agent))).get(agent, [])
+
+
+def _by_agent(entries: Iterable[Entry]) -> Segments:
     segments: Segments = {}
-    for path, size, _ in backend.list(OPS):
+    for path, size, modified in entries:
         named = segment_of(path)
         if named is not None:
-            segments.setdefault(named[0], []).append((named[1], size))
+            segments.setdefault(named[0], []).append(Segment(named[1], size, modified))
     return segments
+
+
+def bytes_after(segments: Segments, cut: Mapping[str, Cut]) -> int:
+    """How many bytes of log lie after a cut."""
+    total = 0
+    for agent, listed in segments.items():
+        segment, offset = cut.get(agent, START).place
+        total += sum(size - (offset if number == segment else 0) for number, size, _ in listed if number >= segment)
+    return total
 
 
 @dataclass(slots=True)
@@ -65,21 +88,23 @@ class Cursor:
         """Here, as a manifest says it."""
         return Cut(self.segment, self.offset, self.commits)
 
-    def read(self, backend: Backend, segments: list[tuple[int, int]]) -> Iterator[tuple[Cut, Commit]]:
+    def read(self, backend: Backend, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises LogVanishedError: the log does not go on where the cursor is.
+        :raises MissingFileError: the log does not go on where the cursor is: a compaction folded and collected what was to
+            be read next. Load again.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
-        ahead = [(number, size) for number, size in segments if number >= self.segment]
-        if ahead and ahead[0][0] != self.segment:
-            raise LogVanishedError(segment_path(self.agent, self.segment))
-        for number, size in ahead:
+        expected = self.segment
+        for number, size, _ in segments:
+            if number < self.segment:
+                continue
+            if number != expected:
+                raise self._vanished(expected)
             if number > self.segment:
-                if number != self.segment + 1:
-                    raise LogVanishedError(segment_path(self.agent, self.segment + 1))
                 self.segment, self.offset = number, 0
+            expected += 1
             if size > self.offset:
                 yield from self._read_segment(backend)
 
@@ -107,6 +132,10 @@ class Cursor:
             commit.agent = self.agent  # one string for all commits of a log
             _own(commit)
             yield start, commit
+
+    def _vanished(self, number: int) -> MissingFileError:
+        path = segment_path(self.agent, number)
+        return MissingFileError(f"{path} is not there, though the log goes on after it", path)
 
     def _misplaced(self, commit: Commit, path: str) -> CorruptError:
         return CorruptError(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from opslog.backends import Backend, Entry
-from opslog.errors import CorruptError, MissingFileError, NotFoundError
+from opslog.errors import CorruptError, MissingFileError, NotFoundError, RetryError
 from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path
 from opslog.manifest import Manifest, decode_manifest, encode_manifest
+
+T = TypeVar("T")
+
+_ATTEMPTS_MAX = 1000
+"""How often a read starts again because a compaction moved the cut meanwhile. Each time less is left to read."""
+
+_MISSES_MAX = 5
+"""How often a file may be missing under one and the same manifest before it is called lost."""
 
 
 class ManifestStore:
@@ -50,6 +61,38 @@ class ManifestStore:
     def create(self, manifest: Manifest) -> None:
         """:raises AlreadyExistsError: somebody else made this number first; see also `Backend.create`."""
         self._backend.create(manifest_path(manifest.number), encode_manifest(manifest))
+
+    def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
+        """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.
+
+        Garbage is collected only after a newer manifest exists. So if the choice is still the same after everything was
+        read, nothing was missed; otherwise `read` starts again.
+
+        :param read: may raise `MissingFileError`, for something that was collected before it was read.
+        :raises CorruptError: what a manifest needs is missing for good.
+        """
+        missing_from, misses = 0, 0
+        for _ in range(_ATTEMPTS_MAX):
+            manifest = choose()
+            try:
+                result = read(manifest)
+            except MissingFileError as error:
+                # Collected meanwhile, or passed over by a listing made while files were being created: look again.
+                misses = misses + 1 if missing_from == manifest.number else 1
+                missing_from = manifest.number
+                if misses == _MISSES_MAX:
+                    raise self._lost(manifest, error) from error
+                continue
+            if choose().number == manifest.number:
+                return result
+        raise RetryError(f"{self._backend.url}: compactions follow each other faster than the store can be read; try again")
+
+    def _lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
+        return CorruptError(
+            f"{self._backend.url}: {error.path} is missing, and manifest {manifest.number} needs it. It was removed by "
+            "something other than opslog: restore it from a copy; `opslog verify` lists all that is missing",
+            error.path,
+        )
 
     def _missing(self) -> NotFoundError | CorruptError:
         if self._backend.list(OPS):

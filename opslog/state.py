@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from opslog.backends import Backend
-from opslog.commits import Commit, Delete, Record, Set, decode_record
-from opslog.errors import CorruptError, MissingFileError
-from opslog.log import Cursor, LogVanishedError, Segments, list_segments
+from opslog.commits import Commit, Record, Set, decode_record
+from opslog.log import Cursor, Segments, list_segments
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.runs import BlockRun, LoadedRun
-
-_ATTEMPTS_MAX = 100
-"""How often a load starts again because a compaction moved the cut meanwhile. Each time less is left to read."""
 
 
 class State:
@@ -28,7 +24,7 @@ class State:
     :ivar visible: the winners of the tail that also win against the snapshot, tombstones included.
     :ivar documents: how many documents there are.
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
-        folded ones included; `tail_bytes`: length of the lines read since the manifest's cut.
+        folded ones included.
     """
 
     def __init__(self, manifest: Manifest, runs: list[LoadedRun]) -> None:
@@ -39,7 +35,6 @@ class State:
         self.documents = manifest.documents
         self.clock = manifest.clock
         self.commits = manifest.commits
-        self.tail_bytes = 0
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
 
     def apply(self, commit: Commit) -> None:
@@ -114,38 +109,20 @@ class Loader:
     def load(self) -> State:
         """The newest state.
 
-        Garbage is collected only after a newer manifest exists. So if the manifest it started from is still the newest
-        after everything was read, nothing was missed; otherwise it starts again.
-
         :raises NotFoundError: there is no store. :raises CorruptError: something cannot be read.
         """
-        return self._until_stable(self.manifests.newest, lambda commit: True)
+        return self.load_at(self.manifests.newest, lambda commit: True)
 
     def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
         """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
-        return self._until_stable(choose, included)
+        return self.manifests.read_consistently(choose, lambda manifest: self._load(manifest, included))
 
-    def _until_stable(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
-        trouble: Exception | None = None
-        for _ in range(_ATTEMPTS_MAX):
-            manifest = choose()
-            try:
-                state = State(manifest, self._load_runs(manifest.runs))
-                for commit in read_new(self.backend, state.cursors, list_segments(self.backend)):
-                    if included(commit):
-                        state.apply(commit)
-            except (MissingFileError, LogVanishedError) as error:
-                if choose().number == manifest.number:
-                    trouble = error
-                    break
-                continue
-            if choose().number == manifest.number:
-                return state
-        raise CorruptError(
-            f"{self.backend.url}: {trouble or 'the manifest'} is needed by the newest manifest and "
-            f"{'is not there' if trouble else 'keeps changing'}. `opslog verify` says what is missing",
-            str(trouble or ""),
-        ) from trouble
+    def _load(self, manifest: Manifest, included: Callable[[Commit], bool]) -> State:
+        state = State(manifest, self._load_runs(manifest.runs))
+        for commit in read_new(self.backend, state.cursors, list_segments(self.backend)):
+            if included(commit):
+                state.apply(commit)
+        return state
 
     def _load_runs(self, runs: Iterable[Run]) -> list[LoadedRun]:
         loaded = {run.name: self._runs.get(run.name) or LoadedRun(BlockRun(self.backend, run)) for run in runs}
@@ -159,7 +136,7 @@ def read_new(
     """The commits that the cursors have not seen yet, log by log; moves the cursors, and adds those of new logs.
 
     :param segments: a listing made just before; `skip`: an agent whose log is left alone.
-    :raises LogVanishedError: a log does not go on where its cursor is.
+    :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
     for agent, listed in segments.items():
         if agent == skip:
@@ -169,7 +146,3 @@ def read_new(
             cursor = cursors[agent] = Cursor(agent)
         for _, commit in cursor.read(backend, listed):
             yield commit
-
-
-def is_tombstone(record: Record) -> bool:
-    return isinstance(record, Delete)

@@ -1,0 +1,282 @@
+"""Compaction: move the cut forward and write the next snapshot and manifest, while everyone writes.
+
+1. Take the compaction lock. It only avoids double work: what follows is safe without it.
+2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what may
+   be folded: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new cut.
+3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run. When runs
+   of one size tier have become four, they are merged into it, streaming.
+4. Write the parts, then create the manifest with the next number. If that exists, somebody else was first: delete the parts.
+5. Collect garbage.
+
+It works through the backend alone, never through an open store's memory, so it runs in any process, beside anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.commits import Commit, Record, Seal, Set, encode_commit
+from opslog.environment import Environment, format_ts
+from opslog.errors import AgentBusyError, AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
+from opslog.garbage import NOTHING, Garbage, collect, find_garbage
+from opslog.layout import index_path, run_name
+from opslog.log import Cursor, Segment, Segments, list_log, list_segments
+from opslog.manifest import Cut, Manifest, Part, Run, Settings
+from opslog.manifest_store import ManifestStore
+from opslog.merge import Merge
+from opslog.runs import BlockRun, merge_rows
+from opslog.snapshot import Row, build_parts, expired, runs_to_merge
+
+LOCK = "compaction"
+
+KeepHistory = float | timedelta | Literal["forever"]
+"""How long superseded files stay for `as_of`: seconds, a duration, or for ever."""
+
+Progress = Callable[[int, int], None]
+"""Called as records are written: (how many so far, how many at most)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction did.
+
+    :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.
+    :ivar commits: how many commits it folded; `records`, `bytes`: how much it wrote.
+    :ivar runs_merged: how many older runs went into the new one; `sealed`: idle agents whose undo window it ended.
+    :ivar garbage: what it deleted.
+    """
+
+    number: int | None = None
+    commits: int = 0
+    records: int = 0
+    bytes: int = 0
+    runs_merged: int = 0
+    sealed: tuple[str, ...] = ()
+    garbage: Garbage = NOTHING
+
+
+def compact(
+    backend: Backend,
+    environment: Environment,
+    *,
+    full: bool = False,
+    keep_history: KeepHistory | None = None,
+    progress: Progress | None = None,
+) -> Compaction:
+    """Compact the store; see `opslog.Store.compact` for the parameters.
+
+    :raises LockedError: another compaction is running.
+    """
+    with backend.lock(LOCK):
+        return fold(backend, environment, full=full, keep_history=keep_history, progress=progress)
+
+
+def fold(
+    backend: Backend,
+    environment: Environment,
+    *,
+    full: bool = False,
+    keep_history: KeepHistory | None = None,
+    progress: Progress | None = None,
+) -> Compaction:
+    """One compaction without the lock: as safe, but of two at once one works in vain."""
+    manifests = ManifestStore(backend)
+    tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
+    sealed = tail.seal_idle(backend, environment)
+    settings = _with_history(tail.manifest.settings, keep_history)
+    plan = _Plan(backend, tail, settings, full)
+    if not plan.worthwhile and not sealed:
+        garbage = find_garbage(backend, backend.now(), tail.manifest.number)
+        if not garbage.runs and not garbage.segments:
+            return Compaction()
+    try:
+        return plan.carry_out(environment, sealed, progress)
+    except (AlreadyExistsError, MissingFileError):
+        if manifests.newest_number() == tail.manifest.number:
+            raise
+        return Compaction(sealed=sealed)
+
+
+def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Settings:
+    if keep_history is None:
+        return settings
+    seconds = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
+    if seconds == "forever":
+        return msgspec.structs.replace(settings, keep_history_seconds=None)
+    if isinstance(seconds, str) or seconds < 0:
+        raise UsageError(f'keep_history is a number of seconds, a timedelta or "forever", not {keep_history!r}')
+    return msgspec.structs.replace(settings, keep_history_seconds=float(seconds))
+
+
+class Tail:
+    """Everything after a manifest's cut, merged, with the places where the next cut may be."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.merge = Merge(manifest.settings.undo_window)
+        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self.clock, self.ts = manifest.clock, manifest.ts
+        self.segments: Segments = {}
+        self._starts: dict[str, deque[Cut]] = {}
+
+    @classmethod
+    def read(cls, backend: Backend, manifest: Manifest) -> Tail:
+        """:raises MissingFileError: collected meanwhile."""
+        tail = cls(manifest)
+        tail.segments = list_segments(backend)
+        for agent, segments in tail.segments.items():
+            tail._read_log(backend, agent, segments)
+        return tail
+
+    def cut(self) -> dict[str, Cut]:
+        """The new cut: where the recent commits of each log begin."""
+        return {
+            agent: self._starts[agent][0] if self.merge.recent.get(agent) else cursor.cut
+            for agent, cursor in self.cursors.items()
+            if cursor.commits
+        }
+
+    def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
+        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their log
+        can be folded. Returns their names. A live agent holds its name and is left alone."""
+        now = backend.now()
+        idle = [
+            agent
+            for agent, recent in self.merge.recent.items()
+            if recent and now - self.segments[agent][-1].modified > self.manifest.settings.undo_ttl_seconds
+        ]
+        return tuple(agent for agent in idle if self._seal(backend, environment, agent))
+
+    def _seal(self, backend: Backend, environment: Environment, agent: str) -> bool:
+        try:
+            appender = backend.appender(agent)
+        except AgentBusyError:
+            return False
+        try:
+            if self._read_log(backend, agent, list_log(backend, agent)):
+                return False  # it came back, wrote and left since its log was read
+            appender.advance(self.cursors[agent].segment)
+            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+        finally:
+            appender.close()
+        self._read_log(backend, agent, list_log(backend, agent))
+        return True
+
+    def _read_log(self, backend: Backend, agent: str, segments: list[Segment]) -> int:
+        """Read a log to its end; returns how many commits were new."""
+        cursor = self.cursors.setdefault(agent, Cursor(agent))
+        starts = self._starts.setdefault(agent, deque(maxlen=self.merge.window))
+        before = cursor.commits
+        for start, commit in cursor.read(backend, segments):
+            self._take(commit)
+            starts.append(start)
+        return cursor.commits - before
+
+    def _take(self, commit: Commit) -> None:
+        self.merge.apply(commit)
+        self.clock = max(self.clock, commit.clock)
+        self.ts = max(self.ts, commit.ts)
+
+
+class _Plan:
+    """What one compaction will write. Making it costs the tail; it has not changed anything yet."""
+
+    def __init__(self, backend: Backend, tail: Tail, settings: Settings, full: bool) -> None:
+        self.backend = backend
+        self.tail = tail
+        self.old = tail.manifest
+        self.settings = settings
+        self.documents = self.old.documents
+        self.cut = tail.cut()
+        runs = [BlockRun(backend, run) for run in self.old.runs]
+        self.rows = list(self._winners(runs))
+        new_bytes = sum(len(row.line) for row in self.rows)
+        merging = len(runs) + 1 if full else runs_to_merge([new_bytes, *(run.bytes for run in self.old.runs)])
+        # Without anything new on top there is nothing to merge for, unless all is to become one.
+        self.merged = runs[: merging - 1] if self.rows or full else []
+        self.rewrites = full and (len(runs) > 1 or any(part.live < part.records for run in runs for part in run.run.parts))
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether carrying it out would change anything but the number."""
+        return bool(self.rows) or self.rewrites or self.cut != self.old.cut or self.settings != self.old.settings
+
+    def _winners(self, runs: list[BlockRun]) -> Iterator[Row]:
+        """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
+        settled = self.tail.merge.settled
+        for id in sorted(settled):
+            record = settled.pop(id)  # from here on its line is enough
+            stored = _first(runs, id)
+            if stored is None or record.stamp > stored.stamp:
+                self.documents += isinstance(record, Set) - isinstance(stored, Set)
+                yield Row(record, encode_commit(record))
+
+    def carry_out(self, environment: Environment, sealed: tuple[str, ...], progress: Progress | None) -> Compaction:
+        """Write the run, publish the manifest, collect garbage.
+
+        :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
+        """
+        number = self.old.number + 1
+        run = Run(run_name(number, environment.nonce()), [])
+        try:
+            for part in self._write_parts(run, environment, progress):
+                run.parts.append(part)
+            manifest = self._manifest(number, run, environment)
+            ManifestStore(self.backend).create(manifest)
+        except (AlreadyExistsError, MissingFileError, WriteFailedError):
+            # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the collector.
+            self.backend.delete([path for part in run.parts for path in (part.path, index_path(part.path))])
+            raise
+        return Compaction(
+            number,
+            manifest.commits - self.old.commits,
+            run.records,
+            run.bytes,
+            len(self.merged),
+            sealed,
+            collect(self.backend, number),
+        )
+
+    def _write_parts(self, run: Run, environment: Environment, progress: Progress | None) -> Iterator[Part]:
+        total = len(self.rows) + sum(stored.run.records for stored in self.merged)
+        written = 0
+        for file in build_parts(run.name, self._merged_rows(environment)):
+            self.backend.create(file.part.path, file.data)
+            # Before the index is written too, so that a failure there leaves no part behind.
+            yield file.part
+            self.backend.create(index_path(file.part.path), file.index)
+            written += file.part.records
+            if progress:
+                progress(written, total)
+
+    def _merged_rows(self, environment: Environment) -> Iterable[Row]:
+        rows = merge_rows([self.rows, *(stored.rows() for stored in self.merged)]) if self.merged else iter(self.rows)
+        if len(self.merged) < len(self.old.runs):
+            return rows  # an older run may hold a document that a tombstone here must go on hiding
+        oldest_ts = format_ts(environment.time() - self.settings.tombstone_ttl_seconds)
+        return (row for row in rows if not expired(row.record, oldest_ts))
+
+    def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
+        kept = self.old.runs[len(self.merged) :]
+        return Manifest(
+            number=number,
+            created=format_ts(environment.time()),
+            clock=self.tail.clock,
+            ts=self.tail.ts,
+            documents=self.documents,
+            cut=self.cut,
+            runs=[run, *kept] if run.parts else kept,
+            settings=self.settings,
+        )
+
+
+def _first(runs: list[BlockRun], id: str) -> Record | None:
+    """What the newest run that knows the document says of it."""
+    return next((record for run in runs if (record := run.get(id)) is not None), None)

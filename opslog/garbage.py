@@ -1,0 +1,114 @@
+"""Garbage collection: what no retained manifest needs any more.
+
+Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`, whichever is
+longer), by the storage's clock. Garbage is
+
+- manifests that are not retained;
+- segments wholly before the cut of the oldest retained manifest (cuts only move forward), but never the last of a log, so
+  that numbers are never used twice;
+- runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded manifests
+  and of compactions that failed. A compaction under way aims at a number above it. One that was paused until others used its
+  number cannot publish any more: the number exists, or it is below the newest and so no longer the truth;
+- temporary files that a creation left behind.
+
+Only who has just published the newest manifest collects, so two collectors at once have both seen all that the other needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from opslog.backends import Backend, Entry
+from opslog.layout import OPS, SNAPSHOTS, TEMPORARY, run_of, segment_of
+from opslog.manifest import START, Manifest
+from opslog.manifest_store import ManifestStore
+
+_TEMPORARY_SECONDS = 3600.0
+"""No creation of one file takes this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Files that can go, in the order in which they must: a manifest before what it names."""
+
+    manifests: list[Entry]
+    runs: list[Entry]
+    segments: list[Entry]
+    temporary: list[Entry]
+
+    @property
+    def paths(self) -> list[str]:
+        return [entry.path for entry in [*self.manifests, *self.runs, *self.segments, *self.temporary]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in [*self.manifests, *self.runs, *self.segments, *self.temporary])
+
+
+NOTHING = Garbage([], [], [], [])
+
+
+def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
+    """What can go at `now` by the storage's clock, if manifest `number` is still the newest; otherwise nothing."""
+    store = ManifestStore(backend)
+    manifests = store.entries()
+    if not manifests or manifests[-1][0] != number:
+        return NOTHING
+    newest = store.newest()
+    keep = newest.settings.keep_history_seconds
+    keep_seconds = math.inf if keep is None else max(keep, newest.settings.grace_seconds)
+    count = _retained(manifests, now, keep_seconds)
+    retained = [store.read(number) for number, _ in manifests[-count:]]
+    files = [*backend.list(SNAPSHOTS), *backend.list(OPS)]
+    return Garbage(
+        [entry for _, entry in manifests[:-count]],
+        _unneeded_runs(files, retained),
+        _folded_segments(files, retained[0]),
+        [entry for entry in files if TEMPORARY in entry.path and now - entry.modified > _TEMPORARY_SECONDS],
+    )
+
+
+def collect(backend: Backend, number: int) -> Garbage:
+    """Delete what can go; to be called right after publishing manifest `number`. Returns what was deleted."""
+    entries = ManifestStore(backend).entries()
+    garbage = find_garbage(backend, entries[-1][1].modified, number)
+    backend.delete(garbage.paths)
+    return garbage
+
+
+def _retained(manifests: list[tuple[int, Entry]], now: float, keep_seconds: float) -> int:
+    """How many of the newest manifests are retained: each as long as its successor is no older than `keep_seconds`."""
+    count = 1
+    while count < len(manifests):
+        successor_number, successor = manifests[-count]
+        number, _ = manifests[-count - 1]
+        # A gap in the numbers means that what lies before it was collected once already, and came back by a late create.
+        if number != successor_number - 1 or now - successor.modified > keep_seconds:
+            break
+        count += 1
+    return count
+
+
+def _unneeded_runs(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
+    needed = {run.name for manifest in retained for run in manifest.runs}
+    garbage = []
+    for entry in files:
+        named = run_of(entry.path)
+        if named and named[0] not in needed and named[1] <= retained[-1].number:
+            garbage.append(entry)
+    return garbage
+
+
+def _folded_segments(files: list[Entry], oldest: Manifest) -> list[Entry]:
+    last: dict[str, int] = {}
+    segments = []
+    for entry in files:
+        named = segment_of(entry.path)
+        if named:
+            agent, number = named
+            last[agent] = max(number, last.get(agent, 0))
+            segments.append((agent, number, entry))
+    return [
+        entry for agent, number, entry in segments if number < min(last[agent], oldest.cut.get(agent, START).segment)
+    ]
