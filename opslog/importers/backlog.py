@@ -11,8 +11,8 @@
 
 The state is the snapshot, then the ops: one writer's in the order of the file, several writers' by (clock, agent).
 `prev` (the old document, or from 0.4 on only what changed of it) serves its undo alone, which also removes the undone
-line; so neither has to be looked at here. Batches leave no mark in the file: each op is a commit of its own. The package
-does not record a schema version per document, and its `migrate` functions are not run.
+line; so neither has to be looked at here. Batches leave no mark in the file: each op is a commit of its own. The
+package does not record a schema version per document, and its `migrate` functions are not run.
 
 **Lost writes.** Its compactions start new op logs and leave the old ones in place, and a compaction drops the logs of
 all other agents from the manifest, including ops that it never read. What those agents wrote, and go on writing, is on
@@ -223,9 +223,7 @@ def _log(path: Path) -> Iterator[_Logged]:
             except CorruptError as error:
                 if not line.complete:
                     return  # A torn last line.
-                problem = (
-                    f"{error}; @backloghq/opslog skips such a line: to do so too, remove it from a copy of the file"
-                )
+                problem = f"{error}; @backloghq/opslog skips such a line; to do so too, remove it from a copy"
                 raise CorruptError(problem, error.path, error.offset) from error
             yield _Logged(line.convert(value, _Set | _Delete), line._replace(data=b""))  # type: ignore[arg-type]
 

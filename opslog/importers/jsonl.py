@@ -23,15 +23,15 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 
-from opslog.errors import CorruptError, InvalidNameError
+from opslog.errors import InvalidNameError
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.importers.lines import Line, open_file, read_lines
+from opslog.importers.lines import Line, corrupt, open_file, read_lines
 from opslog.importers.times import from_text
 from opslog.layout import check_name
 
@@ -96,18 +96,18 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[tuple[io.Buff
         buffered.detach()
 
 
-def _uncompressed(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
-    if not stream.peek(2).startswith(_GZIP_MAGIC):
-        yield from stream
-        return
+def _uncompressed(stream: io.BufferedReader, path: str) -> Iterable[bytes]:
+    return _gunzipped(stream, path) if stream.peek(2).startswith(_GZIP_MAGIC) else stream
+
+
+def _gunzipped(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
     offset = 0
     try:
         for data in gzip.GzipFile(fileobj=stream):
             yield data
             offset += len(data)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        problem = f"the gzip data is damaged after {offset} uncompressed bytes: {error}; get a whole copy of the file"
-        raise CorruptError(f"{path}: {problem}", path, offset) from error
+        raise corrupt(f"the gzip data is damaged: {error}; get a whole copy of the file", path, offset) from error
 
 
 def _commit(line: Line) -> ImportedCommit:
@@ -129,7 +129,7 @@ def _opslog_commit(line: Line, value: dict[str, Any]) -> ImportedCommit:
     match value["op"]:
         case "undo" | "seal" as op:
             raise line.corrupt(
-                f"a line of op {op!r} means something only in the store that wrote it; import what 'opslog export' writes"
+                f"a line of op {op!r} means something only in its own store; import what 'opslog export' writes"
             )
         case "set" | "delete" | "batch":
             pass

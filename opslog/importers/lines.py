@@ -73,9 +73,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UsageError(
-            f"cannot read {os.fspath(path)}: {error.strerror}; check the path and its permissions"
-        ) from error
+        raise UsageError(f"cannot read {os.fspath(path)}: {error.strerror}; check path and permissions") from error
 
 
 def corrupt(problem: str, path: str, offset: int) -> CorruptError:
