@@ -84,11 +84,12 @@ class Backend(Protocol):
 
         `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed.
         Files created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files
-        of creations under way or abandoned may appear, with ``.tmp-`` in their names.
+        of creations under way or abandoned may appear, with ``.tmp-`` in their names, and so may the storage's own
+        files below ``locks/``.
         """
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer, or none, where the file ends earlier.
+        """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer where the file ends earlier.
 
         :raises MissingFileError: there is no such file.
         """

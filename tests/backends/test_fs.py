@@ -1,0 +1,789 @@
+"""What only a real filesystem, real processes and failing system calls can show."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opslog.backends import Position, Range, fs
+from opslog.backends.fs import FsBackend
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    AlreadyExistsError,
+    ClosedError,
+    CommitUnknownError,
+    InvalidNameError,
+    LockedError,
+    MissingFileError,
+    OpslogError,
+    RetryError,
+    WriteFailedError,
+)
+from opslog.layout import segment_path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def backend(root: Path) -> FsBackend:
+    return FsBackend(root)
+
+
+def files(root: Path) -> list[str]:
+    """The paths of all files but those for locks."""
+    return [entry.path for entry in FsBackend(root, create=False).list("") if not entry.path.startswith("locks/")]
+
+
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*args: object, **options: object) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+# Other processes
+
+
+class Process:
+    """A Python process that runs `program`, says a line when it has come to a point, and goes on when told."""
+
+    def __init__(self, program: str, *args: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> int:
+        """Wait for its end; its exit code."""
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start_one(program: str, *args: object) -> Process:
+        started.append(Process(program, *args))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        if process.process.poll() is None:
+            process.kill()
+
+
+RACER = """
+import sys
+from opslog.backends.fs import FsBackend
+from opslog.errors import AlreadyExistsError
+backend = FsBackend(sys.argv[1])
+print("ready", flush=True)
+input()
+won = []
+for turn in range(40):
+    try:
+        backend.create(f"manifests/{turn}", sys.argv[2].encode() * 10000)
+        won.append(turn)
+    except AlreadyExistsError:
+        pass
+    assert len(set(backend.read(f"manifests/{turn}"))) == 1
+print(*won, flush=True)
+"""
+
+
+def test_of_racing_processes_exactly_one_creates_each_file(root: Path, start: Callable[..., Process]) -> None:
+    racers = {name: start(RACER, root, name) for name in "abcd"}
+    for racer in racers.values():
+        assert racer.hear() == "ready"
+    for racer in racers.values():
+        racer.tell()
+    winners = {int(turn): name for name, racer in racers.items() for turn in racer.hear().split()}
+    assert [racer.end() for racer in racers.values()] == [0, 0, 0, 0]
+    assert sorted(winners) == list(range(40))
+    backend = FsBackend(root)
+    for turn, name in winners.items():
+        assert backend.read(f"manifests/{turn}") == name.encode() * 10000
+    assert len(files(root)) == 40
+
+
+HOLDER = """
+import sys
+from opslog.backends.fs import FsBackend
+backend = FsBackend(sys.argv[1])
+appender = backend.appender("a")
+appender.append(b"from the holder\\n")
+with backend.lock("compaction"):
+    print("held", flush=True)
+    input()
+"""
+
+
+def test_a_killed_holder_gives_everything_free_at_once(
+    root: Path, backend: FsBackend, start: Callable[..., Process]
+) -> None:
+    holder = start(HOLDER, root)
+    assert holder.hear() == "held"
+    with pytest.raises(AgentBusyError, match=rf"pid {holder.pid} on host \S+: close the store") as busy:
+        backend.appender("a")
+    assert busy.value.agent == "a"
+    with pytest.raises(LockedError, match=f"pid {holder.pid} on host") as locked, backend.lock("compaction"):
+        pytest.fail("held twice")
+    assert locked.value.lock == "compaction"
+    holder.process.send_signal(signal.SIGKILL)
+    holder.end()
+    appender = backend.appender("a")
+    assert appender.append(b"x\n") == Position(2, 0)
+    appender.close()
+    with backend.lock("compaction"):
+        pass
+
+
+def test_a_holder_in_this_process_is_named_as_such(backend: FsBackend) -> None:
+    appender = backend.appender("a")
+    with pytest.raises(AgentBusyError, match=rf"pid {os.getpid()} on host \S+ \(this process\)"):
+        backend.appender("a")
+    appender.close()
+
+
+# Forks
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run `work` in a forked child, which must come to its end."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_is_refused_and_harms_nothing(backend: FsBackend, root: Path) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    lock = backend.lock("compaction")
+    lock.__enter__()
+
+    def work() -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: appender.append(b"2\n"),
+            lambda: appender.advance(7),
+            lambda: backend.list(""),
+            lambda: backend.read("x"),
+            lambda: backend.read_many([Range("x")]),
+            lambda: backend.create("x", b""),
+            lambda: backend.delete(["x"]),
+            lambda: backend.appender("b"),
+            lambda: backend.lock("b").__enter__(),
+            backend.now,
+        ]
+        for call in calls:
+            with pytest.raises(ClosedError, match="parent of this process"):
+                call()
+        appender.close()
+        backend.close()
+        lock.__exit__(None, None, None)
+        own = FsBackend(root)
+        with pytest.raises(AgentBusyError):
+            own.appender("a")
+        with pytest.raises(LockedError):
+            own.lock("compaction").__enter__()
+        other = own.appender("b")
+        other.append(b"from the child\n")
+        other.close()
+
+    in_child(work)
+    assert appender.append(b"3\n") == Position(1, 2)
+    with pytest.raises(AgentBusyError):
+        FsBackend(root).appender("a")
+    lock.__exit__(None, None, None)
+    appender.close()
+    assert backend.read(segment_path("a", 1)) == b"1\n3\n"
+    assert backend.read(segment_path("b", 1)) == b"from the child\n"
+
+
+FORKER = """
+import os, sys
+from opslog.backends.fs import FsBackend
+backend = FsBackend(sys.argv[1])
+appender = backend.appender("a")
+backend.lock("compaction").__enter__()
+child = os.fork()
+if child == 0:
+    os.read(int(sys.argv[2]), 1)
+    os._exit(0)
+print(child, flush=True)
+input()
+"""
+
+
+def test_a_child_that_outlives_its_killed_parent_holds_nothing(root: Path, backend: FsBackend) -> None:
+    waiting, ending = os.pipe()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORKER, str(root), str(waiting)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[waiting],
+    )
+    try:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        with pytest.raises(AgentBusyError):
+            backend.appender("a")
+        parent.kill()
+        parent.wait(60)
+        os.kill(child, 0)  # It lives.
+        backend.appender("a").close()
+        with backend.lock("compaction"):
+            pass
+    finally:
+        os.close(ending)
+        os.close(waiting)
+        parent.communicate(timeout=60)
+
+
+# The order of what reaches the disk
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
+    """Records the system calls that matter, as "fsync ops/a" and the like, paths relative to the store."""
+    calls: list[str] = []
+
+    def name(target: object) -> str:
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+        return os.path.relpath(path, root).replace(".tmp-n", ".tmp")
+
+    def record(module: Any, function: str, label: str) -> None:
+        real = getattr(module, function)
+
+        def call(*args: Any, **options: Any) -> Any:
+            # Called after the fact, so that only what worked is recorded.
+            result = real(*args, **options)
+            calls.append(f"{label} {name(args[1] if label == 'link' else args[0])}")
+            return result
+
+        monkeypatch.setattr(module, function, call)
+
+    for function in ("write", "fsync", "link", "mkdir"):
+        record(os, function, function)
+    record(fs, "_datasync", "fdatasync")
+    return calls
+
+
+def test_a_created_file_is_on_disk_before_it_has_its_name(root: Path, trace: list[str]) -> None:
+    backend = FsBackend(root, nonce=lambda: "n")
+    trace.clear()
+    backend.create("manifests/1", b"x")
+    assert trace == [
+        "fsync ..",
+        "mkdir manifests",
+        "fsync .",
+        "write manifests/1.tmp",
+        "fsync manifests/1.tmp",
+        "link manifests/1",
+        "fsync manifests",
+    ]
+    trace.clear()
+    backend.create("manifests/2", b"x")
+    assert trace == ["write manifests/2.tmp", "fsync manifests/2.tmp", "link manifests/2", "fsync manifests"]
+
+
+def test_the_loser_of_a_race_makes_the_winner_durable(backend: FsBackend, trace: list[str]) -> None:
+    backend.create("a", b"x")
+    trace.clear()
+    with pytest.raises(AlreadyExistsError):
+        backend.create("a", b"y")
+    assert trace[-1] == "fsync ."
+    assert not [call for call in trace if call.startswith("link")]
+
+
+def test_directories_that_can_be_removed_are_never_taken_for_durable(backend: FsBackend, trace: list[str]) -> None:
+    for number in range(2):
+        trace.clear()
+        backend.create(f"archive/2026-Q4/{number}", b"x")
+        assert "fsync archive" in trace[: trace.index(f"link archive/2026-Q4/{number}")]
+
+
+def test_a_segment_has_its_name_on_disk_before_its_first_append_returns(root: Path, trace: list[str]) -> None:
+    appender = FsBackend(root, segment_bytes=4).appender("a")
+    trace.clear()
+    appender.append(b"1\n")
+    segment = segment_path("a", 1)
+    assert trace == [
+        "mkdir ops",
+        "fsync .",
+        "mkdir ops/a",
+        "fsync ops",
+        "fsync ops/a",
+        f"write {segment}",
+        f"fdatasync {segment}",
+    ]
+    trace.clear()
+    appender.append(b"2\n")
+    assert trace == [f"write {segment}", f"fdatasync {segment}"]
+    trace.clear()
+    assert appender.append(b"3\n") == Position(2, 0)
+    segment = segment_path("a", 2)
+    assert trace == ["fsync ops/a", f"write {segment}", f"fdatasync {segment}"]
+    appender.close()
+
+
+def test_a_new_root_has_its_name_on_disk(tmp_path: Path, root: Path, trace: list[str]) -> None:
+    FsBackend(root / "x" / "y")
+    assert {"fsync x", "fsync .", "fsync .."} <= set(trace)
+
+
+def test_deletions_are_made_durable_and_empty_runs_go(backend: FsBackend, root: Path, trace: list[str]) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    for path in ["snapshots/1-a/p", "snapshots/2-b/p", "snapshots/2-b/q", "archive/2026-Q4/x"]:
+        backend.create(path, b"")
+    trace.clear()
+    backend.delete(["snapshots/1-a/p", "snapshots/2-b/p", "archive/2026-Q4/x", segment_path("a", 1), "gone/x"])
+    assert sorted(trace) == ["fsync archive", "fsync ops/a", "fsync snapshots", "fsync snapshots/2-b"]
+    assert sorted(os.listdir(root / "snapshots")) == ["2-b"]
+    assert os.listdir(root / "archive") == []
+    assert os.listdir(root / "ops") == ["a"]
+    appender.close()
+
+
+# Failing system calls: create
+
+
+def test_no_space_for_a_new_file(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", failing(errno.ENOSPC))
+    with pytest.raises(WriteFailedError, match=r"manifests/1 .*nothing was created: No space left.*free some space"):
+        backend.create("manifests/1", b"x" * 100)
+    assert files(root) == []
+    monkeypatch.undo()
+    backend.create("manifests/1", b"y")
+    assert files(root) == ["manifests/1"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "link"])
+def test_a_failure_before_the_name_is_given_creates_nothing(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    backend.create("manifests/0", b"")
+    monkeypatch.setattr(os, function, failing(errno.EIO))
+    with pytest.raises(WriteFailedError, match="nothing was created"):
+        backend.create("manifests/1", b"x")
+    assert files(root) == ["manifests/0"]
+
+
+def test_a_failure_after_the_name_is_given_is_unknown(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.create("manifests/0", b"")
+    monkeypatch.setattr(fs, "_fsync_directory", failing(errno.EIO))
+    with pytest.raises(CommitUnknownError, match=r"manifests/1 was created, but may not survive"):
+        backend.create("manifests/1", b"x")
+    with pytest.raises(WriteFailedError):
+        backend.create("manifests/0", b"x")
+    assert files(root) == ["manifests/0", "manifests/1"]
+
+
+def test_a_link_whose_reply_was_lost_is_won(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def link(source: str, target: str) -> None:
+        real(source, target)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    monkeypatch.setattr(os, "link", link)
+    backend.create("manifests/1", b"x")
+    assert files(root) == ["manifests/1"]
+    with pytest.raises(FileExistsError):
+        link(str(root / "manifests/1"), str(root / "manifests/1"))
+    with pytest.raises(AlreadyExistsError):
+        backend.create("manifests/1", b"x")
+
+
+def test_a_root_that_was_removed_is_not_made_again(backend: FsBackend, root: Path) -> None:
+    backend.create("manifests/1", b"x")
+    shutil.rmtree(root)
+    with pytest.raises(WriteFailedError, match="directory was removed or moved"):
+        backend.create("manifests/2", b"x")
+    with pytest.raises(WriteFailedError):
+        backend.appender("a")
+    with pytest.raises(MissingFileError):
+        backend.now()
+    assert not root.exists()
+    assert backend.list("") == []
+
+
+CODES = sorted({*fs._ADVICE, errno.EBUSY, errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+CALLS: dict[str, Callable[[FsBackend], object]] = {
+    "list": lambda backend: backend.list(""),
+    "read": lambda backend: backend.read("there"),
+    "read_many": lambda backend: backend.read_many([Range("there")]),
+    "create": lambda backend: backend.create("new/file", b"x"),
+    "delete": lambda backend: backend.delete(["there"]),
+    "appender": lambda backend: backend.appender("b"),
+    "append": lambda backend: _append_once(backend),
+    "lock": lambda backend: backend.lock("l").__enter__(),
+    "now": lambda backend: backend.now(),
+}
+
+
+def _append_once(backend: FsBackend) -> None:
+    appender = backend.appender("c")
+    try:
+        appender.append(b"x\n")
+    finally:
+        appender.close()
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: errno.errorcode[code])
+def test_no_error_of_the_system_comes_through(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    backend.create("there", b"x")
+    functions = ["open", "mkdir", "write", "fsync", "link", "unlink", "scandir", "pread", "utime", "listdir"]
+    for function in functions:
+        for call in CALLS.values():
+            with monkeypatch.context() as patch:
+                patch.setattr(os, function, failing(code))
+                try:
+                    call(backend)
+                except OpslogError as error:
+                    assert isinstance(error, RetryError | MissingFileError | InvalidNameError | CommitUnknownError)
+                    assert str(root) in str(error)
+                    if not isinstance(error, MissingFileError):
+                        assert os.strerror(code) in str(error)
+                        assert fs._ADVICE.get(code, "try again") in str(error)
+
+
+# Failing system calls: append
+
+
+def test_what_a_short_write_left_is_durable_and_admitted(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender = backend.appender("a")
+    appender.append(b"before\n")
+    synced: list[int] = []
+    real_write, real_sync = os.write, fs._datasync
+    room = 10
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real_write(descriptor, bytes(data)[: min(room, 6)])
+        room -= written
+        return written
+
+    def datasync(descriptor: int) -> None:
+        real_sync(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(fs, "_datasync", datasync)
+    with pytest.raises(WriteFailedError, match=r"only the first 10 bytes.*No space left") as caught:
+        appender.append(b"one line\nand another line\n")
+    assert caught.value.durable == 10
+    assert synced == [17]
+    assert backend.read(segment_path("a", 1)) == b"before\none line\na"
+    # Still full: nothing more gets in, and no heap of empty segments grows.
+    for _ in range(5):
+        with pytest.raises(WriteFailedError, match="nothing of this append is in the log") as caught:
+            appender.append(b"again\n")
+        assert caught.value.durable == 0
+    assert files(root) == [segment_path("a", 1), segment_path("a", 2)]
+    monkeypatch.undo()
+    assert appender.append(b"at last\n") == Position(2, 0)
+    assert backend.read(segment_path("a", 1)) == b"before\none line\na"
+    assert backend.read(segment_path("a", 2)) == b"at last\n"
+    appender.close()
+
+
+def test_a_write_that_failed_but_wrote_is_admitted(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        real(descriptor, data[:3])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(WriteFailedError) as caught:
+        appender.append(b"234\n")
+    assert caught.value.durable == 3
+    monkeypatch.undo()
+    assert appender.append(b"5\n") == Position(2, 0)
+    appender.close()
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_after_a_failed_fdatasync_the_outcome_is_unknown(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch, short: bool
+) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    monkeypatch.setattr(fs, "_datasync", failing(errno.EIO))
+    if short:
+        real = os.write
+        monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:1]) and failing(errno.EIO)())
+    with pytest.raises(CommitUnknownError, match=r"00001\.jsonl from byte 2 .*Input/output error") as first:
+        appender.append(b"2\n")
+    monkeypatch.undo()
+    with pytest.raises(CommitUnknownError) as second:
+        appender.append(b"3\n")
+    assert str(first.value) == str(second.value)
+    assert b"3" not in backend.read(segment_path("a", 1))
+    appender.close()
+    with pytest.raises(ClosedError):
+        appender.append(b"4\n")
+    appender = backend.appender("a")
+    assert appender.append(b"4\n") == Position(2, 0)
+    appender.close()
+
+
+def test_an_interrupted_append_is_unknown(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fs, "_datasync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        appender.append(b"2\n")
+    monkeypatch.undo()
+    with pytest.raises(CommitUnknownError, match="interrupted"):
+        appender.append(b"3\n")
+    appender.close()
+
+
+@pytest.mark.parametrize("broken", ["open_descriptor", "_fsync_directory"])
+def test_a_segment_that_cannot_be_begun(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    appender.append(b"2\n")
+    appender._abandon_segment()
+    monkeypatch.setattr(fs if broken == "_fsync_directory" else fs.forking, broken, failing(errno.ENOSPC))
+    for _ in range(3):
+        with pytest.raises(WriteFailedError, match=r"00002\.jsonl .*nothing of this append.*No space left") as caught:
+            appender.append(b"3\n")
+        assert caught.value.durable == 0
+    assert files(root) == [segment_path("a", 1)]
+    monkeypatch.undo()
+    assert appender.append(b"4\n") == Position(2, 0)
+    appender.close()
+
+
+def test_an_agents_directory_that_was_removed(backend: FsBackend, root: Path) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    shutil.rmtree(root / "ops")
+    # A number that readers have seen is not given again.
+    assert appender.append(b"2\n") == Position(2, 0)
+    assert files(root) == [segment_path("a", 2)]
+    appender.close()
+
+
+def test_a_store_that_was_removed(backend: FsBackend, root: Path) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    shutil.rmtree(root)
+    for _ in range(2):
+        with pytest.raises(WriteFailedError, match="directory was removed or moved: put it back") as caught:
+            appender.append(b"2\n")
+        assert caught.value.durable == 0
+    # Somebody begins a new store there. The old lock excludes nobody from it.
+    successor = FsBackend(root).appender("a")
+    for _ in range(2):
+        with pytest.raises(AgentFencedError, match="lock file was removed"):
+            appender.append(b"3\n")
+    appender.close()
+    assert successor.append(b"new\n") == Position(1, 0)
+    successor.close()
+
+
+def test_a_segment_that_is_removed_while_it_is_written(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    real = fs._datasync
+
+    def datasync(descriptor: int) -> None:
+        real(descriptor)
+        os.unlink(root / segment_path("a", 1))
+
+    monkeypatch.setattr(fs, "_datasync", datasync)
+    with pytest.raises(CommitUnknownError, match="deleted meanwhile"):
+        appender.append(b"2\n")
+    appender.close()
+
+
+def test_a_second_writer_without_a_lock_fences(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    appender = backend.appender("a")
+    monkeypatch.setattr(appender, "_highest_number", lambda: 0)
+    backend.create(segment_path("a", 1), b"from another\n")
+    for _ in range(2):
+        with pytest.raises(AgentFencedError, match="nothing of this append is in the log|Nothing of this append"):
+            appender.append(b"1\n")
+    assert backend.read(segment_path("a", 1)) == b"from another\n"
+    appender.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small filesystem")
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    backend = FsBackend(small_disk / "store")
+    appender = backend.appender("a")
+    line = b"x" * 9999 + b"\n"
+    written = b""
+    with pytest.raises(WriteFailedError, match="No space left on device; free some space") as caught:
+        for _ in range(1000):
+            appender.append(line)
+            written += line
+    assert backend.read(segment_path("a", 1)) == written + line[: caught.value.durable]
+    with pytest.raises(WriteFailedError) as caught:
+        backend.create("manifests/1", line)
+    assert files(small_disk / "store") == [segment_path("a", 1)]
+    with pytest.raises(WriteFailedError):
+        appender.append(line)
+    filler = segment_path("a", 1)
+    backend.delete([filler])
+    assert appender.append(line) == Position(2, 0)
+    assert backend.read(segment_path("a", 2)) == line
+    appender.close()
+
+
+def test_a_filesystem_mounted_read_only(small_disk: Path) -> None:
+    backend = FsBackend(small_disk / "store")
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    appender.close()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    reader = FsBackend(small_disk / "store", create=False)
+    assert reader.read(segment_path("a", 1)) == b"1\n"
+    assert [entry.path for entry in reader.list("ops/")] == [segment_path("a", 1)]
+    assert reader.now() > 0
+    for write in (lambda: reader.create("x", b""), lambda: reader.appender("a"), lambda: reader.lock("l").__enter__()):
+        with pytest.raises(WriteFailedError, match="mounted read-only.*read_only=True"):
+            write()
+
+
+# Listings
+
+
+def test_reading_writes_nothing(backend: FsBackend, root: Path) -> None:
+    backend.create("a/b", b"x")
+    before = sorted(str(path) for path in root.rglob("*"))
+    reader = FsBackend(root, create=False)
+    reader.list("")
+    reader.list("missing/")
+    reader.read_many([Range("a/b"), Range("missing/x")])
+    assert sorted(str(path) for path in root.rglob("*")) == before
+
+
+def test_links_to_directories_are_not_followed(backend: FsBackend, root: Path, tmp_path: Path) -> None:
+    backend.create("a/b", b"x")
+    (tmp_path / "outside").write_bytes(b"12345")
+    (root / "a" / "loop").symlink_to(root)
+    (root / "a" / "file").symlink_to(tmp_path / "outside")
+    (root / "a" / "dangling").symlink_to(tmp_path / "nowhere")
+    assert [(entry.path, entry.size) for entry in backend.list("")] == [("a/b", 1), ("a/file", 5)]
+
+
+def test_files_that_vanish_while_listing_are_left_out(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ["a/1", "a/2", "b/1", "c/1"]:
+        backend.create(path, b"")
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        scan = real(path)
+        if os.path.basename(path) == "a":
+            entries = list(scan)
+            (root / "a" / "2").unlink()
+            shutil.rmtree(root / "b")
+            scan = _Scan(entries)
+        return scan
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [entry.path for entry in backend.list("")] == ["a/1", "c/1"]
+
+
+class _Scan(list[Any]):
+    def __enter__(self) -> _Scan:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        pass
+
+
+def test_a_creator_survives_the_removal_of_its_empty_directory(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fs._fsync_directory
+    removals = 3
+
+    def remove_then_fsync(full: str) -> None:
+        nonlocal removals
+        real(full)
+        if full.endswith("/snapshots") and removals:
+            removals -= 1
+            os.rmdir(f"{full}/1-a")
+
+    monkeypatch.setattr(fs, "_fsync_directory", remove_then_fsync)
+    backend.create("snapshots/1-a/part", b"x")
+    assert removals == 0
+    assert backend.read("snapshots/1-a/part") == b"x"
