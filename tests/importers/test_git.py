@@ -1,12 +1,15 @@
 import os
 import re
 import subprocess
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from opslog.errors import CorruptError, UsageError
-from opslog.importers import ImportedOp
+from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.git import path_of, read_git
 
 
@@ -53,11 +56,11 @@ class Repository:
         return {path: (head.split()[0].decode(), head.split()[2].decode()) for head, path in split}
 
 
-def replay(commits):
-    documents = {}
+def replay(commits: Iterable[ImportedCommit]) -> dict[bytes, tuple[str, str]]:
+    documents = dict[str, dict[str, Any]]()
     for commit in commits:
         for op in commit.ops:
-            if op.op == "set":
+            if op.document is not None:
                 documents[op.id] = op.document
             else:
                 del documents[op.id]
@@ -65,11 +68,11 @@ def replay(commits):
 
 
 @pytest.fixture
-def repository(tmp_path):
+def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
 
 
-def test_the_ops_replay_to_the_tree(repository):
+def test_the_ops_replay_to_the_tree(repository: Repository) -> None:
     repository.write("a.txt", "1")
     repository.write("dir/b.txt", "1")
     repository.write("old name.txt", "a long text that is renamed, not changed\n" * 9)
@@ -116,7 +119,7 @@ def test_the_ops_replay_to_the_tree(repository):
     assert [(op.op, op.id) for op in merged.ops] == [("set", "side.txt")]
 
 
-def test_a_commit_carries_author_time_and_documents(repository):
+def test_a_commit_carries_author_time_and_documents(repository: Repository) -> None:
     repository.write("a.txt", "1")
     commit = repository.commit("Tom Christie <tom@x>")
     blob = repository.git("rev-parse", "HEAD:a.txt").decode().strip()
@@ -126,17 +129,18 @@ def test_a_commit_carries_author_time_and_documents(repository):
     assert (imported.agent, imported.ts) == ("Tom-Christie", "2026-11-20T11:01:00.000000Z")
 
 
-def test_empty_commits_are_left_out_and_rev_chooses_the_end(repository):
+def test_empty_commits_are_left_out_and_rev_chooses_the_end(repository: Repository) -> None:
     repository.write("a.txt", "1")
     first = repository.commit()
     repository.commit("Ann <ann@x>", "--allow-empty")
     repository.write("a.txt", "2")
     repository.commit()
-    assert [op.document["status"] for commit in read_git(repository.path) for op in commit.ops] == ["A", "M"]
+    ops = [op for commit in read_git(repository.path) for op in commit.ops]
+    assert [op.document and op.document["status"] for op in ops] == ["A", "M"]
     assert replay(read_git(repository.path, rev=first)) == repository.tree(first)
 
 
-def test_every_address_has_an_agent_name_of_its_own(repository):
+def test_every_address_has_an_agent_name_of_its_own(repository: Repository) -> None:
     authors = [
         "Ann <ann@x>",
         "Ann <ann@y>",
@@ -158,7 +162,9 @@ def test_every_address_has_an_agent_name_of_its_own(repository):
     ]
 
 
-def test_settings_of_the_user_change_nothing(repository, tmp_path, monkeypatch):
+def test_settings_of_the_user_change_nothing(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository.write("dir/a.txt", "a text that is moved\n" * 9)
     repository.commit()
     repository.git("mv", "dir/a.txt", "dir/b.txt")
@@ -174,27 +180,31 @@ def test_settings_of_the_user_change_nothing(repository, tmp_path, monkeypatch):
     assert list(read_git(repository.path)) == plain
 
 
-def test_a_reader_that_stops_early_leaves_no_process(repository, monkeypatch):
+def test_a_reader_that_stops_early_leaves_no_process(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     repository.write("a.txt", "1")
     repository.commit()
     repository.write("a.txt", "2")
     repository.commit()
-    started = []
-    real = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(real(*a, **k)) or started[-1])
-    commits = read_git(repository.path)
-    next(commits)
-    commits.close()
+    started = list[subprocess.Popen[bytes]]()
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    with closing(cast(Generator[ImportedCommit], read_git(repository.path))) as commits:
+        next(commits)
     assert all(process.returncode is not None for process in started)
     assert len(started) == 2
 
 
-def test_ids_of_paths_that_are_not_utf8_are_reversible():
+def test_ids_of_paths_that_are_not_utf8_are_reversible() -> None:
     assert path_of("/caf%E9/100%25.txt") == b"caf\xe9/100%.txt"
     assert path_of("100%25.txt") == b"100%25.txt"
 
 
-def test_usage_errors_say_what_to_do(repository, tmp_path, monkeypatch):
+def test_usage_errors_say_what_to_do(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="name a git repository"):
         list(read_git(tmp_path))
     with pytest.raises(UsageError, match="cannot read revision 'HEAD'"):
@@ -209,7 +219,7 @@ def test_usage_errors_say_what_to_do(repository, tmp_path, monkeypatch):
         list(read_git(repository.path))
 
 
-def test_a_shallow_clone_is_refused(repository, tmp_path):
+def test_a_shallow_clone_is_refused(repository: Repository, tmp_path: Path) -> None:
     for text in "12":
         repository.write("a.txt", text)
         repository.commit()
@@ -218,7 +228,7 @@ def test_a_shallow_clone_is_refused(repository, tmp_path):
         list(read_git(tmp_path / "clone"))
 
 
-def test_a_damaged_repository_is_corrupt(repository):
+def test_a_damaged_repository_is_corrupt(repository: Repository) -> None:
     for text in "12":
         repository.write("a.txt", text)
         repository.commit()

@@ -1,6 +1,8 @@
 import gzip
 import io
 import json
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -9,24 +11,24 @@ from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.jsonl import read_json_lines
 
 
-def read(data, **named):
+def read(data: bytes) -> list[ImportedCommit]:
     return list(read_json_lines(io.BytesIO(data)))
 
 
-def only_op(data):
+def only_op(data: bytes) -> ImportedOp:
     [commit] = read(data)
     [op] = commit.ops
     return op
 
 
-def test_a_plain_line_is_a_document_without_its_id():
+def test_a_plain_line_is_a_document_without_its_id() -> None:
     assert read(b'{"id":"a","title":"x","tags":[1,null]}\n{"title":"y","id":"b"}') == [
         ImportedCommit(None, None, (ImportedOp("set", "a", {"title": "x", "tags": [1, None]}),), "<stream>:1"),
         ImportedCommit(None, None, (ImportedOp("set", "b", {"title": "y"}),), "<stream>:2"),
     ]
 
 
-def test_opslog_lines_keep_agent_time_and_batches_together():
+def test_opslog_lines_keep_agent_time_and_batches_together() -> None:
     data = (
         b'{"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"t","data":{"n":1},"v":3}\n'
         b'{"ts":"2026-11-20T13:00:00+01:00","op":"delete","id":"t","archived":"2026-Q4"}\n'
@@ -42,13 +44,14 @@ def test_opslog_lines_keep_agent_time_and_batches_together():
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**40])
-def test_integers_of_any_size_stay_integers(number):
+def test_integers_of_any_size_stay_integers(number: int) -> None:
     document = only_op(json.dumps({"id": "a", "n": [number]}).encode()).document
+    assert document is not None
     assert document == {"n": [number]}
     assert type(document["n"][0]) is int
 
 
-def test_a_document_may_be_empty_and_text_may_be_escaped_or_not():
+def test_a_document_may_be_empty_and_text_may_be_escaped_or_not() -> None:
     assert only_op(b'{"id":"a"}').document == {}
     assert only_op('{"id":"é","x":"\\ud83d\\ude00 😀"}'.encode()) == ImportedOp("set", "é", {"x": "😀 😀"})
 
@@ -93,7 +96,7 @@ GOOD = b'{"id":"first"}\n'
         (b'\n{"id":"b"}', 0, "blank line"),
     ],
 )
-def test_a_bad_line_is_an_error_with_file_and_offset(tmp_path, line, at, says):
+def test_a_bad_line_is_an_error_with_file_and_offset(tmp_path: Path, line: bytes, at: int, says: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(GOOD + line + b"\n")
     commits = read_json_lines(path)
@@ -105,19 +108,19 @@ def test_a_bad_line_is_an_error_with_file_and_offset(tmp_path, line, at, says):
     assert str(path) in str(caught.value)
 
 
-def test_blank_lines_may_end_the_file():
+def test_blank_lines_may_end_the_file() -> None:
     assert len(read(GOOD + b"\n  \n\n")) == 1
     assert read(b"") == []
 
 
-def test_gzip_is_recognised_by_its_content(tmp_path):
+def test_gzip_is_recognised_by_its_content(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     plain.write_bytes(GOOD * 3)
     packed.write_bytes(gzip.compress(GOOD) + gzip.compress(GOOD * 2))
     assert [commit.ops for commit in read_json_lines(plain)] == [commit.ops for commit in read_json_lines(packed)]
 
 
-def test_a_damaged_gzip_file_is_an_error(tmp_path):
+def test_a_damaged_gzip_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(GOOD * 1000)[:-12])
     with pytest.raises(CorruptError, match=r"cut\.gz.*damaged"):
@@ -127,28 +130,27 @@ def test_a_damaged_gzip_file_is_an_error(tmp_path):
         list(read_json_lines(path))
 
 
-def test_a_stream_is_left_open():
+def test_a_stream_is_left_open() -> None:
     stream = io.BytesIO(GOOD)
     assert len(list(read_json_lines(stream))) == 1
     assert not stream.closed
 
 
-def test_memory_is_bounded_by_a_line():
+def test_memory_is_bounded_by_a_line() -> None:
     class Endless(io.RawIOBase):
-        def readable(self):
+        def readable(self) -> bool:
             return True
 
-        def readinto(self, buffer):
+        def readinto(self, buffer: Any) -> int:
             lines = GOOD * (len(buffer) // len(GOOD))
             buffer[: len(lines)] = lines
             return len(lines)
 
-    commits = read_json_lines(Endless())
+    commits = read_json_lines(cast(BinaryIO, Endless()))
     assert next(commits).source == "<stream>:1"
     assert next(commits).source == "<stream>:2"
-    commits.close()
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path):
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.jsonl"):
         list(read_json_lines(tmp_path / "none.jsonl"))
