@@ -19,6 +19,7 @@ named below, writing with `WriteFailedError` or `CommitUnknownError`.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -94,7 +95,7 @@ class Backend(Protocol):
         :raises MissingFileError: there is no such file.
         """
 
-    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
         """Many reads at once, results in the order asked for; None where there is no such file."""
 
     def create(self, path: str, data: bytes) -> None:

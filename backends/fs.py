@@ -27,6 +27,7 @@ from data.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import socket
@@ -61,6 +62,9 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 _CLOCK = f"{LOCKS}clock"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+# How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted.
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
 
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
 
@@ -115,9 +119,11 @@ class FsBackend:
         try:
             return _read(self._full(path), start, stop)
         except OSError as error:
+            if error.errno in _MISSING:
+                raise MissingFileError(f"no file {self._full(path)}", path) from error
             raise self._read_failed(path, error) from error
 
-    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
         return [self._read_if_there(part) for part in ranges]
 
     def _read_if_there(self, part: Range) -> bytes | None:
@@ -351,8 +357,6 @@ class FsBackend:
 
     def _read_failed(self, path: str, error: OSError) -> OpslogError:
         full = self._full(path)
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE):
-            return MissingFileError(f"no file {full}", path)
         return self._name_error(full, error) or RetryError(f"{full} could not be read: {_explain(error)}")
 
     def _write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError:

@@ -7,6 +7,7 @@ process lives". One lock serialises all calls of one storage.
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from bisect import bisect_left, insort
@@ -110,7 +111,7 @@ class MemoryBackend:
             raise MissingFileError(f"no file {path} in {self.url}", path)
         return data
 
-    def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
         self._check_open()
         for part in ranges:
             check_path(part.path)

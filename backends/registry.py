@@ -40,7 +40,7 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
     :raises NotFoundError: there is no store, and `create` is false.
     """
     text = os.fspath(url)
-    if not isinstance(text, str) or not text:
+    if not text:
         raise InvalidNameError(f"{url!r} does not name a store: use a path, or a URL such as memory://name")
     scheme, separator, _ = text.partition("://")
     return _factory(scheme if separator else "file")(text, **options)
