@@ -102,6 +102,9 @@ class _Delete(_Op, tag_field="op", tag="delete"):
     data: msgspec.UnsetType = msgspec.UNSET
 
 
+_SHAPES: dict[str, type[_Set | _Delete]] = {"set": _Set, "delete": _Delete}
+
+
 class _Logged(msgspec.Struct, frozen=True):
     """An op and where it was read."""
 
@@ -219,13 +222,21 @@ def _log(path: Path) -> Iterator[_Logged]:
             if line.blank:
                 continue
             try:
-                value = line.decode()
+                entry = _entry(line)
             except CorruptError as error:
-                if not line.complete:
+                if not line.complete and isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
                     return  # A torn last line.
-                problem = f"{error}; @backloghq/opslog skips such a line; to do so too, remove it from a copy"
+                problem = f"{error}; to import without this line, remove it from a copy of the directory"
                 raise CorruptError(problem, error.path, error.offset) from error
-            yield _Logged(line.convert(value, _Set | _Delete), line._replace(data=b""))  # type: ignore[arg-type]
+            yield _Logged(entry, line._replace(data=b""))
+
+
+def _entry(line: Line) -> _Set | _Delete:
+    value = line.decode()
+    op = value.get("op") if isinstance(value, dict) else None
+    if not isinstance(op, str) or op not in _SHAPES:
+        raise line.corrupt('not an op: an object whose "op" is "set" or "delete"')
+    return line.convert(value, _SHAPES[op])
 
 
 def _commit(op: _Logged, agents: AgentNames) -> ImportedCommit:

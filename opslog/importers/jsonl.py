@@ -60,6 +60,9 @@ class _Batch(_Line, tag="batch"):
     ops: Annotated[list[_Set | _Delete], msgspec.Meta(min_length=1)]
 
 
+_SHAPES: dict[str, type[_Set | _Delete | _Batch]] = {"set": _Set, "delete": _Delete, "batch": _Batch}
+
+
 def read_json_lines(source: str | os.PathLike[str] | BinaryIO) -> Iterator[ImportedCommit]:
     """The commits in a file or binary stream of JSON lines; memory is bounded by the longest line.
 
@@ -131,14 +134,13 @@ def _opslog_commit(line: Line, value: dict[str, Any]) -> ImportedCommit:
             raise line.corrupt(
                 f"a line of op {op!r} means something only in its own store; import what 'opslog export' writes"
             )
-        case "set" | "delete" | "batch":
-            pass
+        case str(op) if op in _SHAPES:
+            entry = line.convert(value, _SHAPES[op])
         case op:
             raise line.corrupt(
                 f"unknown op {op!r}; if this is a plain document with a field 'op', "
                 'write it as {"op":"set","id":…,"data":{…}}'
             )
-    entry: _Set | _Delete | _Batch = line.convert(value, _Set | _Delete | _Batch)  # type: ignore[arg-type]
     try:
         agent = None if entry.agent is None else check_name(entry.agent, "agent")
         ts = None if entry.ts is None else from_text(entry.ts)
