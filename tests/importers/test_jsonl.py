@@ -62,8 +62,8 @@ GOOD = b'{"id":"first"}\n'
 @pytest.mark.parametrize(
     ("line", "at", "says"),
     [
-        (b'{"id":"a",}', 10, "not JSON"),
-        (b'{"id":"\xc3\xa9",}', 11, "not JSON"),
+        (b'{"id":"a" "x":1}', 10, "not JSON"),
+        (b'{"id":"\xc3\xa9" "x":1}', 11, "not JSON"),
         (b'{"id":"a","x":tru', 14, "not JSON"),
         (b'{"id":"a"} {"id":"b"}', 11, "Extra data"),
         (b'{"id":"a\xff"}', 8, "not UTF-8"),
