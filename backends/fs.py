@@ -166,7 +166,7 @@ class FsBackend:
                 os.fsync(descriptor)
                 won = self._link(descriptor, temporary, path)
             finally:
-                os.close(descriptor)
+                forking.close_descriptor(descriptor)
                 # If even this fails, a leftover with ".tmp-" in its name harms nobody.
                 with suppress(OSError):
                     os.unlink(self._full(temporary))
@@ -338,14 +338,15 @@ class FsBackend:
         if not _is_removable(directory):
             self._durable.add(directory)
 
-    def _open_new(
-        self, path: str, opener: Callable[[str, int], int] = lambda path, flags: os.open(path, flags, 0o666)
-    ) -> int:
-        """Create a file that must not exist, and the directories it lies in, and open it for writing."""
+    def _open_new(self, path: str) -> int:
+        """Create a file that must not exist, and the directories it lies in, and open it for writing.
+
+        To be closed with `forking.close_descriptor`.
+        """
         for _ in range(10):
             self._make_directory(_parent(path))
             try:
-                return opener(self._full(path), _NEW_FILE)
+                return forking.open_descriptor(self._full(path), _NEW_FILE)
             except FileNotFoundError:
                 # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
                 # root is gone, making one fails.
@@ -445,7 +446,7 @@ class FsAppender:
         try:
             number = max(self._number, self._floor, self._highest_number()) + 1
             path = segment_path(self._agent, number)
-            descriptor = backend._open_new(path, forking.open_descriptor)
+            descriptor = backend._open_new(path)
         except FileExistsError:
             raise self._fenced(f"it created {path}") from None
         except OSError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 pytest.register_assert_rewrite("opslog.backends.testing")
 
-from opslog.backends import Backend, open_backend  # noqa: E402  (after the rewrite is registered)
+from opslog.backends import Backend, open_backend, testing  # noqa: E402  (after the rewrite is registered)
 from opslog.backends.fs import FsBackend  # noqa: E402
 from opslog.backends.testing import BackendContract  # noqa: E402
 
@@ -21,3 +24,14 @@ class TestFs(BackendContract):
 class TestMemory(BackendContract):
     def open_backend(self, space: Path) -> Backend:
         return open_backend(f"memory://{space}")
+
+
+def test_the_suites_own_example_runs(tmp_path: Path) -> None:
+    assert testing.__doc__ is not None
+    example = testing.__doc__.partition("::\n")[2].partition("\n\nEvery test")[0]
+    (tmp_path / "test_example.py").write_text(textwrap.dedent(example))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "create or lock", "-p", "no:cacheprovider"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    assert " passed" in run.stdout

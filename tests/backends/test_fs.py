@@ -178,6 +178,10 @@ def test_a_holder_in_this_process_is_named_as_such(backend: FsBackend) -> None:
 # Forks
 
 
+# From Python 3.12 on a fork beside other threads (those of a parallel test run) warns: the child only does what is safe.
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
 def in_child(work: Callable[[], None]) -> None:
     """Run `work` in a forked child, which must come to its end."""
     child = os.fork()
@@ -191,6 +195,7 @@ def in_child(work: Callable[[], None]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@forks
 def test_a_forked_child_is_refused_and_harms_nothing(backend: FsBackend, root: Path) -> None:
     appender = backend.appender("a")
     appender.append(b"1\n")
