@@ -178,7 +178,7 @@ def test_a_holder_in_this_process_is_named_as_such(backend: FsBackend) -> None:
 # Forks
 
 
-# From Python 3.12 on a fork beside other threads (those of a parallel test run) warns: the child only does what is safe.
+# From Python 3.12 on, a fork beside other threads (as in a parallel test run) warns: the child only does what is safe.
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
