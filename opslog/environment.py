@@ -6,7 +6,7 @@ This is the only module of the package that reads the machine's clocks or its ra
 from __future__ import annotations
 
 import secrets
-import time
+import time as clocks
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +14,12 @@ from datetime import UTC, datetime
 
 def _nonce() -> str:
     return secrets.token_hex(8)
+
+
+def _monotonic() -> float:
+    """Counts while the machine sleeps, too, where the system has such a clock: a view gets old all the same."""
+    boottime = getattr(clocks, "CLOCK_BOOTTIME", None)
+    return clocks.monotonic() if boottime is None else clocks.clock_gettime(boottime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +32,9 @@ class Environment:
     :ivar nonce: a new name for a run or an archive: letters and digits, never the same twice.
     """
 
-    time: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    time: Callable[[], float] = clocks.time
+    monotonic: Callable[[], float] = _monotonic
+    sleep: Callable[[float], None] = clocks.sleep
     nonce: Callable[[], str] = _nonce
 
 
@@ -37,7 +43,7 @@ REAL = Environment()
 
 def format_ts(seconds: float) -> str:
     """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def parse_ts(ts: str) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -156,7 +157,7 @@ def _own(commit: Commit) -> None:
                 op.data = op.data.copy()
 
 
-class _Pending:
+class Pending:
     """A commit on its way into the log."""
 
     __slots__ = ("commit", "done", "error", "line")
@@ -172,50 +173,77 @@ class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
     :param written: called for each commit that is in the log, in log order, with the commit and the bytes of its line.
-    :ivar lock: held while commits get into the log; whoever holds it sees the log and the memory agree.
+    :param failed: called once for each group of commits of which some are not, or may not be, in the log.
     """
 
-    def __init__(self, appender: Appender, written: Callable[[Commit, int], None]) -> None:
+    def __init__(
+        self,
+        agent: str,
+        appender: Appender,
+        written: Callable[[Commit, int], None],
+        failed: Callable[[OpslogError], None],
+    ) -> None:
+        self.agent = agent
         self._appender = appender
         self._written = written
+        self._failed = failed
         self._order = threading.Lock()
-        self._queue: list[_Pending] = []
+        self._flushing = threading.RLock()
+        self._queue: list[Pending] = []
         self._broken: OpslogError | None = None
         self.queued_bytes = 0
-        self.lock = threading.RLock()
 
-    def queue(self, build: Callable[[], Commit]) -> _Pending:
+    def queue(self, build: Callable[[], Commit]) -> Pending:
         """Put a commit at the end of the queue. `build` makes it, and takes its clock in the order of the queue.
 
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         """
         with self._order:
-            if self._broken is not None:
-                raise ReopenError(f"nothing more can be written: close this store and open it again, because {self._broken}")
-            pending = _Pending(build())
-            self._queue.append(pending)
-            self.queued_bytes += len(pending.line)
-        return pending
+            return self._append(build)
 
-    def wait(self, pending: _Pending) -> None:
+    @contextmanager
+    def quiet(self) -> Iterator[Callable[[Callable[[], Commit]], Pending]]:
+        """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use there."""
+        with self._flushing:
+            while True:
+                self.flush()
+                with self._order:
+                    if not self._queue:
+                        yield self._append
+                        return
+
+    def wait(self, pending: Pending) -> None:
         """Return when the commit is durable.
 
         :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
         """
-        with self.lock:
+        with self._flushing:
             if not pending.done:
                 self.flush()
         if pending.error is not None:
             raise pending.error
 
-    def flush(self) -> OpslogError | None:
-        """Write everything queued. Returns the first error, which each commit concerned carries as well."""
-        with self.lock:
+    def flush(self) -> None:
+        """Write everything queued. Each commit carries its own error, if any."""
+        with self._flushing:
             with self._order:
                 group, self._queue, self.queued_bytes = self._queue, [], 0
-            return self._write(group) if group else None
+            if group:
+                self._write(group)
 
-    def _write(self, group: list[_Pending]) -> OpslogError | None:
+    def close(self) -> None:
+        """Give the agent's name back. What is still queued is not written."""
+        self._appender.close()
+
+    def _append(self, build: Callable[[], Commit]) -> Pending:
+        if self._broken is not None:
+            raise ReopenError(f"nothing more can be written: close this store and open it again, because {self._broken}")
+        pending = Pending(build())
+        self._queue.append(pending)
+        self.queued_bytes += len(pending.line)
+        return pending
+
+    def _write(self, group: list[Pending]) -> None:
         data = group[0].line if len(group) == 1 else b"".join([pending.line for pending in group])
         # Until it is known better: whatever ends this call early (an interrupt, too) leaves the outcome unknown.
         error: OpslogError | None = CommitUnknownError("the write was interrupted")
@@ -231,9 +259,10 @@ class LogWriter:
             if isinstance(error, ReopenError):
                 self._broken = error
             self._settle(group, durable, error)
-        return next((pending.error for pending in group if pending.error), None)
+        if error is not None:
+            self._failed(error)
 
-    def _settle(self, group: list[_Pending], durable: int, error: OpslogError | None) -> None:
+    def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
         for pending in group:
             durable -= len(pending.line)
             if durable >= 0:
@@ -242,10 +271,6 @@ class LogWriter:
                 assert error is not None
                 pending.error = _error_of(error, pending.commit)
             pending.done = True
-
-    def close(self) -> None:
-        """Give the agent's name back. What is still queued is not written."""
-        self._appender.close()
 
 
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:

@@ -44,7 +44,11 @@ class ManifestStore:
         while True:
             number = self.newest_number()
             if number == 0:
-                raise self._missing()
+                # In this order: a manifest is created before any log, so logs seen first and no manifest after is damage.
+                has_logs = bool(self._backend.list(OPS))
+                if self.newest_number():
+                    continue
+                raise self._missing(has_logs)
             if self._newest is not None and self._newest.number == number:
                 return self._newest
             try:
@@ -94,8 +98,8 @@ class ManifestStore:
             error.path,
         )
 
-    def _missing(self) -> NotFoundError | CorruptError:
-        if self._backend.list(OPS):
+    def _missing(self, has_logs: bool) -> NotFoundError | CorruptError:
+        if has_logs:
             return CorruptError(
                 f"{self._backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a copy; "
                 "without it nobody can say what the snapshots and the logs mean together",

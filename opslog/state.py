@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
-from opslog.log import Cursor, Segments, list_segments
+from opslog.log import Cursor, Segments, bytes_after, list_segments
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -24,7 +24,7 @@ class State:
     :ivar visible: the winners of the tail that also win against the snapshot, tombstones included.
     :ivar documents: how many documents there are.
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
-        folded ones included.
+        folded ones included; `tail_bytes`: length of the logs after the manifest's cut, when it was loaded.
     """
 
     def __init__(self, manifest: Manifest, runs: list[LoadedRun]) -> None:
@@ -35,6 +35,7 @@ class State:
         self.documents = manifest.documents
         self.clock = manifest.clock
         self.commits = manifest.commits
+        self.tail_bytes = 0
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
 
     def apply(self, commit: Commit) -> None:
@@ -119,7 +120,9 @@ class Loader:
 
     def _load(self, manifest: Manifest, included: Callable[[Commit], bool]) -> State:
         state = State(manifest, self._load_runs(manifest.runs))
-        for commit in read_new(self.backend, state.cursors, list_segments(self.backend)):
+        segments = list_segments(self.backend)
+        state.tail_bytes = bytes_after(segments, manifest.cut)
+        for commit in read_new(self.backend, state.cursors, segments):
             if included(commit):
                 state.apply(commit)
         return state

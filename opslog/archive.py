@@ -1,0 +1,66 @@
+"""Archives: documents moved out of the store, by period, as files of the same form as snapshots.
+
+A file is written first (the data, then its index, whose presence means that both are whole), and only then are its documents
+deleted. A crash in between leaves them in both places, never in none; a data file without index is such a crash's leftover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from opslog.backends import Backend
+from opslog.commits import Set, encode_commit
+from opslog.errors import NotFoundError
+from opslog.layout import ARCHIVE, archive_of, archive_path, index_path
+from opslog.runs import read_blocks
+from opslog.snapshot import Row, build_archive, decode_index
+
+
+def quarter(seconds: float) -> str:
+    """The default period: the quarter of a time in seconds since 1970, ``2026-Q4``."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{moment.year}-Q{(moment.month + 2) // 3}"
+
+
+def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[Set]) -> None:
+    """Write records, in order of id, as one file of a period."""
+    path = archive_path(period, nonce)
+    file = build_archive(path, (Row(record, encode_commit(record)) for record in records))
+    backend.create(path, file.data)
+    backend.create(index_path(path), file.index)
+
+
+def list_periods(backend: Backend) -> list[str]:
+    """The periods that have archives, in order."""
+    return sorted({period for period, _ in _files(backend, ARCHIVE)})
+
+
+def read_archive(backend: Backend, period: str) -> dict[str, Set]:
+    """The records of a period by id; of a document archived twice, the one with the greater stamp. Everything is verified.
+
+    :raises NotFoundError: nothing was archived under this period. :raises CorruptError: a file is damaged.
+    """
+    records: dict[str, Set] = {}
+    files = _files(backend, f"{ARCHIVE}{period}/")
+    if not files:
+        known = ", ".join(list_periods(backend)) or "none"
+        raise NotFoundError(f"nothing was archived under {period!r}; the periods are: {known}")
+    for _, path in files:
+        index = decode_index(backend.read(index_path(path)), path)
+        for block in read_blocks(backend, path, index.blocks):
+            for record, _ in block:
+                known_record = records.get(record.id)
+                if isinstance(record, Set) and (known_record is None or record.stamp > known_record.stamp):
+                    records[record.id] = record
+    return records
+
+
+def _files(backend: Backend, prefix: str) -> list[tuple[str, str]]:
+    """(period, path of the data) of every finished archive file."""
+    files = []
+    for entry in backend.list(prefix):
+        named = archive_of(entry.path)
+        if named and named[2] == "index":
+            files.append((named[0], archive_path(named[0], named[1])))
+    return files

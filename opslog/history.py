@@ -1,0 +1,148 @@
+"""The past: states as they were, and what happened since, as far back as manifests and segments are retained.
+
+A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to c; at
+time t, of all commits whose `ts` is not later. It is rebuilt from the newest retained manifest for which nothing beyond the
+point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is in the logs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from opslog.backends import Backend
+from opslog.commits import Commit, Record, Stamp, Undo
+from opslog.environment import format_ts, parse_ts
+from opslog.errors import HistoryGoneError, MissingFileError, UsageError
+from opslog.log import Cursor, Segments, list_segments
+from opslog.manifest import Manifest
+from opslog.manifest_store import ManifestStore
+from opslog.runs import BlockRun
+from opslog.state import Loader, State
+
+Point = int | str | datetime
+"""A clock, or a time: a `datetime` with a zone, or such a time as text (``2026-11-20T12:00:00Z``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One thing that happened to a document.
+
+    :ivar record: the set or delete, with its `ts`, `clock`, `agent` and, for a set, `data`.
+    :ivar undone: whether an undo cancelled it.
+    """
+
+    record: Record
+    undone: bool
+
+
+def load_as_of(loader: Loader, point: Point) -> State:
+    """The state at a point.
+
+    :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises UsageError: it is no point.
+    """
+    before, included = conditions(point)
+    return loader.load_at(lambda: _choose(loader.manifests, before, point), included)
+
+
+def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Commit], bool]]:
+    """Whether a manifest saw nothing beyond the point, and whether a commit is not beyond it."""
+    if isinstance(point, int) and not isinstance(point, bool):
+        clock = point
+        return lambda manifest: manifest.clock <= clock, lambda commit: commit.clock <= clock
+    try:
+        ts = format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
+    except ValueError as error:
+        raise UsageError(f"as_of takes a clock (an integer) or a time with a zone, not {point!r}: {error}") from error
+    return lambda manifest: manifest.ts <= ts, lambda commit: commit.ts <= ts
+
+
+def _choose(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
+    """The newest retained manifest before the point. A binary search: clock and ts only grow with the number."""
+    numbers = [number for number, _ in manifests.entries()]
+    oldest: Manifest | None = None
+    low, high = 0, len(numbers)
+    chosen: Manifest | None = None
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            manifest = manifests.read(numbers[middle])
+        except MissingFileError:
+            low = middle + 1  # collected since the listing, so everything older is
+            continue
+        if before(manifest):
+            chosen, low = manifest, middle + 1
+        else:
+            oldest, high = manifest, middle
+    if chosen is None:
+        assert oldest is not None
+        raise HistoryGoneError(
+            f"the state at {point} was compacted away; the oldest that can be had is at clock {oldest.clock}"
+            f"{f' (all commits up to {oldest.ts})' if oldest.ts else ''}. To keep more, compact with keep_history",
+            oldest.clock,
+        )
+    return chosen
+
+
+def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
+    """All retained commits with a clock greater than `since`, in the order of their stamps.
+
+    :param since: None: everything that is retained. Otherwise complete, or an error.
+    :raises HistoryGoneError: some of them were compacted away.
+    """
+    oldest = _oldest(ManifestStore(backend))
+    if since is not None and since < oldest.clock:
+        raise HistoryGoneError(
+            f"commits from clock {since} on were partly compacted away; all of them are there from {oldest.clock} on. "
+            "To keep more, compact with keep_history",
+            oldest.clock,
+        )
+    segments = list_segments(backend)
+    logs = [_read_retained(backend, agent, segments, oldest if since is not None else None) for agent in segments]
+    merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
+    return (commit for commit in merged if since is None or commit.clock > since)
+
+
+def _oldest(manifests: ManifestStore) -> Manifest:
+    while True:
+        manifests.newest()  # there is a store, or this says that there is none
+        number = manifests.entries()[0][0]
+        try:
+            return manifests.read(number)
+        except MissingFileError:
+            continue  # collected meanwhile
+
+
+def _read_retained(backend: Backend, agent: str, segments: Segments, oldest: Manifest | None) -> Iterator[Commit]:
+    """One log from the oldest manifest's cut on, or from the first segment there is."""
+    listed = segments[agent]
+    if oldest is not None and agent in oldest.cut:
+        cursor = Cursor.at(agent, oldest.cut[agent])
+    else:
+        cursor = Cursor(agent, listed[0].number if oldest is None else 1)
+    for _, commit in cursor.read(backend, listed):
+        yield commit
+
+
+def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
+    """What happened to one document, oldest first, as far as it is retained: the oldest may be its record in a snapshot.
+
+    Reads all retained logs; leaves out commits that are not `included`.
+    """
+    found: dict[Stamp, Record] = {}
+    undone: set[Stamp] = set()
+    oldest = _oldest(ManifestStore(backend))
+    for run in reversed(oldest.runs):
+        record = BlockRun(backend, run).get(id)
+        if record is not None:
+            found = {record.stamp: record}
+    for commit in filter(included, commits_since(backend, None)):
+        if isinstance(commit, Undo):
+            undone.add((commit.target, commit.agent))
+        for record in commit.records:
+            if record.id == id:
+                found[record.stamp] = record
+    return [Revision(found[stamp], stamp in undone) for stamp in sorted(found)]
+

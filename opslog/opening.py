@@ -1,0 +1,137 @@
+"""Opening a store: from a URL to a `Store`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, TypeVar, overload
+
+from opslog.backends import Appender, open_backend
+from opslog.documents import Document, Migrate, Schema
+from opslog.environment import REAL, Environment, format_ts
+from opslog.errors import AlreadyExistsError, NotFoundError, UsageError
+from opslog.history import Point, conditions, load_as_of
+from opslog.layout import check_name
+from opslog.manifest import Manifest, Settings
+from opslog.state import Loader
+from opslog.store import COMPACT_AFTER, Durability, Store
+
+T = TypeVar("T")
+
+
+@overload
+def open(
+    url: str | os.PathLike[str],
+    *,
+    agent: str = ...,
+    type: type[T],
+    version: int | None = ...,
+    migrate: Migrate | None = ...,
+    read_only: bool = ...,
+    as_of: Point | None = ...,
+    durability: Durability = ...,
+    compact_after: int | None = ...,
+    settings: Settings | None = ...,
+    environment: Environment = ...,
+    **storage_options: Any,
+) -> Store[T]: ...
+
+
+@overload
+def open(
+    url: str | os.PathLike[str],
+    *,
+    agent: str = ...,
+    type: None = ...,
+    version: int | None = ...,
+    migrate: Migrate | None = ...,
+    read_only: bool = ...,
+    as_of: Point | None = ...,
+    durability: Durability = ...,
+    compact_after: int | None = ...,
+    settings: Settings | None = ...,
+    environment: Environment = ...,
+    **storage_options: Any,
+) -> Store[Document]: ...
+
+
+def open(
+    url: str | os.PathLike[str],
+    *,
+    agent: str = "main",
+    type: type[Any] | None = None,
+    version: int | None = 1,
+    migrate: Migrate | None = None,
+    read_only: bool = False,
+    as_of: Point | None = None,
+    durability: Durability = "fsync",
+    compact_after: int | None = COMPACT_AFTER,
+    settings: Settings | None = None,
+    environment: Environment = REAL,
+    **storage_options: Any,
+) -> Store[Any]:
+    """Open a store, and create it where there is none and it is opened for writing.
+
+    :param url: a directory, or ``memory://name``; any scheme that a backend is installed for.
+    :param agent: the name to write under; one live writer per name.
+    :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. None: plain dicts.
+    :param version: the schema version of documents, written with each of them. None: a tool that knows no schema.
+    :param migrate: called with a document of an older version and that version, when it is read; returns it in the form of
+        `version`. The stored document changes only when it is next set.
+    :param read_only: write nothing, take no agent name.
+    :param as_of: open the state as it was at a clock or at a time, for reading only and unmoved by `refresh`.
+    :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and what was
+        written in the last 100 ms, or the last 64 KiB, can be lost in a crash; `flush` and `close` make it durable.
+    :param compact_after: compact in the background when so many commits (or 64 MiB) are not folded; None: never.
+    :param settings: of a store that this call creates; an existing one keeps its own.
+    :param environment: clocks and random names, for simulations.
+    :param storage_options: what the backend takes.
+    :raises AgentBusyError: another live process writes under this agent name. :raises NotFoundError: `read_only`, and there
+        is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the store cannot
+        be read; names the file and the byte offset.
+    """
+    if durability not in ("fsync", "buffered"):
+        raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
+    if compact_after is not None and compact_after < 1:
+        raise UsageError(f"compact_after is a number of commits from 1 on, or None, not {compact_after!r}")
+    included = None if as_of is None else conditions(as_of)[1]
+    writes = not read_only and as_of is None
+    if writes:
+        check_name(agent, "agent")
+    backend = open_backend(url, create=writes, **storage_options)
+    appender: Appender | None = None
+    try:
+        loader = Loader(backend)
+        if writes:
+            # The name first: what is loaded of one's own log must not change any more.
+            appender = backend.appender(agent)
+            _create_if_missing(loader, settings or Settings(), environment)
+        state = loader.load() if as_of is None else load_as_of(loader, as_of)
+        if appender is not None and agent in state.manifest.cut:
+            appender.advance(state.manifest.cut[agent].segment)
+    except BaseException:
+        if appender is not None:
+            appender.close()
+        backend.close()
+        raise
+    return Store(
+        backend,
+        loader,
+        state,
+        agent=agent if writes else None,
+        appender=appender,
+        schema=Schema(type, version, migrate),
+        durability=durability,
+        compact_after=compact_after,
+        environment=environment,
+        included=included,
+    )
+
+
+def _create_if_missing(loader: Loader, settings: Settings, environment: Environment) -> None:
+    """The first manifest comes before any log. Of racing creators one wins, and the others use what it made."""
+    with suppress(NotFoundError):
+        loader.manifests.newest()
+        return
+    with suppress(AlreadyExistsError):
+        loader.manifests.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))

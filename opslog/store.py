@@ -1,0 +1,651 @@
+"""The store: documents under ids, shared by many agents."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Literal, Self, TypeVar
+
+import msgspec
+
+from opslog import archive, compaction, history
+from opslog.backends import Appender, Backend, forking
+from opslog.background import Worker
+from opslog.batch import OpenBatch
+from opslog.clock import LamportClock
+from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
+from opslog.compaction import Compaction, KeepHistory, Progress
+from opslog.documents import Schema, check_id
+from opslog.environment import Environment, format_ts
+from opslog.errors import (
+    ClosedError,
+    HistoryGoneError,
+    LockedError,
+    MissingFileError,
+    NotFoundError,
+    OpslogError,
+    ReadOnlyError,
+    ReopenError,
+    UsageError,
+)
+from opslog.history import Revision
+from opslog.layout import check_name
+from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
+from opslog.manifest import START, Manifest
+from opslog.state import Loader, State, read_new
+
+T = TypeVar("T")
+
+Durability = Literal["fsync", "buffered"]
+
+COMPACT_AFTER = 10_000
+"""Default length of the tail, in commits, from which a store compacts by itself."""
+
+_COMPACT_AFTER_BYTES = 64 * 1024 * 1024
+_BUFFER_BYTES = 64 * 1024
+_BUFFER_BYTES_MAX = 8 * 1024 * 1024
+"""Beyond this a buffered call waits for the disk: memory must not grow without bound where the disk is slower."""
+_BUFFER_SECONDS = 0.1
+
+_log = logging.getLogger("opslog")
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of a store, as this process sees it.
+
+    :ivar documents: how many there are; `agents`: how many logs; `clock`: the greatest clock seen.
+    :ivar manifest: number of the manifest that the state in memory started from.
+    :ivar commits: how many commits were ever written, as far as seen; `tail_commits`: how many of them are not folded.
+    :ivar snapshot_runs, snapshot_records, snapshot_bytes: the snapshot on storage, tombstones included.
+    :ivar log_bytes, log_segments: retained segments on storage; `archive_bytes`: archives on storage.
+    :ivar compaction_error: why the last automatic compaction failed, None if it did not.
+    """
+
+    documents: int
+    agents: int
+    clock: int
+    manifest: int
+    commits: int
+    tail_commits: int
+    snapshot_runs: int
+    snapshot_records: int
+    snapshot_bytes: int
+    log_segments: int
+    log_bytes: int
+    archive_bytes: int
+    compaction_error: str | None
+
+
+class Store(MutableMapping[str, T], Generic[T]):
+    """An open store; made by `opslog.open`. A mutable mapping from ids to documents, iterated in order of id.
+
+    Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a fork
+    (`ClosedError`). Errors are drawn as a tree in `opslog.errors`.
+
+    What other agents write is seen after `refresh`; what this store writes is seen at once.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        loader: Loader,
+        state: State,
+        *,
+        agent: str | None,
+        appender: Appender | None,
+        schema: Schema[T],
+        durability: Durability,
+        compact_after: int | None,
+        environment: Environment,
+        included: Callable[[Commit], bool] | None,
+    ) -> None:
+        self._backend = backend
+        self._loader = loader
+        self._state = state
+        self._agent = agent
+        self._schema = schema
+        self._buffered = durability == "buffered"
+        self._environment = environment
+        self._included = included
+        self._clock = LamportClock(state.clock)
+        self._state_lock = threading.RLock()
+        self._refresh_lock = threading.RLock()
+        self._local = threading.local()
+        self._unseen: list[Commit] = []
+        self._complete = True
+        self._looked = environment.monotonic()
+        self._closed = False
+        self._generation = forking.generation
+        self._failed: OpslogError | None = None
+        self._log = LogWriter(agent, appender, self._on_written, self._on_failed) if agent and appender else None
+        self._flusher = Worker("opslog-flush", self._log.flush if self._log else lambda: None, _BUFFER_SECONDS)
+        self._compactor = Worker("opslog-compact", self._compact_in_background)
+        self._compact_after = compact_after
+        self._folded = state.manifest.commits
+        self._compact_at = self._folded + (compact_after or 0)
+        self._tail_bytes = state.tail_bytes
+        self._compact_at_bytes = _COMPACT_AFTER_BYTES
+        self._compaction_error: str | None = None
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, id: str) -> T:
+        record = self._record(id)
+        if record is None:
+            raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
+        return self._schema.decode(record)
+
+    def __contains__(self, id: object) -> bool:
+        self._check_open()
+        batch = self._open_batch
+        if batch is not None and id in batch.overlay:
+            return isinstance(batch.overlay[id], Set)  # type: ignore[index]  # it is in there, so it is a str
+        with self._state_lock:
+            return isinstance(id, str) and self._state.contains(id)
+
+    def __len__(self) -> int:
+        self._check_open()
+        batch = self._open_batch
+        with self._state_lock:
+            documents = self._state.documents
+            if batch is not None:
+                for id, record in batch.overlay.items():
+                    documents += isinstance(record, Set) - self._state.contains(id)
+            return documents
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.id for record in self._records())
+
+    def items(self) -> ItemsView[str, T]:
+        """(id, document) pairs in order of id, all of them as they were when the iteration began."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[T]:
+        """Documents in order of id, all of them as they were when the iteration began."""
+        return _Values(self)
+
+    def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
+        """The (id, document) pairs whose document fulfils the predicate, in order of id. Decodes every document."""
+        return [(id, document) for id, document in self._documents() if predicate(document)]
+
+    def count(self, predicate: Callable[[T], object] | None = None) -> int:
+        """How many documents fulfil the predicate; without one, how many there are."""
+        if predicate is None:
+            return len(self)
+        return sum(1 for _, document in self._documents() if predicate(document))
+
+    def __repr__(self) -> str:
+        return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
+
+    def _record(self, id: str) -> Set | None:
+        self._check_open()
+        batch = self._open_batch
+        if batch is not None and id in batch.overlay:
+            record = batch.overlay[id]
+            return record if isinstance(record, Set) else None
+        with self._state_lock:
+            return self._state.get(id)
+
+    def _records(self) -> Iterator[Set]:
+        self._check_open()
+        batch = self._open_batch
+        with self._state_lock:
+            return self._state.records(batch.overlay if batch is not None else None)
+
+    def _documents(self) -> Iterator[tuple[str, T]]:
+        return ((record.id, self._schema.decode(record)) for record in self._records())
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def set(self, id: str, document: T) -> None:
+        """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
+
+        :raises InvalidDocumentError: it cannot be stored exactly. :raises InvalidNameError: no document can have this id.
+        :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been; reopen and look.
+        """
+        check_id(id)
+        data = msgspec.Raw(self._schema.encode(document))
+        v = self._schema.version or self._version_of(id)
+        batch = self._writable_batch()
+        if batch is not None:
+            batch.set(id, data, v)
+        else:
+            self._commit(lambda ts, clock, agent: Set(ts, clock, agent, id, data, v))
+
+    def delete(self, id: str) -> None:
+        """Delete a document.
+
+        :raises NotFoundError: there is none of this id. Otherwise as `set`.
+        """
+        if id not in self:
+            raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
+        batch = self._writable_batch()
+        if batch is not None:
+            batch.delete(id, None)
+        else:
+            self._commit(lambda ts, clock, agent: Delete(ts, clock, agent, id))
+
+    __setitem__ = set
+    __delitem__ = delete
+
+    def clear(self) -> None:
+        """Delete all documents, in one batch."""
+        with self.batch():
+            for id in list(self):
+                self.delete(id)
+
+    @contextmanager
+    def batch(self) -> Iterator[Self]:
+        """A block whose sets and deletes become one commit: all of them happen, or, after an exception, none.
+
+        Inside the block its own thread sees them; nobody else does before the end. A block inside a block joins it, and
+        can fail alone.
+        """
+        outer = self._writable_batch()
+        batch = self._local.batch = OpenBatch(outer)
+        try:
+            yield self
+        finally:
+            self._local.batch = outer
+        if outer is not None:
+            batch.merge_into_outer()
+        elif batch.ops:
+            self._commit(lambda ts, clock, agent: Batch(ts, clock, agent, batch.ops))
+
+    def undo(self) -> bool:
+        """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a whole.
+
+        Whatever would have won without it wins now; later writes of others stay. Reaches back over the store's undo
+        window, counted in commits of this agent, undos included.
+
+        :returns: False when there is nothing left to undo.
+        """
+        log = self._writable_log("undo")
+        self._refresh_if_stale()
+
+        with log.quiet() as queue:
+            target = self._state.merge.undoable(log.agent)
+            if target is None:
+                return False
+            pending = queue(self._build(log, lambda ts, clock, agent: Undo(ts, clock, agent, target.clock)))
+        self._finish(log, pending)
+        return True
+
+    def flush(self) -> None:
+        """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
+
+        :raises WriteFailedError: some of it is not in the log. :raises CommitUnknownError: it may not be.
+        """
+        self._check_open()
+        if self._log is not None:
+            self._log.flush()
+        self._check_open()
+
+    def _commit(self, build: Callable[[str, int, str], Commit]) -> None:
+        log = self._writable_log()
+        self._refresh_if_stale()
+        self._finish(log, log.queue(self._build(log, build)))
+
+    def _build(self, log: LogWriter, build: Callable[[str, int, str], Commit]) -> Callable[[], Commit]:
+        """Makes a commit with its ts, clock and agent, when it is called: in the order of the log."""
+
+        def stamped() -> Commit:
+            commit = build(format_ts(self._environment.time()), self._clock.tick(), log.agent)
+            if self._buffered:
+                self._apply_own(commit)
+            return commit
+
+        return stamped
+
+    def _finish(self, log: LogWriter, pending: Pending) -> None:
+        if not self._buffered:
+            log.wait(pending)
+        elif log.queued_bytes >= _BUFFER_BYTES_MAX:
+            log.flush()
+        else:
+            self._flusher.wake(hurry=log.queued_bytes >= _BUFFER_BYTES)
+
+    def _on_failed(self, error: OpslogError) -> None:
+        if self._buffered:
+            self._failed = error  # memory holds what the log does not; the next call will say so
+            _log.error("buffered commits were not written: %s", error)
+
+    def _on_written(self, commit: Commit, length: int) -> None:
+        """A commit of ours is in the log."""
+        if not self._buffered:
+            self._apply_own(commit)
+        self._tail_bytes += length
+        if self._compact_after is not None and self._is_compaction_due():
+            self._compactor.wake()
+
+    def _apply_own(self, commit: Commit) -> None:
+        with self._state_lock:
+            self._state.apply(commit)
+
+    def _version_of(self, id: str) -> int:
+        record = self._record(id)
+        return record.v if record is not None else 1
+
+    # -- others' writes --------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> list[Commit]:
+        """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
+
+        Each commit is returned once, by `refresh` or by `watch`. After an absence longer than the grace period, commits
+        that were folded and collected meanwhile are in the state but not in the list; `watch` reports that.
+        """
+        self._not_in_batch("refresh")
+        return self._take_new()[0]
+
+    def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
+        """The commits of other agents as they come in, without end; looks for them every `poll_seconds`.
+
+        Ends when the store is closed. :raises HistoryGoneError: commits were collected before they could be read here; the
+        state is right all the same, and a new `watch` goes on from it.
+        """
+        while not self._closed:
+            commits, complete = self._take_new()
+            yield from commits
+            if not complete:
+                raise HistoryGoneError(
+                    "commits were folded and collected before they were read here, after an absence longer than the grace "
+                    "period. The state is right; call watch again to follow from here",
+                    self._state.manifest.clock,
+                )
+            if not commits:
+                self._environment.sleep(poll_seconds)
+
+    def _take_new(self) -> tuple[list[Commit], bool]:
+        """The commits not handed out yet, and whether they are all."""
+        self._check_open()
+        if self._included is not None:
+            return [], True  # a point in the past does not move
+        with self._refresh_lock:
+            self._refresh_quietly()
+            commits, self._unseen = self._unseen, []
+            complete, self._complete = self._complete, True
+            return commits, complete
+
+    def _refresh_if_stale(self) -> None:
+        """A tombstone may leave the snapshot after its TTL; so nobody may write with a view older than half of that."""
+        age = self._environment.monotonic() - self._looked
+        if age > self._state.manifest.settings.tombstone_ttl_seconds / 2:
+            self._refresh_quietly()
+
+    def _refresh_quietly(self) -> None:
+        """Refresh, and keep the commits for the caller's own `refresh` or `watch`."""
+        with self._refresh_lock:
+            self._complete = self._read_new() and self._complete
+
+    def _read_new(self) -> bool:
+        """Read what is new into the state and `_unseen`. Returns whether `_unseen` has all of it."""
+        self._looked = self._environment.monotonic()
+        newest = self._loader.manifests.newest()
+        if newest.number != self._state.manifest.number:
+            self._note_manifest(newest)
+            if self._is_behind(newest):
+                return self._reload()
+        try:
+            segments = list_segments(self._backend)
+            self._tail_bytes = bytes_after(segments, newest.cut)
+            for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
+                with self._state_lock:
+                    self._state.apply(commit)
+                self._clock.observe(commit.clock)
+                self._unseen.append(commit)
+        except MissingFileError:
+            return self._reload()
+        return True
+
+    def _is_behind(self, newest: Manifest) -> bool:
+        """Whether commits were folded that are not read here, or so much of the state is in the snapshot by now that the
+        winners of the old tail had better be forgotten."""
+        cursors = self._state.cursors
+        folded = newest.commits - self._state.manifest.commits
+        return folded > COMPACT_AFTER or any(
+            cut.commits > (cursors[agent].commits if agent in cursors else 0)
+            for agent, cut in newest.cut.items()
+            if agent != self._agent
+        )
+
+    def _reload(self) -> bool:
+        """Load again, beside ongoing writes; only what they add meanwhile is read while they wait."""
+        old, state = self._state.cursors, self._loader.load()
+        if self._log is None:
+            self._state = state
+        else:
+            with self._log.quiet(), self._state_lock:
+                own = {self._log.agent: list_log(self._backend, self._log.agent)}
+                for commit in read_new(self._backend, state.cursors, own):
+                    state.apply(commit)
+                self._state = state
+        self._note_manifest(state.manifest)
+        self._clock.observe(state.clock)
+        return self._collect_unseen(old, state.cursors)
+
+    def _collect_unseen(self, old: dict[str, Cursor], new: dict[str, Cursor]) -> bool:
+        """Add to `_unseen` what a reload took in at once: all commits between the cursors. Returns whether all are there."""
+        complete = True
+        for agent, end in new.items():
+            if agent == self._agent:
+                continue
+            start = old.get(agent, Cursor(agent))
+            seen, segments = start.commits, list_log(self._backend, agent)
+            cut = self._state.manifest.cut.get(agent, START)
+            for cursor in (start, Cursor.at(agent, cut)):
+                try:
+                    for place, commit in cursor.read(self._backend, segments):
+                        if seen <= place.commits < end.commits:
+                            self._unseen.append(commit)
+                            seen = place.commits + 1
+                    break
+                except MissingFileError:
+                    complete = False
+        return complete
+
+    # -- the past --------------------------------------------------------------------------------------------------------
+
+    def ops(self, since: int | None = None) -> Iterator[Commit]:
+        """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
+
+        :param since: None: everything that is retained.
+        :raises HistoryGoneError: some of them were compacted away; says from which clock on all are there.
+        """
+        self.flush()
+        commits = history.commits_since(self._backend, since)
+        return commits if self._included is None else filter(self._included, commits)
+
+    def history(self, id: str) -> list[Revision]:
+        """What happened to one document, oldest first, as far as it is retained. Reads all retained logs."""
+        self.flush()
+        return history.revisions(self._backend, id, self._included or (lambda commit: True))
+
+    # -- maintenance -----------------------------------------------------------------------------------------------------
+
+    def compact(
+        self, *, full: bool = False, keep_history: KeepHistory | None = None, progress: Progress | None = None
+    ) -> Compaction:
+        """Fold what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's cooperation.
+
+        :param full: merge the whole snapshot into one run, and let expired tombstones go.
+        :param keep_history: from now on keep superseded files this long for `as_of`: seconds, a timedelta or "forever".
+            None leaves the store's setting as it is.
+        :param progress: called with (records written, records to write at most).
+        :raises LockedError: another compaction is running; there is nothing to do then.
+        """
+        self._writable_log("compact")
+        self.flush()
+        done = compaction.compact(
+            self._backend, self._environment, full=full, keep_history=keep_history, progress=progress
+        )
+        if done.number is not None:
+            self._note_manifest(self._loader.manifests.newest())
+        return done
+
+    def archive(self, predicate: Callable[[T], object], period: str | None = None) -> int:
+        """Move the documents that fulfil the predicate into an archive, and return how many.
+
+        They are written there first and then deleted with one commit; a crash in between leaves them in both places.
+
+        :param period: a name for the archive; default the current quarter, ``2026-Q4``.
+        """
+        period = check_name(period or archive.quarter(self._environment.time()), "period")
+        self._writable_log("archive")
+        self._refresh_quietly()
+        records = [record for record in self._records() if predicate(self._schema.decode(record))]
+        if records:
+            archive.write_archive(self._backend, period, self._environment.nonce(), records)
+            ops = [DeleteOp(record.id, period) for record in records]
+            self._commit(lambda ts, clock, agent: Batch(ts, clock, agent, list(ops)))
+        return len(records)
+
+    def archives(self) -> list[str]:
+        """The periods that have archives, in order."""
+        self._check_open()
+        return archive.list_periods(self._backend)
+
+    def load_archive(self, period: str) -> dict[str, T]:
+        """The documents of an archive by id, verified. :raises NotFoundError: nothing was archived under this period."""
+        self._check_open()
+        records = archive.read_archive(self._backend, check_name(period, "period"))
+        return {id: self._schema.decode(record) for id, record in records.items()}
+
+    def stats(self) -> Stats:
+        """Figures of the store. Costs three listings."""
+        self._check_open()
+        segments = list_segments(self._backend)
+        archives = self._backend.list("archive/")
+        with self._state_lock:
+            state = self._state
+            runs = [run.run for run in state.runs]
+            return Stats(
+                documents=state.documents,
+                agents=len(segments),
+                clock=self._clock.value,
+                manifest=state.manifest.number,
+                commits=state.commits,
+                tail_commits=state.commits - self._folded,
+                snapshot_runs=len(runs),
+                snapshot_records=sum(run.records for run in runs),
+                snapshot_bytes=sum(run.bytes for run in runs),
+                log_segments=sum(map(len, segments.values())),
+                log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
+                archive_bytes=sum(entry.size for entry in archives),
+                compaction_error=self._compaction_error,
+            )
+
+    def _is_compaction_due(self) -> bool:
+        return self._state.commits >= self._compact_at or self._tail_bytes >= self._compact_at_bytes
+
+    def _note_manifest(self, newest: Manifest) -> None:
+        self._folded = newest.commits
+        if self._compact_after is not None:
+            self._compact_at = max(self._compact_at, newest.commits + self._compact_after)
+
+    def _compact_in_background(self) -> None:
+        assert self._compact_after is not None
+        try:
+            newest = self._loader.manifests.newest()
+            self._note_manifest(newest)
+            if self._is_compaction_due():
+                compaction.compact(self._backend, self._environment)
+                newest = self._loader.manifests.newest()
+                self._note_manifest(newest)
+            self._tail_bytes = bytes_after(list_segments(self._backend), newest.cut)
+            self._compaction_error = None
+        except LockedError:
+            pass  # somebody else is at it
+        except OpslogError as error:
+            self._compaction_error = str(error)
+            _log.warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
+        # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
+        # many agents within its undo window) would be compacted at every commit.
+        self._compact_at = max(self._compact_at, self._state.commits + self._compact_after)
+        self._compact_at_bytes = self._tail_bytes + _COMPACT_AFTER_BYTES
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._is_forked:
+            return  # everything belongs to the parent
+        reported = self._failed
+        if self._log is not None:
+            self._log.flush()
+        self._flusher.close()
+        self._compactor.close()
+        if self._log is not None:
+            self._log.close()
+        self._backend.close()
+        if self._failed is not None and reported is None:
+            raise self._failed
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._generation != forking.generation
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this store ({self._backend.url}) is closed: open it again")
+        if self._is_forked:
+            raise ClosedError(
+                f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another agent name"
+            )
+        if self._failed is not None:
+            raise ReopenError(f"buffered commits could not be written: close this store and open it again: {self._failed}")
+
+    def _writable_log(self, call: str | None = None) -> LogWriter:
+        """The log to write to. :param call: the name of a call that cannot be part of a batch."""
+        self._check_open()
+        if call is not None:
+            self._not_in_batch(call)
+        if self._log is None:
+            raise ReadOnlyError(f"{self._backend.url} was opened for reading only: open it with an agent name to write")
+        return self._log
+
+    def _writable_batch(self) -> OpenBatch | None:
+        self._writable_log()
+        return self._open_batch
+
+    @property
+    def _open_batch(self) -> OpenBatch | None:
+        """The innermost batch of this thread."""
+        return getattr(self._local, "batch", None)
+
+    def _not_in_batch(self, call: str) -> None:
+        if self._open_batch is not None:
+            raise UsageError(f"{call} cannot be part of a batch: end the batch first")
+
+
+class _Items(ItemsView[str, T]):
+    def __init__(self, store: Store[T]) -> None:
+        super().__init__(store)
+        self._store = store
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return self._store._documents()
+
+
+class _Values(ValuesView[T]):
+    def __init__(self, store: Store[T]) -> None:
+        super().__init__(store)
+        self._store = store
+
+    def __iter__(self) -> Iterator[T]:
+        return (document for _, document in self._store._documents())
