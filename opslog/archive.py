@@ -1,7 +1,8 @@
 """Archives: documents moved out of the store, by period, as files of the same form as snapshots.
 
-A file is written first (the data, then its index, whose presence means that both are whole), and only then are its documents
-deleted. A crash in between leaves them in both places, never in none; a data file without index is such a crash's leftover.
+A file is written first (the data, then its index, whose presence means that both are whole), and only then are its
+documents deleted. A crash in between leaves them in both places, never in none; a data file without index is such a
+crash's leftover.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def list_periods(backend: Backend) -> list[str]:
 
 
 def read_archive(backend: Backend, period: str) -> dict[str, Set]:
-    """The records of a period by id; of a document archived twice, the one with the greater stamp. Everything is verified.
+    """The records of a period by id; of a document archived twice, the one with the greater stamp. Everything is
+    verified.
 
     :raises NotFoundError: nothing was archived under this period. :raises CorruptError: a file is damaged.
     """

@@ -44,7 +44,9 @@ def decode_checked(data: bytes, type: type[T], path: str) -> T:
     """
     body, tail = data[:-_TAIL_LENGTH], data[-_TAIL_LENGTH:]
     if tail != _FIELD + sha256(body).encode() + b'"}\n':
-        raise CorruptError(f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0)
+        raise CorruptError(
+            f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0
+        )
     try:
         return msgspec.json.decode(body + b"}", type=type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

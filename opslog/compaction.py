@@ -201,7 +201,9 @@ class _Plan:
         merging = len(runs) + 1 if full else runs_to_merge([new_bytes, *(run.bytes for run in self.old.runs)])
         # Without anything new on top there is nothing to merge for, unless all is to become one.
         self.merged = runs[: merging - 1] if self.rows or full else []
-        self.rewrites = full and (len(runs) > 1 or any(part.live < part.records for run in runs for part in run.run.parts))
+        self.rewrites = full and (
+            len(runs) > 1 or any(part.live < part.records for run in runs for part in run.run.parts)
+        )
 
     @property
     def worthwhile(self) -> bool:

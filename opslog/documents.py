@@ -39,7 +39,9 @@ def check_id(id: object) -> str:
         try:
             id.encode()
         except UnicodeEncodeError as error:
-            raise InvalidNameError(f"id {id!r} has a lone surrogate at {error.start}, which UTF-8 cannot carry") from None
+            raise InvalidNameError(
+                f"id {id!r} has a lone surrogate at {error.start}, which UTF-8 cannot carry"
+            ) from None
     return id
 
 

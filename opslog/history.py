@@ -145,4 +145,3 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
             if record.id == id:
                 found[record.stamp] = record
     return [Revision(found[stamp], stamp in undone) for stamp in sorted(found)]
-

@@ -237,7 +237,9 @@ class LogWriter:
 
     def _append(self, build: Callable[[], Commit]) -> Pending:
         if self._broken is not None:
-            raise ReopenError(f"nothing more can be written: close this store and open it again, because {self._broken}")
+            raise ReopenError(
+                f"nothing more can be written: close this store and open it again, because {self._broken}"
+            )
         pending = Pending(build())
         self._queue.append(pending)
         self.queued_bytes += len(pending.line)

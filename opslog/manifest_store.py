@@ -89,7 +89,9 @@ class ManifestStore:
                 continue
             if choose().number == manifest.number:
                 return result
-        raise RetryError(f"{self._backend.url}: compactions follow each other faster than the store can be read; try again")
+        raise RetryError(
+            f"{self._backend.url}: compactions follow each other faster than the store can be read; try again"
+        )
 
     def _lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
         return CorruptError(

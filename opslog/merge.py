@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from opslog.commits import Commit, Record, Seal, Undo
 
+
 class Recent:
     """A commit that an undo may still cancel."""
 

@@ -144,7 +144,9 @@ def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
             block.offset,
         )
     lines = data.split(b"\n")
-    return [Row(record, line + b"\n") for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)]
+    return [
+        Row(record, line + b"\n") for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)
+    ]
 
 
 def tier(size: int) -> int:

@@ -608,7 +608,9 @@ class Store(MutableMapping[str, T], Generic[T]):
                 f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another agent name"
             )
         if self._failed is not None:
-            raise ReopenError(f"buffered commits could not be written: close this store and open it again: {self._failed}")
+            raise ReopenError(
+                f"buffered commits could not be written: close this store and open it again: {self._failed}"
+            )
 
     def _writable_log(self, call: str | None = None) -> LogWriter:
         """The log to write to. :param call: the name of a call that cannot be part of a batch."""

@@ -1,0 +1,75 @@
+"""Real histories: two git repositories' first-parent commits as operations of their many authors, with the true trees.
+
+Each commit is made by its author's own agent, which first takes in what the others wrote; compactions run on the way. At ten
+points the documents must be exactly the tree that git shows there: live at that moment, and afterwards through `as_of`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"the histories are not at {DATA}")
+
+
+def lines(name: str) -> Iterator[Any]:
+    with gzip.open(DATA / f"{name}.jsonl.gz", "rb") as stream:
+        yield from map(json.loads, stream)
+
+
+def commit(store: opslog.Store[Any], ops: list[dict[str, Any]]) -> None:
+    with store.batch():
+        for op in ops:
+            if op["op"] == "set":
+                store[op["id"]] = op["data"]
+            else:
+                del store[op["id"]]
+
+
+def tree(store: opslog.Store[Any]) -> dict[str, str]:
+    return {id: document["blob"] for id, document in store.items()}
+
+
+@pytest.mark.parametrize(
+    ("history", "compact_every"),
+    [("httpx", 97), pytest.param("redis", 500)],
+)
+def test_a_real_history_gives_the_true_trees(history: str, compact_every: int) -> None:
+    url = f"memory://history-{history}"
+    trees = {point["after_commits"]: point["tree"] for point in lines(f"{history}-tree")}
+    clocks: dict[int, int] = {}
+    settings = opslog.Settings(grace_seconds=0)
+    with ExitStack() as stack:
+        agents: dict[str, opslog.Store[Any]] = {}
+        judge = stack.enter_context(opslog.open(url, agent="judge", compact_after=None, settings=settings))
+        for number, entry in enumerate(lines(f"{history}-history"), start=1):
+            name = entry["agent"]
+            if name not in agents:
+                agents[name] = stack.enter_context(opslog.open(url, agent=name, compact_after=None))
+            store = agents[name]
+            store.refresh()
+            commit(store, entry["ops"])
+            if number % compact_every == 0:
+                judge.compact(full=number % (4 * compact_every) == 0, keep_history="forever")
+            if number in trees:
+                judge.refresh()
+                assert tree(store) == tree(judge) == trees[number]
+                clocks[number] = judge.stats().clock
+        assert len(agents) == {"httpx": len(agents), "redis": 514}[history]
+        judge.compact(keep_history="forever")
+        assert len(clocks) == 10
+        for number, clock in clocks.items():
+            with opslog.open(url, as_of=clock) as past:
+                assert tree(past) == trees[number], f"as of clock {clock}, after commit {number}"
+        with opslog.open(url, read_only=True) as fresh:
+            assert tree(fresh) == trees[max(trees)]
