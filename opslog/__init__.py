@@ -37,7 +37,8 @@ from opslog.errors import (
 from opslog.history import Revision
 from opslog.manifest import Settings
 from opslog.opening import open
-from opslog.store import Stats, Store
+from opslog.stats import Stats
+from opslog.store import Store
 
 __version__ = "0.1.0"
 

@@ -1,10 +1,10 @@
 """Commits and the lines that carry them. Pure: bytes in, structs out, and back.
 
-A commit is what one call writes, one line of a log: a set or delete of one document, a batch of those, an undo, or a seal.
-A record is a set or a delete of one document; snapshots and archives are lines of records alone, so one decoder serves every
-file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
+A commit is what one call writes, one line of a log: a set or delete of one document, a batch of those, an undo, or a
+seal. A record is a set or a delete of one document; snapshots and archives are lines of records alone, so one decoder
+serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
 
-    {"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"task-1","data":{"title":"Build API"}}
+    {"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"task-1","data":{"title":"Build"}}
     {"ts":"…","clock":43,"agent":"planner","op":"delete","id":"task-1"}
     {"ts":"…","clock":44,"agent":"planner","op":"batch","ops":[{"op":"set","id":"a","data":{}},{"op":"delete","id":"b"}]}
     {"ts":"…","clock":45,"agent":"planner","op":"undo","target":44}
@@ -24,7 +24,8 @@ from opslog.errors import CorruptError
 T = TypeVar("T")
 
 Stamp = tuple[int, str]
-"""(clock, agent): unique per commit, totally ordered. The winner of a document is its record with the greatest stamp."""
+"""(clock, agent): unique per commit, totally ordered. The winner of a document is its record with the greatest
+stamp."""
 
 CLOCK_MAX = 2**63 - 1
 """So that a clock fits the signed 64-bit integer of every other language that reads a log."""
@@ -33,7 +34,8 @@ Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 
 
-# gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a load.
+# gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
+# load.
 class _Commit(msgspec.Struct, gc=False, tag_field="op"):
     ts: str
     clock: Clock
@@ -155,7 +157,8 @@ def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
 
 def decode_record(line: bytes) -> Record:
     """One record line that was decoded before, when its file was verified."""
-    return _records.decode(line)
+    record: Record = _records.decode(line)
+    return record
 
 
 def _decode(decoder: msgspec.json.Decoder[T], lines: bytes, path: str, offset: int) -> list[T]:
@@ -193,17 +196,16 @@ def _split(lines: bytes) -> Iterable[bytes]:
 
 def encode_commit(commit: Commit) -> bytes:
     """The line of a commit, with its newline."""
-    match commit:
-        case Set():
-            rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
-        case Delete():
-            rest = b',"op":"delete",' + _delete_fields(commit.id, commit.archived)
-        case Batch():
-            rest = b',"op":"batch","ops":[' + b",".join(map(_encode_op, commit.ops)) + b"]"
-        case Undo():
-            rest = b',"op":"undo","target":%d' % commit.target
-        case Seal():
-            rest = b',"op":"seal"'
+    if isinstance(commit, Set):
+        rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
+    elif isinstance(commit, Delete):
+        rest = b',"op":"delete",' + _delete_fields(commit.id, commit.archived)
+    elif isinstance(commit, Batch):
+        rest = b',"op":"batch","ops":[' + b",".join(map(_encode_op, commit.ops)) + b"]"
+    elif isinstance(commit, Undo):
+        rest = b',"op":"undo","target":%d' % commit.target
+    else:
+        rest = b',"op":"seal"'
     return b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
 
 

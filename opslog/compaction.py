@@ -1,11 +1,13 @@
 """Compaction: move the cut forward and write the next snapshot and manifest, while everyone writes.
 
 1. Take the compaction lock. It only avoids double work: what follows is safe without it.
-2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what may
-   be folded: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new cut.
-3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run. When runs
-   of one size tier have become four, they are merged into it, streaming.
-4. Write the parts, then create the manifest with the next number. If that exists, somebody else was first: delete the parts.
+2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what
+   may be folded: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new
+   cut.
+3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run.
+   When runs of one size tier have become four, they are merged into it, streaming.
+4. Write the parts, then create the manifest with the next number. If that exists, somebody else was first: delete the
+   parts.
 5. Collect garbage.
 
 It works through the backend alone, never through an open store's memory, so it runs in any process, beside anything.
@@ -107,10 +109,10 @@ def fold(
 def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Settings:
     if keep_history is None:
         return settings
-    seconds = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
-    if seconds == "forever":
+    if keep_history == "forever":
         return msgspec.structs.replace(settings, keep_history_seconds=None)
-    if isinstance(seconds, str) or seconds < 0:
+    seconds: object = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
+    if not isinstance(seconds, int | float) or not seconds >= 0:
         raise UsageError(f'keep_history is a number of seconds, a timedelta or "forever", not {keep_history!r}')
     return msgspec.structs.replace(settings, keep_history_seconds=float(seconds))
 
@@ -144,8 +146,8 @@ class Tail:
         }
 
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
-        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their log
-        can be folded. Returns their names. A live agent holds its name and is left alone."""
+        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
+        log can be folded. Returns their names. A live agent holds its name and is left alone."""
         now = backend.now()
         idle = [
             agent
@@ -233,7 +235,8 @@ class _Plan:
             manifest = self._manifest(number, run, environment)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
-            # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the collector.
+            # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
+            # collector.
             self.backend.delete([path for part in run.parts for path in (part.path, index_path(part.path))])
             raise
         return Compaction(

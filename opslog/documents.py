@@ -1,7 +1,8 @@
 """Documents: exactly the JSON objects that come back as they were stored. Pure.
 
-Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64 bits.
-What JSON or orjson would quietly change (NaN to null, a tuple to a list, a UUID to a string) or cannot carry is refused.
+Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64
+bits. What JSON or orjson would quietly change (NaN to null, a tuple to a list, a UUID to a string) or cannot carry is
+refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 Document = dict[str, Any]
 Migrate = Callable[[Document, int], Document]
-"""Called with a document and the older schema version it was written under; returns it in the form of the current one."""
+"""Called with a document and the older schema version it was written under; returns it in the form of the current
+one."""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _DEPTH_MAX = 254
@@ -48,10 +50,11 @@ def check_id(id: object) -> str:
 def encode(document: object) -> bytes:
     """The JSON text of a document.
 
-    Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever Python
-    or orjson think of next: a walk over the document in Python costs several times that.
+    Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever
+    Python or orjson think of next: a walk over the document in Python costs several times that.
 
-    :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the place.
+    :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the
+        place.
     """
     try:
         text = orjson.dumps(document)
@@ -170,8 +173,8 @@ class Schema(Generic[T]):
         assert self.version is not None
         if record.v > self.version:
             raise SchemaVersionError(
-                f"document {record.id!r} was written under schema version {record.v} by {record.agent}, and this program "
-                f"knows versions up to {self.version}: upgrade this program",
+                f"document {record.id!r} was written under schema version {record.v} by {record.agent}, and this "
+                f"program knows versions up to {self.version}: upgrade this program",
                 record.id,
                 record.v,
             )

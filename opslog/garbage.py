@@ -1,17 +1,19 @@
 """Garbage collection: what no retained manifest needs any more.
 
-Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`, whichever is
-longer), by the storage's clock. Garbage is
+Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`,
+whichever is longer), by the storage's clock. Garbage is
 
 - manifests that are not retained;
-- segments wholly before the cut of the oldest retained manifest (cuts only move forward), but never the last of a log, so
-  that numbers are never used twice;
-- runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded manifests
-  and of compactions that failed. A compaction under way aims at a number above it. One that was paused until others used its
-  number cannot publish any more: the number exists, or it is below the newest and so no longer the truth;
+- segments wholly before the cut of the oldest retained manifest (cuts only move forward), but never the last of a log,
+  so that numbers are never used twice;
+- runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded
+  manifests and of compactions that failed. A compaction under way aims at a number above it. One that was paused until
+  others used its number cannot publish any more: the number exists, or it is below the newest and so no longer the
+  truth;
 - temporary files that a creation left behind.
 
-Only who has just published the newest manifest collects, so two collectors at once have both seen all that the other needs.
+Only who has just published the newest manifest collects, so two collectors at once have both seen all that the other
+needs.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def _retained(manifests: list[tuple[int, Entry]], now: float, keep_seconds: floa
     while count < len(manifests):
         successor_number, successor = manifests[-count]
         number, _ = manifests[-count - 1]
-        # A gap in the numbers means that what lies before it was collected once already, and came back by a late create.
+        # A gap in the numbers means that what lies before it was collected once already, and came back by a late
+        # create.
         if number != successor_number - 1 or now - successor.modified > keep_seconds:
             break
         count += 1

@@ -1,8 +1,9 @@
 """The past: states as they were, and what happened since, as far back as manifests and segments are retained.
 
-A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to c; at
-time t, of all commits whose `ts` is not later. It is rebuilt from the newest retained manifest for which nothing beyond the
-point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is in the logs.
+A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to
+c; at time t, of all commits whose `ts` is not later. It is rebuilt from the newest retained manifest for which nothing
+beyond the point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is
+in the logs.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def _read_retained(backend: Backend, agent: str, segments: Segments, oldest: Man
 
 
 def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
-    """What happened to one document, oldest first, as far as it is retained: the oldest may be its record in a snapshot.
+    """What happened to one document, oldest first, as far as it is retained: the oldest may be its record in a
+    snapshot.
 
     Reads all retained logs; leaves out commits that are not `included`.
     """

@@ -31,7 +31,7 @@ _SEGMENT = re.compile(r"ops/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([0-9]{20})\.json
 _ARCHIVE = re.compile(r"archive/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([A-Za-z0-9]+)\.(jsonl|index)", re.ASCII)
 
 
-def check_name(name: str, what: str) -> str:
+def check_name(name: object, what: str) -> str:
     """The name itself, if it can name an agent or a period (`what` says which, for the message).
 
     :raises InvalidNameError: otherwise. The rule keeps names inside their folder on every storage.

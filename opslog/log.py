@@ -1,11 +1,11 @@
 """Logs: reading what is new in them, and writing to one's own.
 
-Reading. A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
-either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes before
-reading, so a segment that is not the last of the listing is finished.
+Reading. A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment
+is either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes
+before reading, so a segment that is not the last of the listing is finished.
 
-Writing. Callers queue their commits in the order of the clock; the first of them to reach the log writes everything queued
-with one append (so one fdatasync, or one PUT) while the others wait: group commit without a thread of its own.
+Writing. Callers queue their commits in the order of the clock; the first of them to reach the log writes everything
+queued with one append (so one fdatasync, or one PUT) while the others wait: group commit without a thread of its own.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Cursor:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises MissingFileError: the log does not go on where the cursor is: a compaction folded and collected what was to
-            be read next. Load again.
+        :raises MissingFileError: the log does not go on where the cursor is: a compaction folded and collected what was
+            to be read next. Load again.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
         expected = self.segment
@@ -140,8 +140,8 @@ class Cursor:
 
     def _misplaced(self, commit: Commit, path: str) -> CorruptError:
         return CorruptError(
-            f"{path}: byte {self.offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one of "
-            f"{self.agent!r} above {self.clock} can be: the file was edited or copied, or two programs wrote it at once",
+            f"{path}: byte {self.offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one "
+            f"of {self.agent!r} above {self.clock} can be: the file was edited or copied, or two programs wrote it",
             path,
             self.offset,
         )
@@ -203,7 +203,8 @@ class LogWriter:
 
     @contextmanager
     def quiet(self) -> Iterator[Callable[[Callable[[], Commit]], Pending]]:
-        """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use there."""
+        """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use
+        there."""
         with self._flushing:
             while True:
                 self.flush()

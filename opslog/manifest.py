@@ -1,7 +1,8 @@
 """The manifest: the small numbered object that says what is live. Pure.
 
-The manifest with the greatest number is the truth. It names the runs of the snapshot, newest first, and the cut: for each
-agent, where the commits begin that are not in the snapshot. Manifest 1 is created with the store and has an empty snapshot.
+The manifest with the greatest number is the truth. It names the runs of the snapshot, newest first, and the cut: for
+each agent, where the commits begin that are not in the snapshot. Manifest 1 is created with the store and has an empty
+snapshot.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring.
 
     :ivar created: wall clock of whoever made it.
-    :ivar clock: no commit that was read for it has a greater clock. All that is folded, and every undo that was applied,
-        is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
+    :ivar clock: no commit that was read for it has a greater clock. All that is folded, and every undo that was
+        applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
     """
@@ -124,7 +125,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
     """The manifest in a file that is named for `number`.
 
-    :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it is damaged, or not the one it is named for.
+    :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it is damaged, or not the one it is named
+        for.
     """
     form = decode_checked(data, _Format, path)
     if form.format > FORMAT:

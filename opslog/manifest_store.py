@@ -44,7 +44,8 @@ class ManifestStore:
         while True:
             number = self.newest_number()
             if number == 0:
-                # In this order: a manifest is created before any log, so logs seen first and no manifest after is damage.
+                # In this order: a manifest is created before any log, so logs seen first and no manifest after is
+                # damage.
                 has_logs = bool(self._backend.list(OPS))
                 if self.newest_number():
                     continue
@@ -103,8 +104,8 @@ class ManifestStore:
     def _missing(self, has_logs: bool) -> NotFoundError | CorruptError:
         if has_logs:
             return CorruptError(
-                f"{self._backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a copy; "
-                "without it nobody can say what the snapshots and the logs mean together",
+                f"{self._backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a "
+                "copy; without it nobody can say what the snapshots and the logs mean together",
                 MANIFESTS,
             )
         return NotFoundError(f"no store at {self._backend.url}: open it for writing to create one, or check the name")

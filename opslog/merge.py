@@ -2,11 +2,11 @@
 
 The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
 
-An undo at place p of its log cancels a commit at place p - window or later. So a commit with `window` commits of its agent
-after it can never be cancelled any more: it is *settled*. Everything else follows from that one fact:
+An undo at place p of its log cancels a commit at place p - window or later. So a commit with `window` commits of its
+agent after it can never be cancelled any more: it is *settled*. Everything else follows from that one fact:
 
-- Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are kept
-  as *recent*, with what they competed against, so an undo costs the window and not the tail.
+- Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
+  kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
 - What compaction may fold is exactly what is settled, and the new cut is exactly where each log's recent commits begin.
 - An undo whose target is not recent was already applied, by the compaction that moved the cut past its target: a no-op.
 """

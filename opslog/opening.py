@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
+from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
 from opslog.documents import Document, Migrate, Schema
 from opslog.environment import REAL, Environment, format_ts
@@ -14,7 +15,7 @@ from opslog.history import Point, conditions, load_as_of
 from opslog.layout import check_name
 from opslog.manifest import Manifest, Settings
 from opslog.state import Loader
-from opslog.store import COMPACT_AFTER, Durability, Store
+from opslog.store import Durability, Store
 
 T = TypeVar("T")
 
@@ -76,8 +77,8 @@ def open(
     :param agent: the name to write under; one live writer per name.
     :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. None: plain dicts.
     :param version: the schema version of documents, written with each of them. None: a tool that knows no schema.
-    :param migrate: called with a document of an older version and that version, when it is read; returns it in the form of
-        `version`. The stored document changes only when it is next set.
+    :param migrate: called with a document of an older version and that version, when it is read; returns it in the form
+        of `version`. The stored document changes only when it is next set.
     :param read_only: write nothing, take no agent name.
     :param as_of: open the state as it was at a clock or at a time, for reading only and unmoved by `refresh`.
     :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and what was
@@ -86,9 +87,9 @@ def open(
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.
     :param storage_options: what the backend takes.
-    :raises AgentBusyError: another live process writes under this agent name. :raises NotFoundError: `read_only`, and there
-        is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the store cannot
-        be read; names the file and the byte offset.
+    :raises AgentBusyError: another live process writes under this agent name. :raises NotFoundError: `read_only`, and
+        there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the
+        store cannot be read; names the file and the byte offset.
     """
     if durability not in ("fsync", "buffered"):
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')

@@ -1,8 +1,8 @@
 """Reading runs from storage: whole into memory, or block by block on demand. Both give the same answers.
 
 `LoadedRun` holds each record as its line, undecoded: one dictionary entry and one bytes object per document.
-`BlockRun` holds the block indexes and one block per part: what compaction uses, whose cost must not be that of the store.
-Every block is verified against its checksum when it is read.
+`BlockRun` holds the block indexes and one block per part: what compaction uses, whose cost must not be that of the
+store. Every block is verified against its checksum when it is read.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class LoadedRun:
 
 
 def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
-    """The rows of several sources, newest first, each in order of id, as one in order of id: the newest row of each id."""
+    """The rows of several sources, newest first, each in order of id, as one in order of id: the newest row of each
+    id."""
     keyed = [_keyed(age, rows) for age, rows in enumerate(sources)]
     return newest_wins(heapq.merge(*keyed, key=lambda item: item[:2]))
 

@@ -1,8 +1,8 @@
 """The snapshot format: runs in parts, parts in blocks, and the index of blocks that lies beside each. Pure.
 
-A part is lines of records sorted by id. It is cut into blocks of whole lines, of about 64 KiB, and its index says of each
-block where it is, which id is the first in it, and its CRC-32: enough to find, read and verify one document with one read.
-Archives have the same two files.
+A part is lines of records sorted by id. It is cut into blocks of whole lines, of about 64 KiB, and its index says of
+each block where it is, which id is the first in it, and its CRC-32: enough to find, read and verify one document with
+one read. Archives have the same two files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -57,8 +58,9 @@ class Index(msgspec.Struct, frozen=True):
         return self.blocks[place - 1] if place else None
 
 
-class File(NamedTuple):
-    """A part or an archive ready to be written: the data first, then the index, whose presence means that both are whole."""
+@dataclass(frozen=True, slots=True)
+class File:
+    """A part or an archive ready to be written: first the data, then its index, whose presence means both are whole."""
 
     part: Part
     data: bytes
@@ -155,11 +157,12 @@ def tier(size: int) -> int:
 
 
 def runs_to_merge(sizes: list[int]) -> int:
-    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for none but the newest.
+    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for none but the
+    newest.
 
     Four neighbours of one tier (or below) become one of the next, so a record is rewritten once per tier, which is the
-    logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they are
-    of like size would keep fewer runs and rewrite each record about four times per tier.
+    logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they
+    are of like size would keep fewer runs and rewrite each record about four times per tier.
     """
     merging, merged_bytes = 1, sizes[0]
     while True:

@@ -6,13 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from opslog import archive, compaction, history
+from opslog.autocompaction import COMPACT_AFTER, AutoCompaction
 from opslog.backends import Appender, Backend, forking
 from opslog.background import Worker
 from opslog.batch import OpenBatch
@@ -24,7 +24,6 @@ from opslog.environment import Environment, format_ts
 from opslog.errors import (
     ClosedError,
     HistoryGoneError,
-    LockedError,
     MissingFileError,
     NotFoundError,
     OpslogError,
@@ -33,19 +32,16 @@ from opslog.errors import (
     UsageError,
 )
 from opslog.history import Revision
-from opslog.layout import check_name
+from opslog.layout import ARCHIVE, check_name
 from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
 from opslog.manifest import START, Manifest
 from opslog.state import Loader, State, read_new
+from opslog.stats import Stats
 
 T = TypeVar("T")
 
 Durability = Literal["fsync", "buffered"]
 
-COMPACT_AFTER = 10_000
-"""Default length of the tail, in commits, from which a store compacts by itself."""
-
-_COMPACT_AFTER_BYTES = 64 * 1024 * 1024
 _BUFFER_BYTES = 64 * 1024
 _BUFFER_BYTES_MAX = 8 * 1024 * 1024
 """Beyond this a buffered call waits for the disk: memory must not grow without bound where the disk is slower."""
@@ -54,38 +50,11 @@ _BUFFER_SECONDS = 0.1
 _log = logging.getLogger("opslog")
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Figures of a store, as this process sees it.
-
-    :ivar documents: how many there are; `agents`: how many logs; `clock`: the greatest clock seen.
-    :ivar manifest: number of the manifest that the state in memory started from.
-    :ivar commits: how many commits were ever written, as far as seen; `tail_commits`: how many of them are not folded.
-    :ivar snapshot_runs, snapshot_records, snapshot_bytes: the snapshot on storage, tombstones included.
-    :ivar log_bytes, log_segments: retained segments on storage; `archive_bytes`: archives on storage.
-    :ivar compaction_error: why the last automatic compaction failed, None if it did not.
-    """
-
-    documents: int
-    agents: int
-    clock: int
-    manifest: int
-    commits: int
-    tail_commits: int
-    snapshot_runs: int
-    snapshot_records: int
-    snapshot_bytes: int
-    log_segments: int
-    log_bytes: int
-    archive_bytes: int
-    compaction_error: str | None
-
-
 class Store(MutableMapping[str, T], Generic[T]):
     """An open store; made by `opslog.open`. A mutable mapping from ids to documents, iterated in order of id.
 
-    Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a fork
-    (`ClosedError`). Errors are drawn as a tree in `opslog.errors`.
+    Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a
+    fork (`ClosedError`). Errors are drawn as a tree in `opslog.errors`.
 
     What other agents write is seen after `refresh`; what this store writes is seen at once.
     """
@@ -124,15 +93,10 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._failed: OpslogError | None = None
         self._log = LogWriter(agent, appender, self._on_written, self._on_failed) if agent and appender else None
         self._flusher = Worker("opslog-flush", self._log.flush if self._log else lambda: None, _BUFFER_SECONDS)
-        self._compactor = Worker("opslog-compact", self._compact_in_background)
-        self._compact_after = compact_after
-        self._folded = state.manifest.commits
-        self._compact_at = self._folded + (compact_after or 0)
-        self._tail_bytes = state.tail_bytes
-        self._compact_at_bytes = _COMPACT_AFTER_BYTES
-        self._compaction_error: str | None = None
+        self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_bytes, compact_after)
 
-    # -- reading ---------------------------------------------------------------------------------------------------------
+    # -- reading
+    # ---------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, id: str) -> T:
         record = self._record(id)
@@ -144,7 +108,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._check_open()
         batch = self._open_batch
         if batch is not None and id in batch.overlay:
-            return isinstance(batch.overlay[id], Set)  # type: ignore[index]  # it is in there, so it is a str
+            return isinstance(batch.overlay[id], Set)
         with self._state_lock:
             return isinstance(id, str) and self._state.contains(id)
 
@@ -200,12 +164,14 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _documents(self) -> Iterator[tuple[str, T]]:
         return ((record.id, self._schema.decode(record)) for record in self._records())
 
-    # -- writing ---------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ---------------------------------------------------------------------------------------------------------
 
     def set(self, id: str, document: T) -> None:
         """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
 
-        :raises InvalidDocumentError: it cannot be stored exactly. :raises InvalidNameError: no document can have this id.
+        :raises InvalidDocumentError: it cannot be stored exactly. :raises InvalidNameError: no document can have this
+            id.
         :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been; reopen and look.
         """
         check_id(id)
@@ -258,7 +224,8 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._commit(lambda ts, clock, agent: Batch(ts, clock, agent, batch.ops))
 
     def undo(self) -> bool:
-        """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a whole.
+        """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a
+        whole.
 
         Whatever would have won without it wins now; later writes of others stay. Reaches back over the store's undo
         window, counted in commits of this agent, undos included.
@@ -319,9 +286,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         """A commit of ours is in the log."""
         if not self._buffered:
             self._apply_own(commit)
-        self._tail_bytes += length
-        if self._compact_after is not None and self._is_compaction_due():
-            self._compactor.wake()
+        self._compaction.tail_bytes += length
+        self._compaction.note_commits(self._state.commits)
 
     def _apply_own(self, commit: Commit) -> None:
         with self._state_lock:
@@ -331,7 +297,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         record = self._record(id)
         return record.v if record is not None else 1
 
-    # -- others' writes --------------------------------------------------------------------------------------------------
+    # -- others' writes
+    # --------------------------------------------------------------------------------------------------
 
     def refresh(self) -> list[Commit]:
         """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
@@ -345,16 +312,16 @@ class Store(MutableMapping[str, T], Generic[T]):
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
         """The commits of other agents as they come in, without end; looks for them every `poll_seconds`.
 
-        Ends when the store is closed. :raises HistoryGoneError: commits were collected before they could be read here; the
-        state is right all the same, and a new `watch` goes on from it.
+        Ends when the store is closed. :raises HistoryGoneError: commits were collected before they could be read here;
+        the state is right all the same, and a new `watch` goes on from it.
         """
         while not self._closed:
             commits, complete = self._take_new()
             yield from commits
             if not complete:
                 raise HistoryGoneError(
-                    "commits were folded and collected before they were read here, after an absence longer than the grace "
-                    "period. The state is right; call watch again to follow from here",
+                    "commits were folded and collected before they were read here, after an absence longer than the "
+                    "grace period. The state is right; call watch again to follow from here",
                     self._state.manifest.clock,
                 )
             if not commits:
@@ -387,12 +354,12 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._looked = self._environment.monotonic()
         newest = self._loader.manifests.newest()
         if newest.number != self._state.manifest.number:
-            self._note_manifest(newest)
+            self._compaction.note_manifest(newest)
             if self._is_behind(newest):
                 return self._reload()
         try:
             segments = list_segments(self._backend)
-            self._tail_bytes = bytes_after(segments, newest.cut)
+            self._compaction.tail_bytes = bytes_after(segments, newest.cut)
             for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
                 with self._state_lock:
                     self._state.apply(commit)
@@ -403,8 +370,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         return True
 
     def _is_behind(self, newest: Manifest) -> bool:
-        """Whether commits were folded that are not read here, or so much of the state is in the snapshot by now that the
-        winners of the old tail had better be forgotten."""
+        """Whether commits were folded that are not read here, or so much of the state is in the snapshot by now that
+        the winners of the old tail had better be forgotten."""
         cursors = self._state.cursors
         folded = newest.commits - self._state.manifest.commits
         return folded > COMPACT_AFTER or any(
@@ -424,12 +391,13 @@ class Store(MutableMapping[str, T], Generic[T]):
                 for commit in read_new(self._backend, state.cursors, own):
                     state.apply(commit)
                 self._state = state
-        self._note_manifest(state.manifest)
+        self._compaction.note_manifest(state.manifest)
         self._clock.observe(state.clock)
         return self._collect_unseen(old, state.cursors)
 
     def _collect_unseen(self, old: dict[str, Cursor], new: dict[str, Cursor]) -> bool:
-        """Add to `_unseen` what a reload took in at once: all commits between the cursors. Returns whether all are there."""
+        """Add to `_unseen` what a reload took in at once: all commits between the cursors. Returns whether all are
+        there."""
         complete = True
         for agent, end in new.items():
             if agent == self._agent:
@@ -448,7 +416,8 @@ class Store(MutableMapping[str, T], Generic[T]):
                     complete = False
         return complete
 
-    # -- the past --------------------------------------------------------------------------------------------------------
+    # -- the past
+    # --------------------------------------------------------------------------------------------------------
 
     def ops(self, since: int | None = None) -> Iterator[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
@@ -465,12 +434,14 @@ class Store(MutableMapping[str, T], Generic[T]):
         self.flush()
         return history.revisions(self._backend, id, self._included or (lambda commit: True))
 
-    # -- maintenance -----------------------------------------------------------------------------------------------------
+    # -- maintenance
+    # -----------------------------------------------------------------------------------------------------
 
     def compact(
         self, *, full: bool = False, keep_history: KeepHistory | None = None, progress: Progress | None = None
     ) -> Compaction:
-        """Fold what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's cooperation.
+        """Fold what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's
+        cooperation.
 
         :param full: merge the whole snapshot into one run, and let expired tombstones go.
         :param keep_history: from now on keep superseded files this long for `as_of`: seconds, a timedelta or "forever".
@@ -484,7 +455,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._backend, self._environment, full=full, keep_history=keep_history, progress=progress
         )
         if done.number is not None:
-            self._note_manifest(self._loader.manifests.newest())
+            self._compaction.note_manifest(self._loader.manifests.newest())
         return done
 
     def archive(self, predicate: Callable[[T], object], period: str | None = None) -> int:
@@ -510,7 +481,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         return archive.list_periods(self._backend)
 
     def load_archive(self, period: str) -> dict[str, T]:
-        """The documents of an archive by id, verified. :raises NotFoundError: nothing was archived under this period."""
+        """The documents of an archive by id, verified. :raises NotFoundError: nothing was archived under this
+        period."""
         self._check_open()
         records = archive.read_archive(self._backend, check_name(period, "period"))
         return {id: self._schema.decode(record) for id, record in records.items()}
@@ -519,7 +491,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """Figures of the store. Costs three listings."""
         self._check_open()
         segments = list_segments(self._backend)
-        archives = self._backend.list("archive/")
+        archives = self._backend.list(ARCHIVE)
         with self._state_lock:
             state = self._state
             runs = [run.run for run in state.runs]
@@ -529,46 +501,18 @@ class Store(MutableMapping[str, T], Generic[T]):
                 clock=self._clock.value,
                 manifest=state.manifest.number,
                 commits=state.commits,
-                tail_commits=state.commits - self._folded,
+                tail_commits=state.commits - self._compaction.folded,
                 snapshot_runs=len(runs),
                 snapshot_records=sum(run.records for run in runs),
                 snapshot_bytes=sum(run.bytes for run in runs),
                 log_segments=sum(map(len, segments.values())),
                 log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
                 archive_bytes=sum(entry.size for entry in archives),
-                compaction_error=self._compaction_error,
+                compaction_error=self._compaction.error,
             )
 
-    def _is_compaction_due(self) -> bool:
-        return self._state.commits >= self._compact_at or self._tail_bytes >= self._compact_at_bytes
-
-    def _note_manifest(self, newest: Manifest) -> None:
-        self._folded = newest.commits
-        if self._compact_after is not None:
-            self._compact_at = max(self._compact_at, newest.commits + self._compact_after)
-
-    def _compact_in_background(self) -> None:
-        assert self._compact_after is not None
-        try:
-            newest = self._loader.manifests.newest()
-            self._note_manifest(newest)
-            if self._is_compaction_due():
-                compaction.compact(self._backend, self._environment)
-                newest = self._loader.manifests.newest()
-                self._note_manifest(newest)
-            self._tail_bytes = bytes_after(list_segments(self._backend), newest.cut)
-            self._compaction_error = None
-        except LockedError:
-            pass  # somebody else is at it
-        except OpslogError as error:
-            self._compaction_error = str(error)
-            _log.warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
-        # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
-        # many agents within its undo window) would be compacted at every commit.
-        self._compact_at = max(self._compact_at, self._state.commits + self._compact_after)
-        self._compact_at_bytes = self._tail_bytes + _COMPACT_AFTER_BYTES
-
-    # -- life ------------------------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent."""
@@ -581,7 +525,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         if self._log is not None:
             self._log.flush()
         self._flusher.close()
-        self._compactor.close()
+        self._compaction.close()
         if self._log is not None:
             self._log.close()
         self._backend.close()
@@ -605,7 +549,8 @@ class Store(MutableMapping[str, T], Generic[T]):
             raise ClosedError(f"this store ({self._backend.url}) is closed: open it again")
         if self._is_forked:
             raise ClosedError(
-                f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another agent name"
+                f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another "
+                "agent name"
             )
         if self._failed is not None:
             raise ReopenError(

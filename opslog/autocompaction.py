@@ -1,0 +1,84 @@
+"""Automatic compaction: when a tail has grown long enough, compact in a thread of its own, beside everything."""
+
+from __future__ import annotations
+
+import logging
+
+from opslog import compaction
+from opslog.backends import Backend
+from opslog.background import Worker
+from opslog.environment import Environment
+from opslog.errors import LockedError, OpslogError
+from opslog.log import bytes_after, list_segments
+from opslog.manifest import Manifest
+from opslog.manifest_store import ManifestStore
+
+COMPACT_AFTER = 10_000
+"""Default length of the tail, in commits, from which a store compacts by itself."""
+
+COMPACT_AFTER_BYTES = 64 * 1024 * 1024
+"""Length of the tail, in bytes, from which it does so whatever the number of commits."""
+
+_log = logging.getLogger("opslog")
+
+
+class AutoCompaction:
+    """Watches the length of the tail and compacts when it is due.
+
+    :ivar folded: how many commits the newest known manifest has folded; `tail_bytes`: length of the logs after its cut.
+    :ivar error: why the last attempt failed, None if it did not.
+    """
+
+    def __init__(
+        self, backend: Backend, environment: Environment, manifest: Manifest, tail_bytes: int, after: int | None
+    ) -> None:
+        self._backend = backend
+        self._environment = environment
+        self._after = after
+        self._commits = 0
+        self._due_at = manifest.commits + (after or 0)
+        self._due_at_bytes = COMPACT_AFTER_BYTES
+        self._worker = Worker("opslog-compact", self._compact)
+        self.folded = manifest.commits
+        self.tail_bytes = tail_bytes
+        self.error: str | None = None
+
+    def note_commits(self, commits: int) -> None:
+        """So many commits exist now, folded ones included. Wakes the thread when a compaction is due; never waits."""
+        self._commits = commits
+        if self._after is not None and self._is_due():
+            self._worker.wake()
+
+    def note_manifest(self, newest: Manifest) -> None:
+        """Somebody, or this thread, has compacted."""
+        self.folded = newest.commits
+        if self._after is not None:
+            self._due_at = max(self._due_at, newest.commits + self._after)
+
+    def close(self) -> None:
+        """Let a compaction under way end."""
+        self._worker.close()
+
+    def _is_due(self) -> bool:
+        return self._commits >= self._due_at or self.tail_bytes >= self._due_at_bytes
+
+    def _compact(self) -> None:
+        assert self._after is not None
+        manifests = ManifestStore(self._backend)
+        try:
+            self.note_manifest(manifests.newest())
+            self.tail_bytes = bytes_after(list_segments(self._backend), manifests.newest().cut)
+            if self._is_due():
+                compaction.compact(self._backend, self._environment)
+                self.note_manifest(manifests.newest())
+                self.tail_bytes = bytes_after(list_segments(self._backend), manifests.newest().cut)
+            self.error = None
+        except LockedError:
+            pass  # somebody else is at it
+        except OpslogError as error:
+            self.error = str(error)
+            _log.warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
+        # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
+        # many agents within its undo window) would be compacted at every commit.
+        self._due_at = max(self._due_at, self._commits + self._after)
+        self._due_at_bytes = self.tail_bytes + COMPACT_AFTER_BYTES
