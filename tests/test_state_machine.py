@@ -1,0 +1,246 @@
+"""Random histories of whole stores against a plain model: several agents with stale views, compactions computed early and
+published late, garbage collection, seals, restarts.
+
+The model is the list of all commits that were acknowledged, and `opslog.merge.reference` over it. What must hold is what the
+format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly the agent's newest
+commit that is within the window; clocks only grow; nothing needed is ever collected.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+import opslog
+from opslog import compaction
+from opslog.backends import open_backend
+from opslog.commits import Batch, Commit, Set, Undo
+from opslog.compaction import Tail
+from opslog.errors import AlreadyExistsError, MissingFileError
+from opslog.log import Cursor, list_log
+from opslog.manifest_store import ManifestStore
+from opslog.merge import reference
+
+WINDOW = 3
+"""Small, so that its edge is met often."""
+
+NAMES = ("A", "B", "C")
+IDS = st.sampled_from(["x", "y", "z"])
+AGENTS = st.sampled_from(NAMES)
+
+_urls = itertools.count()
+
+
+class World:
+    """Simulated time: one clock for the storage and all agents, and names that never repeat."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000_000.0
+        self.nonces = itertools.count()
+        self.environment = opslog.Environment(
+            time=lambda: self.seconds,
+            monotonic=lambda: self.seconds,
+            sleep=self.sleep,
+            nonce=lambda: f"n{next(self.nonces)}",
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def plain(store: opslog.Store[Any]) -> dict[str, Any]:
+    return dict(store.items())
+
+
+class Agents(RuleBasedStateMachine):
+    """See the module's docstring."""
+
+    plans = Bundle("plans")
+
+    @initialize(grace=st.sampled_from([0.0, 50.0]), undo_ttl=st.sampled_from([30.0, 1e9]), ttl=st.sampled_from([1e9]))
+    def create(self, grace: float, undo_ttl: float, ttl: float) -> None:
+        self.world = World()
+        self.url = f"memory://state-machine-{next(_urls)}"
+        self.options: dict[str, Any] = {
+            "environment": self.world.environment,
+            "now": lambda: self.world.seconds,
+            "compact_after": None,
+        }
+        configuration = opslog.Settings(
+            undo_window=WINDOW, grace_seconds=grace, undo_ttl_seconds=undo_ttl, tombstone_ttl_seconds=ttl
+        )
+        self.agents = {
+            name: opslog.open(self.url, agent=name, settings=configuration, **self.options) for name in NAMES
+        }
+        self.readers = [opslog.open(self.url, read_only=True, **self.options) for _ in range(2)]
+        self.backend = open_backend(self.url, now=lambda: self.world.seconds)
+        self.cursors: dict[str, Cursor] = {}
+        self.everything: list[Commit] = []
+        self.clocks: dict[str, int] = {}
+        self.value = 0
+
+    def note_commits(self, name: str, count: int) -> list[Commit]:
+        """Read what an agent has just written from its log, apart from the store, into the model."""
+        cursor = self.cursors.setdefault(name, Cursor(name))
+        listed = list_log(self.backend, name)
+        if cursor.segment < listed[0].number:  # what was read here before was folded and collected since
+            cursor.segment, cursor.offset = listed[0].number, 0
+        new = [commit for _, commit in cursor.read(self.backend, listed)]
+        written = [commit for commit in new if not isinstance(commit, opslog.Seal)]
+        assert len(written) == count
+        for commit in written:
+            assert commit.clock > self.clocks.get(name, 0), "a clock went back"
+            self.clocks[name] = commit.clock
+        self.everything += new
+        return written
+
+    def read_seals(self) -> None:
+        for name in NAMES:
+            if list_log(self.backend, name):
+                self.note_commits(name, 0)
+
+    @rule(name=AGENTS, id=IDS)
+    def set(self, name: str, id: str) -> None:
+        self.value += 1
+        self.agents[name].set(id, {"value": self.value})
+        (commit,) = self.note_commits(name, 1)
+        assert isinstance(commit, Set)
+        assert commit.document == {"value": self.value}
+
+    @rule(name=AGENTS, id=IDS)
+    def delete(self, name: str, id: str) -> None:
+        store = self.agents[name]
+        if id in store:
+            store.delete(id)
+            assert id not in store
+            self.note_commits(name, 1)
+        else:
+            try:
+                store.delete(id)
+            except opslog.NotFoundError:
+                return
+            raise AssertionError("deleted what was not there")
+
+
+    @rule(name=AGENTS, ids=st.lists(IDS, min_size=1, max_size=3), fails=st.booleans())
+    def batch(self, name: str, ids: list[str], fails: bool) -> None:
+        store, before = self.agents[name], plain(self.agents[name])
+        try:
+            with store.batch():
+                for id in ids:
+                    self.value += 1
+                    store[id] = {"value": self.value}
+                if fails:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert plain(store) == before
+            self.note_commits(name, 0) if list_log(self.backend, name) else None
+            return
+        (commit,) = self.note_commits(name, 1)
+        assert isinstance(commit, Batch)
+        assert store[ids[-1]] == {"value": self.value}
+
+    @rule(name=AGENTS)
+    def undo(self, name: str) -> None:
+        expected = self.newest_undoable(name)
+        done = self.agents[name].undo()
+        assert done is (expected is not None)
+        if expected is not None:
+            (commit,) = self.note_commits(name, 1)
+            assert isinstance(commit, Undo)
+            assert commit.target == expected
+
+    def newest_undoable(self, name: str) -> int | None:
+        """The model's own answer, from the whole log: the window counts commits, undos included, back to the last seal."""
+        log = [commit for commit in self.everything if commit.agent == name]
+        cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
+        for commit in list(reversed(log))[:WINDOW]:
+            if isinstance(commit, opslog.Seal):
+                return None
+            if commit.records and commit.clock not in cancelled:
+                return commit.clock
+        return None
+
+    @rule(name=AGENTS)
+    def refresh(self, name: str) -> None:
+        self.agents[name].refresh()
+        assert plain(self.agents[name]) == self.expected()
+
+    @rule(number=st.integers(0, 1))
+    def refresh_reader(self, number: int) -> None:
+        self.readers[number].refresh()
+        assert plain(self.readers[number]) == self.expected()
+
+    @rule(name=AGENTS)
+    def restart(self, name: str) -> None:
+        self.agents[name].close()
+        self.agents[name] = opslog.open(self.url, agent=name, **self.options)
+        assert plain(self.agents[name]) == self.expected()
+
+    @rule(name=AGENTS, full=st.booleans(), keep=st.sampled_from([None, "forever", 0]))
+    def compact(self, name: str, full: bool, keep: Any) -> None:
+        self.agents[name].compact(full=full, keep_history=keep)
+        self.read_seals()
+
+    @rule(target=plans, full=st.booleans())
+    def begin_compaction(self, full: bool) -> compaction._Plan:
+        """Computed now, from what is there now; published later, or never."""
+        tail = Tail.read(self.backend, ManifestStore(self.backend).newest())
+        return compaction._Plan(self.backend, tail, tail.manifest.settings, full)
+
+    @rule(plan=plans)
+    def publish(self, plan: compaction._Plan) -> None:
+        # A paused compaction either publishes the number it aimed at, or finds that others did.
+        newest = ManifestStore(self.backend).newest_number()
+        try:
+            plan.carry_out(self.world.environment, (), None)
+        except (AlreadyExistsError, MissingFileError):
+            assert newest > plan.old.number
+
+    @rule(seconds=st.sampled_from([1.0, 40.0, 200.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.sleep(seconds)
+
+    @rule(name=AGENTS)
+    def close_and_idle(self, name: str) -> None:
+        """Long enough for the undo window to be sealed; then a compaction by somebody else."""
+        self.agents[name].close()
+        self.world.sleep(60.0)
+        other = next(store for other, store in self.agents.items() if other != name)
+        other.compact()
+        self.read_seals()
+        self.agents[name] = opslog.open(self.url, agent=name, **self.options)
+
+    def expected(self) -> dict[str, Any]:
+        winners = reference(self.everything)
+        return {id: winners[id].document for id in sorted(winners) if isinstance(winners[id], Set)}  # type: ignore[union-attr]
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for store in getattr(self, "agents", {}).values():
+            assert len(store) == len(list(store))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "agents"):
+            return
+        expected = self.expected()
+        with opslog.open(self.url, read_only=True, **self.options) as fresh:
+            assert plain(fresh) == expected, "a fresh view"
+        for store in [*self.agents.values(), *self.readers]:
+            store.refresh()
+            assert plain(store) == expected, "a refreshed view"
+            assert list(store) == sorted(expected), "iteration is in order of id"
+            store.close()
+
+
+Agents.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestAgents = Agents.TestCase
