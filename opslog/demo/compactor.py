@@ -1,0 +1,35 @@
+"""The demo's compaction process: compacts the store over and over, while everyone writes, until it is told to stop.
+
+python -m opslog.demo.compactor DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import opslog
+from opslog.demo.agent import SETTINGS
+from opslog.demo.workers import STOP, Conductor, Status
+
+_PAUSE_SECONDS = 0.1
+_FULL_EVERY = 10
+"""Every so many compactions the whole snapshot becomes one run."""
+
+
+def main(directory: Path) -> None:
+    conductor = Conductor()
+    compactions = rounds = 0
+    with opslog.open(directory / "store", agent="compactor", settings=SETTINGS) as store:
+        conductor.tell(Status("running"))
+        while not conductor.says(STOP, _PAUSE_SECONDS):
+            rounds += 1
+            with suppress(opslog.LockedError):  # an agent's automatic compaction is at it
+                compactions += store.compact(full=rounds % _FULL_EVERY == 0).number is not None
+            conductor.tell(Status("running", compactions=compactions))
+    conductor.tell(Status("done", compactions=compactions))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

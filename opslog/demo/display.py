@@ -1,0 +1,142 @@
+"""What a person sees of the demo: a live table in a terminal, else a line every few seconds, and the outcome."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from opslog.demo.workers import Worker
+from opslog.environment import REAL
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from opslog.demo.run import Summary
+
+_LINE_SECONDS = 3.0
+_RATE_SECONDS = 1.0
+
+
+class Display:
+    """:param quiet: show nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._next_line = REAL.monotonic()
+        self._rates = _Rates()
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stdout.isatty():
+            from rich.live import Live
+
+            self._live = Live(auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> None:
+        """:param sessions: how many times each agent was started."""
+        self._rates.note(agents)
+        if self._live is not None:
+            self._live.update(self._table(agents, compactor, sessions), refresh=True)
+        elif not self._quiet and REAL.monotonic() >= self._next_line:
+            self._next_line = REAL.monotonic() + _LINE_SECONDS
+            sys.stdout.write(self._line(agents, compactor, sessions) + "\n")
+            sys.stdout.flush()
+
+    def _table(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> Table:
+        from rich.table import Table
+
+        table = Table(
+            title="several processes write to one store",
+            caption=f"a compaction process beside them: {compactor.status.compactions} compactions so far",
+        )
+        table.add_column("agent")
+        table.add_column("state")
+        for heading in ("commits", "commits/s", "lag", "undos", "batches", "conflicts"):
+            table.add_column(heading, justify="right")
+        for worker in sorted(agents, key=lambda worker: worker.name):
+            status = worker.status
+            numbers = (
+                status.commits,
+                self._rates.of(worker),
+                status.lag,
+                status.undos,
+                status.batches,
+                status.conflicts,
+            )
+            state = _state(worker, sessions)
+            style = {"killed": "bold red", "back": "green"}.get(state, "")
+            table.add_row(worker.name, state, *(f"{number:,.0f}" for number in numbers), style=style)
+        return table
+
+    def _line(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> str:
+        commits = sum(worker.status.commits for worker in agents)
+        rate = sum(self._rates.of(worker) for worker in agents)
+        lag = max(worker.status.lag for worker in agents)
+        states = ", ".join(
+            f"{worker.name} {_state(worker, sessions)}" for worker in sorted(agents, key=lambda w: w.name)
+        )
+        return (
+            f"{commits:,} commits, {rate:,.0f} per second, lag at most {lag}, "
+            f"{compactor.status.compactions} compactions; {states}"
+        )
+
+
+class _Rates:
+    """Commits per second of each worker, over the last second or so."""
+
+    def __init__(self) -> None:
+        self._marks: dict[Worker, tuple[float, int]] = {}
+        self._rates: dict[Worker, float] = {}
+
+    def note(self, workers: Sequence[Worker]) -> None:
+        now = REAL.monotonic()
+        for worker in workers:
+            since, commits = self._marks.setdefault(worker, (now, worker.status.commits))
+            if now - since >= _RATE_SECONDS:
+                self._rates[worker] = (worker.status.commits - commits) / (now - since)
+                self._marks[worker] = (now, worker.status.commits)
+
+    def of(self, worker: Worker) -> float:
+        return 0.0 if worker.is_killed else self._rates.get(worker, 0.0)
+
+
+def _state(worker: Worker, sessions: Mapping[str, int]) -> str:
+    if worker.is_killed:
+        return "killed"
+    returned = sessions[worker.name] > 1 and worker.status.state == "running"
+    return "back" if returned else worker.status.state
+
+
+def describe(summary: Summary) -> str:
+    """The outcome, for a person."""
+    lines = [
+        f"{name}: {agent.commits:,} commits acknowledged ({agent.sets:,} sets, {agent.deletes:,} deletes, "
+        f"{agent.batches:,} batches, {agent.undos:,} undos), {agent.conflicts:,} conflicts"
+        for name, agent in summary.agents.items()
+    ]
+    for call in summary.in_flight:
+        outcome = "is in the history, whole" if call.in_history else "did not happen"
+        lines.append(f"{call.agent} was killed during a {call.call}, which {outcome}")
+    lines += [
+        f"{summary.commits:,} commits in {summary.writing_seconds:.1f} s, {summary.commits_per_second:,.0f} a second, "
+        f"with {summary.kills} kill and {summary.compactions} compactions",
+        f"lost: {summary.lost}; commits that nobody made: {summary.unknown}",
+        f"the same {summary.documents:,} documents: {', '.join(summary.agreeing)} and a plain replay of the journals; "
+        f"digest {summary.digest[:16]}",
+        *(f"WRONG: {problem}" for problem in summary.problems),
+        "All is well." if summary.ok else "The store did not keep its promises.",
+    ]
+    if summary.directory is not None:
+        lines.append(f"Everything is in {summary.directory}")
+    return "\n".join(lines) + f"\nTook {summary.seconds:.1f} s.\n"

@@ -1,0 +1,91 @@
+"""What an agent notes beside the store: each call before it is made, and what came of it as soon as it returned.
+
+Each line is handed to the operating system before the agent goes on, so a SIGKILL loses none of them. Of a session that
+was killed the last call may have no end: it was under way, and may or may not have happened. One file per session:
+
+    {"line":"begin","kind":"set","changes":[{"id":"shared-3","data":{"by":"agent-1","number":17}}]}
+    {"line":"end","done":true,"clocks":[42]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["set", "delete", "batch", "rollback", "undo", "refresh"]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a call does to one document. :ivar data: its new value, None to delete it."""
+
+    id: str
+    data: dict[str, Any] | None
+
+
+class Begin(msgspec.Struct, frozen=True, tag_field="line", tag="begin"):
+    """A call that is about to be made. :ivar changes: none for an undo and a refresh."""
+
+    kind: Kind
+    changes: list[Change] = []
+
+
+class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
+    """What came of the call.
+
+    :ivar done: False when the store said that there is nothing to do (no such document, nothing to undo, rolled back).
+    :ivar clocks: of the commits that appeared in the agent's own log meanwhile.
+    :ivar seen: commits of others that a refresh brought.
+    :ivar conflicts: documents that this agent and, unseen by it, others changed since its last refresh.
+    """
+
+    done: bool
+    clocks: list[int] = []
+    seen: int = 0
+    conflicts: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as the journal tells it. :ivar end: None where the process was killed before it noted one."""
+
+    begin: Begin
+    end: End | None
+
+
+class Journal:
+    """The journal of a session, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb", buffering=0)
+
+    def write(self, line: Begin | End) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def journal_path(folder: Path, agent: str, session: int) -> Path:
+    return folder / f"{agent}.{session:03}.jsonl"
+
+
+def read_journals(folder: Path) -> dict[str, list[Call]]:
+    """Per agent its calls, in order, over all its sessions."""
+    calls: dict[str, list[Call]] = {}
+    for path in sorted(folder.iterdir()):
+        calls.setdefault(path.name.partition(".")[0], []).extend(_read(path))
+    return calls
+
+
+def _read(path: Path) -> list[Call]:
+    whole_lines = path.read_bytes().rpartition(b"\n")[0]
+    calls: list[Call] = []
+    for line in msgspec.json.Decoder(Begin | End).decode_lines(whole_lines):
+        if isinstance(line, Begin):
+            calls.append(Call(line, None))
+        else:
+            calls[-1] = Call(calls[-1].begin, line)
+    return calls

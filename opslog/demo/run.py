@@ -1,0 +1,249 @@
+"""Conducts the demo: starts the processes, kills one, lets it come back, and checks what is left."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from opslog.demo.check import Findings, check
+from opslog.demo.display import Display, describe
+from opslog.demo.journal import Call
+from opslog.demo.workers import REPORT, STOP, DemoError, Worker
+from opslog.environment import REAL
+from opslog.errors import OpslogError, UsageError
+
+_START_SECONDS = 30.0
+_END_SECONDS = 60.0
+"""How long to wait for what takes a second or two, before it is called a failure."""
+
+_TICK_SECONDS = 0.1
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """The call that a kill interrupted. :ivar in_history: whether it happened all the same; either is right."""
+
+    agent: str
+    call: str
+    in_history: bool
+
+
+class AgentSummary(msgspec.Struct, frozen=True):
+    """What an agent did, by its journal.
+
+    :ivar commits: acknowledged to it, and of which kind. :ivar no_change: calls that changed nothing: no such document,
+        nothing to undo, or rolled back.
+    :ivar conflicts: documents that it and, unseen by it, others changed between two of its refreshes.
+    """
+
+    commits: int
+    sets: int
+    deletes: int
+    batches: int
+    undos: int
+    no_change: int
+    refreshes: int
+    conflicts: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The outcome of a demo; `--json` prints it.
+
+    :ivar seconds: from start to end; `writing_seconds`: how long the agents wrote.
+    :ivar commits: acknowledged by the store; `lost`: of them not found; `unknown`: found, and made by nobody.
+    :ivar agreeing: whose states equal the plain replay of the journals.
+    :ivar digest: SHA-256 of that state. :ivar directory: where everything is, None when it was removed.
+    """
+
+    ok: bool
+    problems: list[str]
+    seconds: float
+    writing_seconds: float
+    agents: dict[str, AgentSummary]
+    commits: int
+    commits_per_second: float
+    lost: int
+    unknown: int
+    conflicts: int
+    undos: int
+    batches: int
+    kills: int
+    in_flight: list[InFlight]
+    compactions: int
+    documents: int
+    digest: str
+    agreeing: list[str]
+    directory: str | None
+
+
+def main(*, seconds: float = 12, agents: int = 4, directory: Path | None = None, json: bool = False) -> int:
+    """Run the demo, show it, and say what came of it.
+
+    :param seconds: how long the agents write. :param agents: how many.
+    :param directory: work there and leave everything in place; must be empty or not exist. None: a temporary directory,
+        which stays only if something was wrong.
+    :param json: print nothing but the summary, as JSON.
+    :returns: the exit code: 0 when nothing was lost and everybody agrees, else 1. Also 1 when the demo could not end (a
+        worker died, the store could not be read): then there is no summary, and stderr says why.
+    """
+    if agents < 2:
+        raise UsageError(f"the demo is about several agents: 2 or more, not {agents}")
+    if not 1 <= seconds <= 3600:
+        raise UsageError(f"seconds must be between 1 and 3600, not {seconds}")
+    work = _working_directory(directory)
+    with Display(quiet=json) as display:
+        demo = _Demo(work, seconds, agents, display)
+        try:
+            summary = demo.run(keep=directory is not None)
+        except (DemoError, OpslogError) as error:
+            sys.stderr.write(f"the demo stopped: {error}\nEverything it wrote is in {work}\n")
+            return 1
+        except KeyboardInterrupt:
+            demo.end_all()  # before their directory goes
+            if directory is None:
+                shutil.rmtree(work)
+            raise
+        finally:
+            demo.end_all()
+    sys.stdout.write(msgspec.json.encode(summary).decode() + "\n" if json else describe(summary))
+    return 0 if summary.ok else 1
+
+
+def _working_directory(directory: Path | None) -> Path:
+    work = Path(tempfile.mkdtemp(prefix="opslog-demo-")) if directory is None else directory
+    work.mkdir(parents=True, exist_ok=True)
+    if any(work.iterdir()):
+        raise UsageError(f"{work} is not empty: name a directory that is, or that does not exist yet")
+    for name in ("journals", "states", "errors"):
+        (work / name).mkdir()
+    return work
+
+
+class _Demo:
+    """A run of the demo, in a directory of its own."""
+
+    def __init__(self, directory: Path, seconds: float, agents: int, display: Display) -> None:
+        self._directory = directory
+        self._seconds = seconds
+        self._display = display
+        self._names = [f"agent-{number}" for number in range(1, agents + 1)]
+        self._agents: dict[str, Worker] = {}
+        self._compactor: Worker | None = None
+        self._sessions = Counter[str]()
+        self._started = REAL.monotonic()
+        self._kills = 0
+
+    def run(self, keep: bool) -> Summary:
+        """:raises DemoError: a worker failed."""
+        compactor = self._compactor = Worker(
+            "compactor", "opslog.demo.compactor", [str(self._directory)], self._directory / "errors" / "compactor.txt"
+        )
+        for name in self._names:
+            self._start(name)
+        self._wait_for([*self._agents.values(), compactor], "running", _START_SECONDS)
+        begun = REAL.monotonic()
+        self._write_and_kill(begun, compactor)
+        writing_seconds = REAL.monotonic() - begun
+        self._finish(compactor)
+        findings, journals = check(self._directory)
+        summary = self._summary(findings, journals, writing_seconds, compactor.status.compactions, keep)
+        if summary.directory is None:
+            shutil.rmtree(self._directory)
+        return summary
+
+    def end_all(self) -> None:
+        """Leave no process behind."""
+        for worker in (*self._agents.values(), self._compactor):
+            if worker is not None:
+                worker.kill()
+
+    def _start(self, name: str) -> None:
+        self._sessions[name] += 1
+        session = self._sessions[name]
+        errors = self._directory / "errors" / f"{name}.{session:03}.txt"
+        self._agents[name] = Worker(name, "opslog.demo.agent", [str(self._directory), name, str(session)], errors)
+
+    def _write_and_kill(self, begun: float, compactor: Worker) -> None:
+        """Let everybody write; on the way one agent is killed, and comes back a little later."""
+        victim = random.choice(self._names)
+        kill_at = begun + self._seconds * random.uniform(0.35, 0.55)
+        back_at = kill_at + self._seconds * 0.15
+        self._watch(compactor, until=lambda: REAL.monotonic() >= kill_at)
+        self._agents[victim].kill()
+        self._kills += 1
+        killed = self._agents.pop(victim)
+        self._watch(compactor, until=lambda: REAL.monotonic() >= back_at, killed=killed)
+        self._start(victim)
+        self._watch(compactor, until=lambda: REAL.monotonic() >= begun + self._seconds)
+
+    def _watch(self, compactor: Worker, until: Callable[[], bool], killed: Worker | None = None) -> None:
+        while not until():
+            compactor.check_alive()
+            for worker in self._agents.values():
+                worker.check_alive()
+            self._display.show([*self._agents.values(), *([killed] if killed else [])], compactor, self._sessions)
+            REAL.sleep(_TICK_SECONDS)
+
+    def _finish(self, compactor: Worker) -> None:
+        """Everybody stops writing, and only then reports what it sees. Compaction goes on until all have."""
+        agents = list(self._agents.values())
+        for word, state in ((STOP, "stopped"), (REPORT, "done")):
+            for worker in agents:
+                worker.say(word)
+            self._wait_for(agents, state, _END_SECONDS)
+        compactor.say(STOP)
+        for worker in (*agents, compactor):
+            worker.wait(_END_SECONDS)
+
+    def _wait_for(self, workers: Iterable[Worker], state: str, seconds: float) -> None:
+        deadline = REAL.monotonic() + seconds
+        for worker in workers:
+            worker.wait_until(state, deadline)
+
+    def _summary(
+        self, findings: Findings, journals: dict[str, list[Call]], writing_seconds: float, compactions: int, keep: bool
+    ) -> Summary:
+        agents = {name: _summarise(calls) for name, calls in journals.items()}
+        commits = sum(agent.commits for agent in agents.values())
+        return Summary(
+            ok=not findings.problems,
+            problems=findings.problems,
+            seconds=round(REAL.monotonic() - self._started, 2),
+            writing_seconds=round(writing_seconds, 2),
+            agents=agents,
+            commits=commits,
+            commits_per_second=round(commits / writing_seconds, 1),
+            lost=findings.lost,
+            unknown=findings.unknown,
+            conflicts=sum(agent.conflicts for agent in agents.values()),
+            undos=sum(agent.undos for agent in agents.values()),
+            batches=sum(agent.batches for agent in agents.values()),
+            kills=self._kills,
+            in_flight=[InFlight(*call) for call in findings.in_flight],
+            compactions=compactions,
+            documents=findings.documents,
+            digest=findings.digest,
+            agreeing=findings.agreeing,
+            directory=str(self._directory) if keep or findings.problems else None,
+        )
+
+
+def _summarise(calls: list[Call]) -> AgentSummary:
+    ended = [(call.begin.kind, call.end) for call in calls if call.end]
+    done = Counter(kind for kind, end in ended if end.done)
+    return AgentSummary(
+        commits=sum(done.values()) - done["refresh"],
+        sets=done["set"],
+        deletes=done["delete"],
+        batches=done["batch"],
+        undos=done["undo"],
+        no_change=sum(not end.done for _, end in ended),
+        refreshes=done["refresh"],
+        conflicts=sum(end.conflicts for _, end in ended),
+    )

@@ -1,0 +1,236 @@
+"""The demo ends well, its check finds what is planted, and it leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+import opslog.commits
+import opslog.demo
+from opslog.commits import Commit
+from opslog.demo.check import Documents, check, compare
+from opslog.demo.journal import Begin, Call, Change, End
+
+CODE = (
+    "import pathlib, sys, opslog.demo as demo; "
+    "sys.exit(demo.main(seconds=3, directory=pathlib.Path(sys.argv[1]), json={json}))"
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The directory and the summary of a short demo."""
+    directory = tmp_path_factory.mktemp("demo") / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(json=True), str(directory)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory, json.loads(done.stdout)
+
+
+def test_nothing_is_lost_and_all_agree(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = finished
+    agents = ["agent-1", "agent-2", "agent-3", "agent-4"]
+    assert summary["ok"]
+    assert summary["problems"] == []
+    assert (summary["lost"], summary["unknown"], summary["kills"]) == (0, 0, 1)
+    assert sorted(summary["agents"]) == agents
+    assert summary["agreeing"] == ["a fresh open", *agents]
+    assert summary["commits"] == sum(agent["commits"] for agent in summary["agents"].values())
+    for figure in ("commits", "conflicts", "undos", "batches", "compactions", "documents"):
+        assert summary[figure] > 0, figure
+
+
+def test_the_killed_agent_came_back_and_wrote(finished: tuple[Path, dict[str, Any]]) -> None:
+    directory, summary = finished
+    names = [path.name for path in sorted((directory / "journals").iterdir())]
+    (back,) = [name.partition(".")[0] for name in names if ".002." in name]
+    with opslog.open(directory / "store", read_only=True) as store:
+        written = [commit for commit in store.ops() if commit.agent == back and b'"session":2' in _data(commit)]
+    assert written
+    assert {call["agent"] for call in summary["in_flight"]} <= {back}
+
+
+def _data(commit: Commit) -> bytes:
+    return bytes(commit.data) if isinstance(commit, opslog.Set) else b""
+
+
+def test_a_commit_missing_from_a_log_is_found(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    copy = _copy(finished[0], tmp_path)
+    newest = sorted((copy / "store" / "ops" / "agent-1").iterdir())[-1]
+    *kept, dropped = newest.read_bytes().splitlines(keepends=True)
+    newest.write_bytes(b"".join(kept))
+    findings, _ = check(copy)
+    assert findings.lost == 1
+    clock = json.loads(dropped)["clock"]
+    assert [problem for problem in findings.problems if problem.startswith("lost") and f'"clock":{clock},' in problem]
+
+
+def test_a_call_missing_from_a_journal_is_found(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    copy = _copy(finished[0], tmp_path)
+    journal = min((copy / "journals").iterdir())
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[2:]))  # the first call of every session is a set
+    findings, _ = check(copy)
+    assert findings.unknown == 1
+
+
+def test_an_agent_that_sees_something_else_is_found(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    copy = _copy(finished[0], tmp_path)
+    state = copy / "states" / "agent-2.jsonl"
+    state.write_bytes(b"".join(state.read_bytes().splitlines(keepends=True)[1:]))
+    findings, _ = check(copy)
+    assert "agent-2" not in findings.agreeing
+    assert [problem for problem in findings.problems if problem.startswith("agent-2 has")]
+
+
+def _copy(directory: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-r", str(directory), str(tmp_path / "copy")], check=True)
+    return tmp_path / "copy"
+
+
+# The check itself, on one agent that set a document, set it again and undid that.
+
+FIRST, SECOND = {"value": 1}, {"value": 2}
+
+
+def _calls() -> list[Call]:
+    return [
+        Call(Begin("set", [Change("a", FIRST)]), End(True, [1])),
+        Call(Begin("set", [Change("a", SECOND)]), End(True, [2])),
+        Call(Begin("undo"), End(True, [3])),
+    ]
+
+
+def _history() -> list[Commit]:
+    return [
+        opslog.Set("", 1, "x", "a", msgspec.Raw(b'{"value":1}')),
+        opslog.Set("", 2, "x", "a", msgspec.Raw(b'{"value":2}')),
+        opslog.Undo("", 3, "x", 2),
+    ]
+
+
+def test_the_check_accepts_what_is_right() -> None:
+    findings = compare({"x": _calls()}, _history(), {"y": {"a": FIRST}})
+    assert (findings.problems, findings.agreeing, findings.documents) == ([], ["y"], 1)
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_an_interrupted_call_may_have_happened(happened: bool) -> None:
+    calls = _calls()
+    calls[2] = Call(calls[2].begin, None)
+    state: Documents = {"a": FIRST if happened else SECOND}
+    findings = compare({"x": calls}, _history()[: 3 if happened else 2], {"y": state})
+    assert findings.problems == []
+    assert findings.in_flight == [("x", "undo", happened)]
+
+
+def _lose(calls: list[Call], history: list[Commit]) -> None:
+    del history[1]
+
+
+def _repeat(calls: list[Call], history: list[Commit]) -> None:
+    history.append(history[0])
+
+
+def _alter(calls: list[Call], history: list[Commit]) -> None:
+    history[0] = opslog.Set("", 1, "x", "a", msgspec.Raw(b'{"value":3}'))
+
+
+def _invent(calls: list[Call], history: list[Commit]) -> None:
+    history.append(opslog.Delete("", 4, "z", "a"))
+
+
+def _acknowledge_too_early(calls: list[Call], history: list[Commit]) -> None:
+    calls[1] = Call(calls[1].begin, End(True, []))
+
+
+def _write_what_was_rolled_back(calls: list[Call], history: list[Commit]) -> None:
+    calls.append(Call(Begin("rollback", [Change("b", FIRST)]), End(False, [4])))
+    history.append(opslog.Batch("", 4, "x", [opslog.commits.SetOp("b", msgspec.Raw(b'{"value":1}'))]))
+
+
+def _undo_something_else(calls: list[Call], history: list[Commit]) -> None:
+    history[2] = opslog.Undo("", 3, "x", 1)
+
+
+def _refuse_an_undo(calls: list[Call], history: list[Commit]) -> None:
+    calls[2] = Call(calls[2].begin, End(False, []))
+    del history[2]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_lose, "lost"),
+        (_repeat, "more than once"),
+        (_alter, "found as"),
+        (_invent, "nobody made"),
+        (_acknowledge_too_early, "was acknowledged"),
+        (_write_what_was_rolled_back, "changed nothing"),
+        (_undo_something_else, "found as"),
+        (_refuse_an_undo, "an undo was refused"),
+    ],
+)
+def test_the_check_finds(damage: Callable[[list[Call], list[Commit]], None], words: str) -> None:
+    calls, history = _calls(), _history()
+    damage(calls, history)
+    problems = compare({"x": calls}, history, {}).problems
+    assert [problem for problem in problems if words in problem], problems
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_demo(sent: signal.Signals, tmp_path: Path) -> None:
+    """Workers hold the write end of this pipe for as long as they live: its end is read when the last is gone."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    code = "import subprocess; P = subprocess.Popen; subprocess.Popen = lambda *a, **k: P(*a, pass_fds=[PIPE], **k); "
+    demo = subprocess.Popen(
+        [sys.executable, "-c", code.replace("PIPE", str(writer)) + CODE.format(json=False), str(tmp_path / "run")],
+        pass_fds=[writer],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    with demo:
+        assert demo.stdout is not None
+        assert b"agent-4 running" in demo.stdout.readline()
+        demo.send_signal(sent)
+    assert demo.returncode != 0
+    assert select.select([reader], [], [], 60)[0], "a worker is still running"
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
+    """A store that cannot be opened: its directory is a file."""
+    code = (
+        "import pathlib, sys, opslog.demo.run as run; make = run._working_directory\n"
+        "def spoiled(directory):\n    work = make(directory); (work / 'store').write_text(''); return work\n"
+        "run._working_directory = spoiled\n"
+        "sys.exit(run.main(seconds=1, directory=pathlib.Path(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "ended by itself with exit code 1" in done.stderr
+    assert str(tmp_path / "run") in done.stderr
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(opslog.UsageError, match="is not empty"):
+        opslog.demo.main(directory=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
