@@ -1,0 +1,12 @@
+"""Measurements of opslog, each beside what the same work costs without it.
+
+    python -m benchmarks [--small] [--rounds N] [--only TEXT] [--json FILE]
+
+Every workload runs for opslog, for a *floor* (the bare system calls and decoding on the same bytes: nothing can be
+faster and keep the same promise) and for *peers*. All contenders of a workload take turns within each round, so that
+whatever else the machine does hits all of them; a ratio is the median of the ratios within a round. This is opslog's
+own benchmark: it measures what opslog is made for, on small documents.
+
+A contender is one function in `writing`, `reading` or `maintenance`, decorated with `contender`; a new workload is a
+new name in that decorator, a new peer one more function.
+"""

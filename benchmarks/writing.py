@@ -1,0 +1,207 @@
+"""Workloads that write: set by one caller and by many, buffered, in batches, and undo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import opslog
+from benchmarks.material import UPSERT, document, documents, line, sqlite
+from benchmarks.runner import Round, Scale, Timer, contender
+
+BATCH = 100
+
+
+def _bare(folder: Path, pieces: list[bytes], operations: int, *, each: bool = True) -> Iterator[Round]:
+    """Appends of the same bytes, with an fdatasync after each of them or after the last."""
+    with (folder / "floor").open("ab", buffering=0) as file:
+
+        def run(timer: Timer) -> int:
+            with timer:
+                for piece in pieces:
+                    file.write(piece)
+                    if each:
+                        os.fdatasync(file.fileno())
+                if not each:
+                    os.fdatasync(file.fileno())
+            return operations
+
+        yield run
+
+
+@contender("set, durable, one caller", "opslog", "on disk")
+def set_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store") as store:
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            with timer:
+                for id, value in written:
+                    store.set(id, value)
+            return scale.writes
+
+        yield run
+
+
+@contender("set, durable, one caller", "floor: write + fdatasync", "on disk")
+def set_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    return _bare(folder, [line(number) for number in range(scale.writes)], scale.writes)
+
+
+@contender("set, durable, one caller", "SQLite WAL FULL", "on disk")
+def set_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
+    return _sqlite_writes(folder, scale, "FULL")
+
+
+def _sqlite_writes(folder: Path, scale: Scale, synchronous: str) -> Iterator[Round]:
+    with sqlite(folder, synchronous) as database:
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            with timer:
+                for id, value in written:
+                    database.execute(UPSERT, (id, orjson.dumps(value)))
+            return scale.writes
+
+        yield run
+
+
+def _threaded(scale: Scale, work: Callable[[int, list[tuple[str, Any]]], None]) -> Iterator[Round]:
+    """Each thread does `scale.writes` writes; time runs until all have."""
+    with ThreadPoolExecutor(scale.threads) as pool:
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            with timer:
+                for done in [pool.submit(work, thread, written) for thread in range(scale.threads)]:
+                    done.result()
+            return scale.threads * scale.writes
+
+        yield run
+
+
+@contender("set, durable, 16 threads", "opslog", "on disk")
+def threads_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store") as store:
+
+        def work(thread: int, written: list[tuple[str, Any]]) -> None:
+            for id, value in written:
+                store.set(f"{id}-{thread}", value)
+
+        yield from _threaded(scale, work)
+
+
+@contender("set, durable, 16 threads", "floor: one write + fdatasync per 16", "on disk")
+def threads_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    groups = [line(number) * scale.threads for number in range(scale.writes)]
+    return _bare(folder, groups, scale.threads * scale.writes)
+
+
+@contender("set, durable, 16 threads", "SQLite WAL FULL, a connection each", "on disk")
+def threads_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
+    with sqlite(folder):
+
+        def work(thread: int, written: list[tuple[str, Any]]) -> None:
+            with sqlite(folder) as database:
+                for id, value in written:
+                    database.execute(UPSERT, (f"{id}-{thread}", orjson.dumps(value)))
+
+        yield from _threaded(scale, work)
+
+
+@contender("set, buffered", "opslog buffered", "within 100 ms; flushed at the end")
+def buffered_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store", durability="buffered") as store:
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            with timer:
+                for id, value in written:
+                    store.set(id, value)
+                store.flush()
+            return scale.writes
+
+        yield run
+
+
+@contender("set, buffered", "floor: write each, one fdatasync", "flushed at the end")
+def buffered_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    return _bare(folder, [line(number) for number in range(scale.writes)], scale.writes, each=False)
+
+
+@contender("set, buffered", "SQLite WAL NORMAL", "at the next checkpoint")
+def buffered_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
+    return _sqlite_writes(folder, scale, "NORMAL")
+
+
+@contender("batch of 100", "opslog", "on disk")
+def batch_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store") as store:
+
+        def run(timer: Timer) -> int:
+            written = _batches(scale, timer)
+            with timer:
+                for batch in written:
+                    with store.batch():
+                        for id, value in batch:
+                            store.set(id, value)
+            return len(written)
+
+        yield run
+
+
+@contender("batch of 100", "floor: write + fdatasync", "on disk")
+def batch_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    lines = b"".join(line(number) for number in range(BATCH))
+    count = _batch_count(scale)
+    return _bare(folder, [lines] * count, count)
+
+
+@contender("batch of 100", "SQLite WAL FULL, one transaction", "on disk")
+def batch_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
+    with sqlite(folder) as database:
+
+        def run(timer: Timer) -> int:
+            written = _batches(scale, timer)
+            with timer:
+                for batch in written:
+                    database.execute("BEGIN")
+                    database.executemany(UPSERT, [(id, orjson.dumps(value)) for id, value in batch])
+                    database.execute("COMMIT")
+            return len(written)
+
+        yield run
+
+
+def _batch_count(scale: Scale) -> int:
+    return max(1, scale.writes // 10)
+
+
+def _batches(scale: Scale, timer: Timer) -> list[list[tuple[str, Any]]]:
+    count = _batch_count(scale)
+    return [documents(BATCH, timer.number * count + place) for place in range(count)]
+
+
+@contender("undo", "opslog", "on disk")
+def undo_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store") as store:
+
+        def run(timer: Timer) -> int:
+            for number in range(scale.writes):
+                store.set("task", document(number))
+                with timer:
+                    assert store.undo()
+            return scale.writes
+
+        yield run
+
+
+@contender("undo", "floor: write + fdatasync", "on disk")
+def undo_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    undo = b'{"ts":"2026-01-01T00:00:00.000000Z","clock":1000,"agent":"main","op":"undo","target":999}\n'
+    return _bare(folder, [undo] * scale.writes, scale.writes)
