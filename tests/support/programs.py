@@ -1,0 +1,143 @@
+"""What agents do in processes of their own: run as a script by `tests.support.processes.start`.
+
+A program talks in JSON lines: `say` writes one to standard output, at once; `hear` waits for a line on standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+from typing import Any
+
+import opslog
+
+Document = dict[str, Any]
+Changes = dict[str, Document | None]
+"""What a commit makes of each document it touches; None: deleted."""
+
+
+def say(value: object) -> None:
+    # One write, so that a kill leaves whole lines in the pipe.
+    os.write(1, json.dumps(value).encode() + b"\n")
+
+
+def hear() -> str:
+    return sys.stdin.readline().strip()
+
+
+def write(url: str, agent: str, commits: int, options: dict[str, Any]) -> None:
+    """Open when told, set `commits` documents of one's own, and report all documents when told again."""
+    say("ready")
+    hear()
+    with opslog.open(url, agent=agent, **options) as store:
+        for number in range(commits):
+            store[f"{agent}-{number}"] = {"agent": agent, "number": number}
+        say("written")
+        hear()
+        store.refresh()
+        say(dict(store.items()))
+
+
+def compact(url: str, options: dict[str, Any]) -> None:
+    """Compact without a pause until standard input ends, every third time fully; report how often that changed
+    something."""
+    done = threading.Event()
+
+    def listen() -> None:
+        hear()
+        done.set()
+
+    published = 0
+    with opslog.open(url, agent="compactor", compact_after=None, **options) as store:
+        threading.Thread(target=listen, daemon=True).start()
+        say("ready")
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            published += store.compact(full=turn % 3 == 0).number is not None
+    say(published)
+
+
+def journal(url: str, kind: str, start: int) -> None:
+    """Commit until killed. Each commit is announced before the call and acknowledged after it.
+
+    :param kind: "set", "batch", or "undo" (two sets, then one undo).
+    """
+    with opslog.open(url, agent="writer", compact_after=None) as store:
+        number = start
+        while True:
+            number += 1
+            if kind == "undo" and number % 3 == 0:
+                say({"undo": True})
+                store.undo()
+            else:
+                changes = planned(store, kind, number)
+                say({"changes": changes})
+                carry_out(store, changes, atomic=kind == "batch")
+            say({"done": number})
+
+
+def planned(store: opslog.Store[Document], kind: str, number: int) -> Changes:
+    ids = [f"doc-{(7 * number + place) % 20}" for place in range(5 if kind == "batch" else 1)]
+    return {id: None if (number + len(id)) % 4 == 0 and id in store else {"number": number, "id": id} for id in ids}
+
+
+def carry_out(store: opslog.Store[Document], changes: Changes, *, atomic: bool) -> None:
+    def each() -> None:
+        for id, document in changes.items():
+            if document is None:
+                del store[id]
+            else:
+                store[id] = document
+
+    if not atomic:
+        each()
+        return
+    with store.batch():
+        each()
+
+
+def hold(url: str, agent: str) -> None:
+    """Keep an agent's name until standard input ends."""
+    with opslog.open(url, agent=agent) as store:
+        store["held"] = {"pid": os.getpid()}
+        say(os.getpid())
+        hear()
+
+
+def measure(action: str, url: str) -> None:
+    """Report how many bytes of memory this process had at most before, and how many after, "open" or "compact"."""
+    warm_up()
+    before = peak_bytes()
+    if action == "open":
+        with opslog.open(url, read_only=True) as store:
+            documents = len(store)
+    else:
+        with opslog.open("memory://none", agent="compactor", compact_after=None):
+            pass
+        from opslog import compaction
+        from opslog.backends import open_backend
+
+        backend = open_backend(url)
+        compaction.compact(backend, opslog.Environment(), full=action == "full")
+        documents = 0
+    say({"before": before, "after": peak_bytes(), "documents": documents})
+
+
+def warm_up() -> None:
+    """Load all code first: it is no part of what a store takes."""
+    with opslog.open("memory://warm-up", agent="a", compact_after=None) as store:
+        for number in range(50):
+            store[str(number)] = {"number": number}
+        store.compact(full=True)
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*json.loads(sys.argv[2]))
