@@ -61,12 +61,12 @@ def compact(url: str, options: dict[str, Any]) -> None:
     say(published)
 
 
-def journal(url: str, kind: str, start: int) -> None:
+def journal(url: str, kind: str, start: int, compact_after: int | None) -> None:
     """Commit until killed. Each commit is announced before the call and acknowledged after it.
 
     :param kind: "set", "batch", or "undo" (two sets, then one undo).
     """
-    with opslog.open(url, agent="writer", compact_after=None) as store:
+    with opslog.open(url, agent="writer", compact_after=compact_after) as store:
         number = start
         while True:
             number += 1

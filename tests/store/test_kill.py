@@ -1,0 +1,160 @@
+"""Writers killed with SIGKILL at random moments, and logs whose last line is cut anywhere.
+
+What was acknowledged is there after reopening; what was not is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.layout import segment_path
+from tests.support import programs
+from tests.support.processes import start
+from tests.support.programs import Changes
+
+Documents = dict[str, Any]
+
+WINDOW = opslog.Settings().undo_window
+
+
+class Journal:
+    """What one agent's commits make of the documents, the plain way: all of them, from the beginning."""
+
+    def __init__(self) -> None:
+        self.commits: list[Changes | None] = []
+        """Each in order; None for an undo."""
+        self.cancelled: set[int] = set()
+
+    def take(self, announced: dict[str, Any]) -> None:
+        if "changes" in announced:
+            self.commits.append(announced["changes"])
+            return
+        reach = range(len(self.commits) - 1, max(-1, len(self.commits) - 1 - WINDOW), -1)
+        target = next((n for n in reach if self.commits[n] is not None and n not in self.cancelled), None)
+        if target is not None:
+            self.cancelled.add(target)
+            self.commits.append(None)
+
+    def documents(self) -> Documents:
+        documents: Documents = {}
+        for number, changes in enumerate(self.commits):
+            if changes is not None and number not in self.cancelled:
+                documents |= changes
+        return {id: document for id, document in documents.items() if document is not None}
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    ("kind", "compact_after"), [("set", None), ("batch", None), ("undo", None), ("batch", 20), ("undo", 20)]
+)
+def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
+    tmp_path: Path, kind: str, compact_after: int | None, kills: int
+) -> None:
+    """:param compact_after: with a number, the kills come upon automatic compactions too."""
+    rng = random.Random(f"{kind} {compact_after} {kills}")
+    url = str(tmp_path)
+    journal, number = Journal(), 0
+    with opslog.open(url, agent="reader", compact_after=None) as reader:
+        for _ in range(kills):
+            with start(programs.journal, url, kind, number, compact_after) as writer:
+                said = [writer.hear() for _ in range(rng.randrange(1, 150))] + writer.kill()
+            number = max([number, *(line["done"] for line in said if "done" in line)])
+            announced = [line for line in said if "done" not in line]
+            acknowledged = sum("done" in line for line in said)
+            assert len(announced) - acknowledged in (0, 1)
+            for line in announced[:acknowledged]:
+                journal.take(line)
+            without = journal.documents()
+
+            with opslog.open(url, agent="writer", compact_after=None) as reopened:
+                documents = dict(reopened.items())
+                if documents != without:
+                    # Then it is the commit that the kill came upon, and all of it.
+                    journal.take(announced[-1])
+                    assert documents == journal.documents()
+                    number += 1
+                assert list(reopened.ops())  # every line that remains can be read
+                if rng.random() < 0.3:
+                    reopened.compact(full=rng.random() < 0.3)
+            reader.refresh()
+            assert dict(reader.items()) == documents
+    with opslog.open(url, read_only=True) as fresh:
+        assert dict(fresh.items()) == documents
+
+
+def write_before(store: opslog.Store[Any]) -> Documents:
+    store["kept"] = {"text": "line one\nline two ✓"}
+    store["changed"] = {"turn": 1}
+    return dict(store.items())
+
+
+def write_set(store: opslog.Store[Any]) -> None:
+    store["changed"] = {"turn": 2, "text": "ümläut ✓ \u2028 🜁"}
+
+
+def write_delete(store: opslog.Store[Any]) -> None:
+    del store["changed"]
+
+
+def write_batch(store: opslog.Store[Any]) -> None:
+    with store.batch():
+        store["changed"] = {"turn": 2}
+        store["new"] = {"text": "\N{PILE OF POO}"}
+        del store["kept"]
+
+
+def write_undo(store: opslog.Store[Any]) -> None:
+    assert store.undo()
+
+
+@pytest.mark.parametrize("last", [write_set, write_delete, write_batch, write_undo])
+def test_a_last_line_cut_anywhere_harms_nothing_before_and_nothing_after(tmp_path: Path, last: Any) -> None:
+    whole = tmp_path / "whole"
+    log = segment_path("writer", 1)
+    with opslog.open(whole, agent="writer", compact_after=None) as store:
+        before = write_before(store)
+        start_of_last = (whole / log).stat().st_size
+        last(store)
+        after = dict(store.items())
+    data = (whole / log).read_bytes()
+    assert before != after
+    assert data[:start_of_last].endswith(b"\n")
+    for cut in range(start_of_last, len(data) + 1):
+        torn = tmp_path / "torn"
+        shutil.copytree(whole, torn)
+        (torn / log).write_bytes(data[:cut])
+        check_torn(torn, after if cut == len(data) else before)
+        assert (torn / log).read_bytes() == data[:cut], f"cut at byte {cut}: the torn line was touched"
+        shutil.rmtree(torn)
+
+
+def check_torn(torn: Path, expected: Documents) -> None:
+    """All who open it see `expected`, and the next commits of its writer, before and after a compaction."""
+    with opslog.open(torn, agent="other", compact_after=None) as other:
+        assert dict(other.items()) == expected
+        commits = len(list(other.ops()))
+        with opslog.open(torn, agent="writer", compact_after=None) as store:
+            assert dict(store.items()) == expected
+            store["next"] = {"after": "the tear"}
+            clock = store.stats().clock
+        expected = expected | {"next": {"after": "the tear"}}
+        assert [commit.clock for commit in other.refresh()] == [clock]
+        assert dict(other.items()) == expected
+        assert len(list(other.ops())) == commits + 1
+        with opslog.open(torn, agent="writer", compact_after=None) as store:
+            assert store.undo()
+            assert "next" not in store
+            store["next"] = {"after": "the tear"}
+        for number in range(WINDOW):
+            other[f"other-{number}"] = {}
+        other.compact()
+        other.refresh()
+        assert {id: document for id, document in other.items() if not id.startswith("other-")} == expected
+    with opslog.open(torn, read_only=True) as fresh:
+        assert {id: document for id, document in fresh.items() if not id.startswith("other-")} == expected
