@@ -174,6 +174,8 @@ class LogWriter:
 
     :param written: called for each commit that is in the log, in log order, with the commit and the bytes of its line.
     :param failed: called once for each group of commits of which some are not, or may not be, in the log.
+    :param buffered: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
+        nothing that was queued behind it is written.
     """
 
     def __init__(
@@ -182,14 +184,18 @@ class LogWriter:
         appender: Appender,
         written: Callable[[Commit, int], None],
         failed: Callable[[OpslogError], None],
+        buffered: bool = False,
     ) -> None:
         self.agent = agent
         self._appender = appender
         self._written = written
         self._failed = failed
+        self._buffered = buffered
         self._order = threading.Lock()
         self._flushing = threading.RLock()
         self._queue: list[Pending] = []
+        self._writing: list[Pending] = []
+        """The group that a flush took from the queue, until its outcome is known."""
         self._broken: OpslogError | None = None
         self.queued_bytes = 0
 
@@ -227,10 +233,15 @@ class LogWriter:
     def flush(self) -> None:
         """Write everything queued. Each commit carries its own error, if any."""
         with self._flushing:
+            if self._writing:
+                # Ctrl-C can end a flush at any place, also before it has come to the write.
+                unsettled = [pending for pending in self._writing if not pending.done]
+                self._settle(unsettled, 0, CommitUnknownError("the write was interrupted"))
             with self._order:
-                group, self._queue, self.queued_bytes = self._queue, [], 0
-            if group:
-                self._write(group)
+                self._writing, self._queue, self.queued_bytes = self._queue, [], 0
+            if self._writing:
+                self._write(self._writing)
+                self._writing = []
 
     def close(self) -> None:
         """Give the agent's name back. What is still queued is not written."""
@@ -252,6 +263,8 @@ class LogWriter:
         error: OpslogError | None = CommitUnknownError("the write was interrupted")
         durable = 0
         try:
+            if self._broken is not None:
+                raise ReopenError(f"close this store and open it again: {self._broken}")
             self._appender.append(data)
             error, durable = None, len(data)
         except WriteFailedError as failed:
@@ -259,13 +272,11 @@ class LogWriter:
         except ReopenError as broken:
             error = broken
         finally:
-            if isinstance(error, ReopenError):
-                self._broken = error
             self._settle(group, durable, error)
-        if error is not None:
-            self._failed(error)
 
     def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
+        if self._broken is None and (self._buffered or isinstance(error, ReopenError)):
+            self._broken = error
         for pending in group:
             durable -= len(pending.line)
             if durable >= 0:
@@ -274,6 +285,8 @@ class LogWriter:
                 assert error is not None
                 pending.error = _error_of(error, pending.commit)
             pending.done = True
+        if error is not None:
+            self._failed(error)
 
 
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:

@@ -91,12 +91,16 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._closed = False
         self._generation = forking.generation
         self._failed: OpslogError | None = None
-        self._log = LogWriter(agent, appender, self._on_written, self._on_failed) if agent and appender else None
+        self._failure_told = False
+        self._log = (
+            LogWriter(agent, appender, self._on_written, self._on_failed, self._buffered)
+            if agent and appender
+            else None
+        )
         self._flusher = Worker("opslog-flush", self._log.flush if self._log else lambda: None, _BUFFER_SECONDS)
         self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_bytes, compact_after)
 
     # -- reading
-    # ---------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, id: str) -> T:
         record = self._record(id)
@@ -165,7 +169,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         return ((record.id, self._schema.decode(record)) for record in self._records())
 
     # -- writing
-    # ---------------------------------------------------------------------------------------------------------
 
     def set(self, id: str, document: T) -> None:
         """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
@@ -279,7 +282,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def _on_failed(self, error: OpslogError) -> None:
         if self._buffered:
-            self._failed = error  # memory holds what the log does not; the next call will say so
+            self._failed = self._failed or error  # memory holds what the log does not; the next call will say so
             _log.error("buffered commits were not written: %s", error)
 
     def _on_written(self, commit: Commit, length: int) -> None:
@@ -298,7 +301,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         return record.v if record is not None else 1
 
     # -- others' writes
-    # --------------------------------------------------------------------------------------------------
 
     def refresh(self) -> list[Commit]:
         """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
@@ -417,7 +419,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         return complete
 
     # -- the past
-    # --------------------------------------------------------------------------------------------------------
 
     def ops(self, since: int | None = None) -> Iterator[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
@@ -435,7 +436,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         return history.revisions(self._backend, id, self._included or (lambda commit: True))
 
     # -- maintenance
-    # -----------------------------------------------------------------------------------------------------
 
     def compact(
         self, *, full: bool = False, keep_history: KeepHistory | None = None, progress: Progress | None = None
@@ -512,7 +512,6 @@ class Store(MutableMapping[str, T], Generic[T]):
             )
 
     # -- life
-    # ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent."""
@@ -521,7 +520,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._closed = True
         if self._is_forked:
             return  # everything belongs to the parent
-        reported = self._failed
         if self._log is not None:
             self._log.flush()
         self._flusher.close()
@@ -529,7 +527,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         if self._log is not None:
             self._log.close()
         self._backend.close()
-        if self._failed is not None and reported is None:
+        if self._failed is not None and not self._failure_told:
             raise self._failed
 
     @property
@@ -553,6 +551,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 "agent name"
             )
         if self._failed is not None:
+            self._failure_told = True
             raise ReopenError(
                 f"buffered commits could not be written: close this store and open it again: {self._failed}"
             )

@@ -1,0 +1,543 @@
+"""Writes that fail: memory and log agree, the error says what to do, and nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import fs
+from opslog.layout import segment_path
+from opslog.log import LogWriter
+
+Store = opslog.Store[dict[str, Any]]
+Write = Callable[[int, bytes], int]
+
+
+def stored(root: Path) -> dict[str, Any]:
+    """What a fresh open finds."""
+    with opslog.open(root, read_only=True) as fresh:
+        return dict(fresh.items())
+
+
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def write_first(length: int, code: int = errno.ENOSPC) -> Write:
+    """An `os.write` for a disk that has room for so many bytes."""
+    real, room = os.write, length
+
+    def write(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(code, os.strerror(code))
+        written = real(descriptor, bytes(data)[:room])
+        room -= written
+        return written
+
+    return write
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of two megabytes."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small filesystem")
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def attempts(store: Store) -> dict[str, Callable[[], object]]:
+    """One write of each kind, on a store that has a document "old"."""
+
+    def batch() -> None:
+        with store.batch():
+            store["old"] = {"by": "batch"}
+            store["new"] = {"by": "batch"}
+
+    return {
+        "set": lambda: store.set("new", {"by": "set"}),
+        "delete": lambda: store.delete("old"),
+        "batch": batch,
+        "undo": store.undo,
+    }
+
+
+KINDS = ["set", "delete", "batch", "undo"]
+
+
+class TestNotWritten:
+    """The storage refuses, and says so before anything has happened."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("code", "advice"),
+        [
+            (errno.ENOSPC, "No space left on device; free some space"),
+            (errno.EDQUOT, "quota"),
+            (errno.EROFS, "Read-only file system; .*mount it for writing"),
+            (errno.EFBIG, "File too large; .*ulimit -f"),
+            (errno.EIO, "Input/output error; .*dmesg"),
+        ],
+    )
+    def test_memory_and_log_agree(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: int, advice: str
+    ) -> None:
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {"turn": 1}
+            store["old"] = {"turn": 2}
+            attempt = attempts(store)[kind]
+            for bytes_written in (0, 1, 30):
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "write", write_first(bytes_written, code))
+                    for _ in range(2):
+                        with pytest.raises(opslog.WriteFailedError, match=advice) as caught:
+                            attempt()
+                        assert str(tmp_path) in str(caught.value)
+                        assert "is not in the log" in str(caught.value)
+                        assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
+            assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
+            # The disk is well again, and so is the store.
+            attempt()
+            store["later"] = {}
+            assert dict(store.items()) == stored(tmp_path) != {"old": {"turn": 2}, "later": {}}
+
+    def test_a_disk_that_is_really_full(self, small_disk: Path) -> None:
+        root = small_disk / "store"
+        ballast = small_disk / "ballast"
+        with opslog.open(root, agent="a", compact_after=None) as store:
+            ballast.write_bytes(b"x" * 1_200_000)
+            acknowledged: dict[str, Any] = {}
+
+            def fill() -> None:
+                for number in range(1000):
+                    document = {"number": number, "text": "x" * 5000}
+                    store[f"doc-{number}"] = document
+                    acknowledged[f"doc-{number}"] = document
+
+            def fill_in_one_batch() -> None:
+                with store.batch():
+                    fill()
+
+            with pytest.raises(opslog.WriteFailedError, match="No space left on device; free some space"):
+                fill()
+            assert acknowledged
+            assert dict(store.items()) == acknowledged == stored(root)
+            expected = dict(acknowledged)
+            with pytest.raises(opslog.WriteFailedError, match="free some space"):
+                fill_in_one_batch()
+            with pytest.raises(opslog.WriteFailedError, match="free some space"):
+                store.compact()
+            assert dict(store.items()) == expected == stored(root)
+            assert not list(root.glob("snapshots/*/*")), "parts of a failed compaction"
+            ballast.unlink()
+            store["last"] = {}
+            store.compact()
+            store.refresh()
+            assert dict(store.items()) == expected | {"last": {}} == stored(root)
+
+    def test_a_full_disk_and_a_new_store(self, small_disk: Path) -> None:
+        ballast = small_disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(opslog.WriteFailedError, match="free some space"):
+            opslog.open(small_disk / "store", agent="a")
+        ballast.unlink()
+        with opslog.open(small_disk / "store", agent="a") as store:
+            store["a"] = {}
+        assert stored(small_disk / "store") == {"a": {}}
+
+    def test_a_filesystem_mounted_read_only(self, small_disk: Path) -> None:
+        root = small_disk / "store"
+        with opslog.open(root, agent="a", settings=opslog.Settings(undo_window=1)) as store:
+            store["a"] = {"turn": 1}
+            store["a"] = {"turn": 2}
+            store.compact()
+            store.archive(lambda document: False)
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        with pytest.raises(opslog.WriteFailedError, match="read_only=True"):
+            opslog.open(root, agent="a")
+        with opslog.open(root, read_only=True) as reader:
+            assert dict(reader.items()) == {"a": {"turn": 2}}
+            assert reader.refresh() == []
+            assert len(reader.history("a")) == 2
+            assert reader.stats().documents == 1
+            with pytest.raises(opslog.ReadOnlyError):
+                reader["a"] = {}
+        with opslog.open(root, as_of=1) as past:
+            assert dict(past.items()) == {"a": {"turn": 1}}
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+        with opslog.open(root, agent="a") as store:
+            store["a"] = {"turn": 3}
+        assert stored(root) == {"a": {"turn": 3}}
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_directory_is_removed(self, tmp_path: Path, kind: str) -> None:
+        root, copy = tmp_path / "store", tmp_path / "copy"
+        with opslog.open(root, agent="a") as store:
+            store["old"] = {"turn": 1}
+            store["old"] = {"turn": 2}
+            shutil.copytree(root, copy)
+            shutil.rmtree(root)
+            for _ in range(2):
+                with pytest.raises(opslog.WriteFailedError, match="removed or moved: put it back"):
+                    attempts(store)[kind]()
+                assert dict(store.items()) == {"old": {"turn": 2}}
+            with pytest.raises(opslog.OpslogError, match="no store at"):
+                store.refresh()
+            copy.rename(root)
+            # The lock of the old directory protects nothing in the new one.
+            with pytest.raises(opslog.AgentFencedError, match="open it again"):
+                attempts(store)[kind]()
+            assert dict(store.items()) == {"old": {"turn": 2}} == stored(root)
+        with opslog.open(root, agent="a") as store:
+            attempts(store)[kind]()
+            assert dict(store.items()) == stored(root)
+
+    def test_the_directory_is_moved_and_moved_back(self, tmp_path: Path) -> None:
+        root, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+        with opslog.open(root, agent="a") as store:
+            store["a"] = {"turn": 1}
+            root.rename(elsewhere)
+            with suppress(opslog.WriteFailedError):
+                store["b"] = {}
+            assert dict(store.items()) == stored(elsewhere)
+            elsewhere.rename(root)
+            store["c"] = {}
+            assert dict(store.items()) == stored(root)
+
+
+class TestUnknown:
+    """The outcome of a commit is unknown: the store refuses to go on, and reopening shows it whole or not at all."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_fdatasync_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+        before = {"old": {"turn": 2}}
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {"turn": 1}
+            store["old"] = {"turn": 2}
+            with monkeypatch.context() as patch:
+                patch.setattr(fs, "_datasync", failing(errno.EIO))
+                with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and look"):
+                    attempts(store)[kind]()
+            assert dict(store.items()) == before
+            with pytest.raises(opslog.ReopenError, match="open it again"):
+                store["next"] = {}
+            assert dict(store.items()) == before
+        with opslog.open(tmp_path, agent="a") as store:
+            found = dict(store.items())
+            if found == before:
+                attempts(store)[kind]()
+            assert dict(store.items()) == stored(tmp_path) != before
+            store["next"] = {}
+        assert "next" in stored(tmp_path)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("moment", ["before", "halfway", "after"])
+    def test_an_interrupt_inside_an_append(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
+    ) -> None:
+        real_write, real_sync = os.write, fs._datasync
+
+        def write(descriptor: int, data: bytes) -> int:
+            if moment == "halfway":
+                real_write(descriptor, bytes(data)[:20])
+            if moment != "after":
+                signal.raise_signal(signal.SIGINT)
+            return real_write(descriptor, data)
+
+        def datasync(descriptor: int) -> None:
+            real_sync(descriptor)
+            signal.raise_signal(signal.SIGINT)
+
+        before = {"old": {"turn": 2}}
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {"turn": 1}
+            store["old"] = {"turn": 2}
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", write)
+                patch.setattr(fs, "_datasync", datasync)
+                with pytest.raises(KeyboardInterrupt):
+                    attempts(store)[kind]()
+            assert dict(store.items()) == before
+            with pytest.raises(opslog.ReopenError, match="open it again"):
+                store["next"] = {}
+        with opslog.open(tmp_path, agent="a") as store:
+            assert (dict(store.items()) != before) == (moment == "after")
+            store["next"] = {}
+            assert dict(store.items()) == stored(tmp_path)
+
+
+class TestGroups:
+    """Commits of many threads that went into one append, of which a part fails."""
+
+    THREADS = 8
+
+    def write_together(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, second: Callable[[], None]
+    ) -> tuple[set[str], dict[str, BaseException]]:
+        """Let one thread's append wait until the commits of all others are queued behind it, which makes them one
+        group; `second` is called before that group is written. Returns whose calls returned, and the others' errors."""
+        real, appends = os.write, 0
+        writer = store._log
+        assert writer is not None
+
+        def write(descriptor: int, data: bytes) -> int:
+            nonlocal appends
+            appends += 1
+            if appends == 1:
+                assert wait_until(lambda: len(writer._queue) == self.THREADS - 1)
+                written = real(descriptor, data)
+                second()
+                return written
+            return real(descriptor, data)
+
+        def work(id: str) -> None:
+            store[id] = {"id": id}
+
+        monkeypatch.setattr(os, "write", write)
+        ids = [f"doc-{number}" for number in range(self.THREADS)]
+        with ThreadPoolExecutor(self.THREADS) as pool:
+            futures = {id: pool.submit(work, id) for id in ids}
+            errors = {id: error for id, future in futures.items() if (error := future.exception()) is not None}
+        monkeypatch.undo()
+        return set(ids) - set(errors), errors
+
+    @pytest.mark.parametrize("room", [0, 10, 250, 300, 600])
+    def test_some_are_written_and_some_are_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+    ) -> None:
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {}
+            size = (tmp_path / segment_path("a", 1)).stat().st_size
+            done, errors = self.write_together(
+                store, monkeypatch, lambda: monkeypatch.setattr(os, "write", write_first(room))
+            )
+            line = size + 20  # at least as long as any of the lines
+            assert 1 + room // line <= len(done) < self.THREADS
+            assert {type(error) for error in errors.values()} == {opslog.WriteFailedError}
+            assert len({id(error) for error in errors.values()}) == len(errors)
+            assert set(store) == done | {"old"} == set(stored(tmp_path))
+            store["later"] = {}
+        assert set(stored(tmp_path)) == done | {"old", "later"}
+
+    def test_the_outcome_of_all_is_unknown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.write
+
+        def write_then_break(descriptor: int, data: bytes) -> int:
+            monkeypatch.setattr(fs, "_datasync", failing(errno.EIO))
+            return real(descriptor, data)
+
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {}
+            done, errors = self.write_together(
+                store, monkeypatch, lambda: monkeypatch.setattr(os, "write", write_then_break)
+            )
+            assert len(done) == 1
+            assert {type(error) for error in errors.values()} == {opslog.CommitUnknownError}
+            assert set(store) == done | {"old"}
+            with pytest.raises(opslog.ReopenError):
+                store["later"] = {}
+        assert done | {"old"} <= set(stored(tmp_path))
+        with opslog.open(tmp_path, agent="a") as store:
+            store["later"] = {}
+        assert "later" in stored(tmp_path)
+
+    def test_nobody_is_acknowledged_when_the_leader_is_interrupted_early(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C reaches the thread that writes for all just after it has taken the queue."""
+        with opslog.open(tmp_path, agent="a") as store:
+            store["old"] = {}
+            writer = store._log
+            assert writer is not None
+            follower_errors: list[BaseException] = []
+
+            def follow() -> None:
+                try:
+                    store["follower"] = {}
+                except opslog.CommitUnknownError as error:
+                    follower_errors.append(error)
+
+            follower = threading.Thread(target=follow)
+            real_flush, real_write = LogWriter.flush, LogWriter._write
+
+            def flush(self: LogWriter) -> None:
+                # The leader, holding the log: let the follower queue up, too.
+                if threading.current_thread() is threading.main_thread():
+                    follower.start()
+                    assert wait_until(lambda: len(self._queue) == 2)
+                real_flush(self)
+
+            def write(self: LogWriter, group: list[Any]) -> None:
+                if threading.current_thread() is threading.main_thread():
+                    signal.raise_signal(signal.SIGINT)
+                real_write(self, group)
+
+            monkeypatch.setattr(LogWriter, "flush", flush)
+            monkeypatch.setattr(LogWriter, "_write", write)
+            with pytest.raises(KeyboardInterrupt):
+                store["leader"] = {}
+            follower.join()
+            monkeypatch.undo()
+            seen = set(store)
+        assert ("follower" in stored(tmp_path)) or follower_errors, "acknowledged, and lost"
+        assert set(stored(tmp_path)) >= seen
+
+
+class TestBuffered:
+    """`durability="buffered"`: a failure surfaces at the next call, at flush or at close, and nothing is dropped in
+    silence."""
+
+    @staticmethod
+    def failed_in_background(store: Store, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC) -> None:
+        """Set a document, and return when the flusher has failed to write it and the disk is well again."""
+        done = threading.Event()
+
+        def write(descriptor: int, data: bytes) -> int:
+            done.set()
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", write)
+            store["lost"] = {}
+            assert done.wait(60)
+            assert wait_until(lambda: store._failed is not None)
+
+    @staticmethod
+    def calls(store: Store) -> dict[str, Callable[[], object]]:
+        return attempts(store) | {
+            "flush": store.flush,
+            "get": lambda: store["old"],
+            "refresh": store.refresh,
+            "compact": store.compact,
+            "close": store.close,
+        }
+
+    @pytest.mark.parametrize("name", [*KINDS, "flush", "get", "refresh", "compact", "close"])
+    def test_a_failure_in_the_background_surfaces_at_the_next_call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        store = opslog.open(tmp_path, agent="a", durability="buffered")
+        store["old"] = {}
+        store.flush()
+        self.failed_in_background(store, monkeypatch)
+        with pytest.raises(opslog.OpslogError, match=r"No space left on device; free some space"):
+            self.calls(store)[name]()
+        store.close()
+        assert stored(tmp_path) == {"old": {}}
+
+    @pytest.mark.parametrize("call", ["flush", "close"])
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+    def test_a_failure_at_flush_or_close(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    ) -> None:
+        store = opslog.open(tmp_path, agent="a", durability="buffered")
+        store["old"] = {}
+        store.flush()
+        with monkeypatch.context() as patch:
+            if code == errno.EIO:
+                patch.setattr(fs, "_datasync", failing(code))
+            else:
+                patch.setattr(os, "write", write_first(0, code))
+            store["new"] = {}
+            with pytest.raises(opslog.OpslogError, match=os.strerror(code)):
+                self.calls(store)[call]()
+        store.close()
+        assert stored(tmp_path).keys() - {"new"} == {"old"}
+        with opslog.open(tmp_path, agent="a") as store:
+            store["later"] = {}
+        assert stored(tmp_path).keys() - {"new"} == {"old", "later"}
+
+    def test_what_is_set_after_a_failure_does_not_outlive_what_was_lost(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A later commit may rest on an earlier one, so a lost one takes with it all that were queued behind it."""
+        store = opslog.open(tmp_path, agent="a", durability="buffered")
+        store["old"] = {}
+        store.flush()
+        with monkeypatch.context() as patch:
+
+            def write(descriptor: int, data: bytes) -> int:
+                store["second"] = {"rests on": "first"}
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            patch.setattr(os, "write", write)
+            store["first"] = {}
+            with pytest.raises(opslog.OpslogError, match="free some space"):
+                store.flush()
+        with suppress(opslog.WriteFailedError):
+            store.close()
+        assert stored(tmp_path) == {"old": {}}
+
+    def test_an_interrupted_flush_is_not_taken_for_a_good_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = opslog.open(tmp_path, agent="a", durability="buffered")
+        store["old"] = {}
+        store.flush()
+
+        def write(descriptor: int, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+        log = store._log
+        assert log is not None
+        with log._flushing, monkeypatch.context() as patch:
+            # The flusher waits: the interrupt is the main thread's.
+            patch.setattr(os, "write", write)
+            store["new"] = {}
+            with pytest.raises(KeyboardInterrupt):
+                store.flush()
+        for call in (store.flush, lambda: store["new"]):
+            with pytest.raises(opslog.ReopenError, match="open it again"):
+                call()
+        with suppress(opslog.ReopenError):
+            store.close()
+        assert stored(tmp_path) == {"old": {}}
+
+    def test_a_disk_that_is_really_full(self, small_disk: Path) -> None:
+        root = small_disk / "store"
+        store = opslog.open(root, agent="a", durability="buffered", compact_after=None)
+        sets = 0
+
+        def fill() -> None:
+            nonlocal sets
+            while sets < 100_000:
+                store[f"doc-{sets:06}"] = {"text": "x" * 1000}
+                sets += 1
+
+        with pytest.raises(opslog.ReopenError, match="free some space"):
+            fill()
+        with suppress(opslog.WriteFailedError):
+            store.close()
+        found = list(stored(root))
+        assert 1000 < len(found) < sets
+        assert found == [f"doc-{number:06}" for number in range(len(found))], "not what was set first"
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Whether it came true within a minute."""
+    event = threading.Event()
+    return any(condition() or event.wait(0.001) for _ in range(60_000))
