@@ -18,7 +18,15 @@ from typing import NamedTuple
 
 from opslog.backends import Appender, Backend, Entry
 from opslog.commits import Batch, Commit, Set, SetOp, decode_commits, encode_commit
-from opslog.errors import CommitUnknownError, CorruptError, MissingFileError, OpslogError, ReopenError, WriteFailedError
+from opslog.errors import (
+    ClosedError,
+    CommitUnknownError,
+    CorruptError,
+    MissingFileError,
+    OpslogError,
+    ReopenError,
+    WriteFailedError,
+)
 from opslog.layout import OPS, log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 
@@ -197,12 +205,14 @@ class LogWriter:
         self._writing: list[Pending] = []
         """The group that a flush took from the queue, until its outcome is known."""
         self._broken: OpslogError | None = None
+        self._closed = False
         self.queued_bytes = 0
 
     def queue(self, build: Callable[[], Commit]) -> Pending:
         """Put a commit at the end of the queue. `build` makes it, and takes its clock in the order of the queue.
 
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
+        :raises ClosedError: closed by another thread meanwhile.
         """
         with self._order:
             return self._append(build)
@@ -244,10 +254,16 @@ class LogWriter:
                 self._writing = []
 
     def close(self) -> None:
-        """Give the agent's name back. What is still queued is not written."""
-        self._appender.close()
+        """Write what is queued and give the agent's name back. What comes later is refused."""
+        with self._flushing:
+            with self._order:
+                self._closed = True
+            self.flush()
+            self._appender.close()
 
     def _append(self, build: Callable[[], Commit]) -> Pending:
+        if self._closed:
+            raise ClosedError("this store was closed meanwhile, and nothing was written: open it again")
         if self._broken is not None:
             raise ReopenError(
                 f"nothing more can be written: close this store and open it again, because {self._broken}"

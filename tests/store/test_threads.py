@@ -1,0 +1,271 @@
+"""Many threads on one store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+
+Store = opslog.Store[dict[str, Any]]
+
+THREADS = 16
+
+
+def at_once(*works: Callable[[], object]) -> list[Any]:
+    """What they return; all begin at the same moment, each in a thread of its own."""
+    barrier = threading.Barrier(len(works))
+
+    def begin(work: Callable[[], object]) -> object:
+        barrier.wait()
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [future.result() for future in [pool.submit(begin, work) for work in works]]
+
+
+class Running:
+    """Runs works in threads again and again, beside a `with` block and at least once; re-raises what they raise."""
+
+    def __init__(self, *works: Callable[[], object]) -> None:
+        self._works = works
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(len(works))
+
+    def __enter__(self) -> None:
+        self._futures = [self._pool.submit(self._repeat, work) for work in self._works]
+
+    def _repeat(self, work: Callable[[], object]) -> None:
+        work()
+        while not self._over.is_set():
+            work()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._pool.shutdown()
+        for future in self._futures:
+            future.result()
+
+
+@pytest.mark.parametrize("sets", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_threads_setting_at_once_lose_nothing_and_keep_one_order(tmp_path: Path, sets: int, durability: Any) -> None:
+    with opslog.open(tmp_path, agent="a", durability=durability, compact_after=None) as store:
+
+        def setting(thread: int) -> Callable[[], None]:
+            def work() -> None:
+                for number in range(sets):
+                    store[f"{thread}-{number}"] = {"thread": thread, "number": number}
+                    store["shared"] = {"thread": thread, "number": number}
+                    assert store[f"{thread}-{number}"] == {"thread": thread, "number": number}
+
+            return work
+
+        at_once(*map(setting, range(THREADS)))
+        documents = dict(store.items())
+        commits = list(store.ops())
+        assert store.stats().commits == len(commits)
+    assert len(documents) == THREADS * sets + 1
+    # The log's order is the clock's: 1, 2, 3 ..., and each thread's own.
+    assert [commit.clock for commit in commits] == list(range(1, 2 * THREADS * sets + 1))
+    for thread in range(THREADS):
+        own = [
+            commit.document["number"]
+            for commit in commits
+            if isinstance(commit, opslog.Set) and commit.id == "shared" and commit.document["thread"] == thread
+        ]
+        assert own == list(range(sets))
+    # Memory took them in the same order: the last one in the log is what everybody saw at the end.
+    last = next(commit for commit in reversed(commits) if isinstance(commit, opslog.Set) and commit.id == "shared")
+    assert documents["shared"] == last.document
+    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert dict(fresh.items()) == documents
+
+
+def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one append is on its way to the disk, all others queue up, and the next append takes them all."""
+    from opslog.backends.fs import FsAppender
+
+    real, lengths = FsAppender.append, list[int]()
+
+    def append(self: FsAppender, data: bytes) -> Any:
+        lengths.append(data.count(b"\n"))
+        writer = store._log
+        assert writer is not None
+        if len(lengths) == 1:
+            event = threading.Event()
+            while len(writer._queue) < THREADS - 1:
+                event.wait(0.001)
+        return real(self, data)
+
+    with opslog.open(tmp_path, agent="a") as store:
+        monkeypatch.setattr(FsAppender, "append", append)
+        at_once(*[lambda number=number: store.set(str(number), {}) for number in range(THREADS)])
+    assert lengths == [1, THREADS - 1]
+
+
+def test_readers_never_see_half_a_batch(tmp_path: Path) -> None:
+    """Each batch moves an amount between accounts; the sum is always the same, for the writers' own store and for
+    another one."""
+    accounts = [f"account-{number}" for number in range(8)]
+    with (
+        opslog.open(tmp_path, agent="a", compact_after=50) as store,
+        opslog.open(tmp_path, agent="b", compact_after=None) as other,
+    ):
+        with store.batch():
+            for account in accounts:
+                store[account] = {"amount": 100}
+        other.refresh()
+        moving = threading.Lock()
+
+        def move(thread: int) -> None:
+            for step in range(40):
+                source, target = accounts[(thread + step) % 8], accounts[(thread * 3 + step * 5 + 1) % 8]
+                if source == target:
+                    continue
+                with moving, store.batch():
+                    store[source] = {"amount": store[source]["amount"] - 1}
+                    store[target] = {"amount": store[target]["amount"] + 1}
+
+        def check(view: Store) -> None:
+            assert sum(document["amount"] for _, document in view.items()) == 800
+            assert sum(document["amount"] for document in view.values()) == 800
+            assert len(view) == 8
+
+        with Running(lambda: check(store), lambda: (other.refresh(), check(other)), lambda: check(other)):
+            at_once(*[lambda thread=thread: move(thread) for thread in range(4)])
+        check(store)
+        other.refresh()
+        assert dict(other.items()) == dict(store.items())
+
+
+def test_a_batch_is_seen_by_its_own_thread_alone(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {"turn": 1}
+        with store.batch():
+            store["x"] = {"turn": 2}
+            store["y"] = {}
+            assert at_once(lambda: (dict(store.items()), len(store), "y" in store)) == [({"x": {"turn": 1}}, 1, False)]
+            at_once(lambda: store.set("z", {}))
+            assert set(store) == {"x", "y", "z"}
+        assert at_once(lambda: dict(store.items())) == [{"x": {"turn": 2}, "y": {}, "z": {}}]
+
+
+def test_each_commit_is_undone_once_by_concurrent_undos(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a", compact_after=None) as store:
+        for number in range(40):
+            store["x"] = {"number": number}
+        # The window of 32 commits counts the undos, too: the 16th still reaches what was set 31 commits before it.
+        assert at_once(*[store.undo] * THREADS) == [True] * THREADS
+        assert store["x"] == {"number": 23}
+        targets = [commit.target for commit in store.ops() if isinstance(commit, opslog.Undo)]
+        assert targets == list(range(40, 24, -1))
+        assert store.undo() is False
+    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert fresh["x"] == {"number": 23}
+
+
+def test_everything_at_once(tmp_path: Path) -> None:
+    """Sets, batches, undos, refreshes and compactions of two stores, in many threads; both end in the same state, which
+    is what a fresh open finds."""
+    settings = opslog.Settings(grace_seconds=0, undo_window=8)
+    with (
+        opslog.open(tmp_path, agent="a", compact_after=40, settings=settings) as a,
+        opslog.open(tmp_path, agent="b", compact_after=None) as b,
+    ):
+
+        def write(store: Store, thread: int) -> None:
+            for number in range(60):
+                store[f"{thread}-{number}"] = {"number": number}
+                with store.batch():
+                    store["shared"] = {"thread": thread, "number": number}
+                    store[f"{thread}-batch"] = {"number": number}
+
+        def take_back(store: Store) -> None:
+            store["taken-back"] = {}
+            store.undo()
+
+        def compact(store: Store) -> None:
+            with suppress(opslog.LockedError):
+                store.compact(full=len(store) % 3 == 0)
+
+        with Running(a.refresh, b.refresh, lambda: compact(a), lambda: compact(b), lambda: list(a.items()), b.stats):
+            at_once(*[lambda thread=thread: write((a, b)[thread % 2], thread) for thread in range(6)])
+        with Running(a.refresh, b.refresh, lambda: compact(a)):
+            at_once(*[lambda store=store: take_back(store) for store in (a, a, a, b, b, b)])
+        a.refresh()
+        b.refresh()
+        documents = dict(a.items())
+        assert dict(b.items()) == documents
+        assert {f"{thread}-{number}" for thread in range(6) for number in range(60)} - {"taken-back"} <= set(documents)
+    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert dict(fresh.items()) == documents
+        assert len(fresh) == len(documents)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_closing_beside_everything(tmp_path: Path, durability: Any) -> None:
+    """What was acknowledged before the store was closed is there; what came later was refused."""
+    for turn in range(5):
+        store = opslog.open(tmp_path, agent="a", durability=durability, compact_after=30)
+        begun = threading.Barrier(7)
+
+        def write(
+            thread: int, store: Store = store, begun: threading.Barrier = begun, turn: int = turn
+        ) -> Iterator[str]:
+            begun.wait()
+            with suppress(opslog.ClosedError):
+                for number in range(100_000):
+                    id = f"{turn}-{thread}-{number}"
+                    store[id] = {}
+                    yield id
+
+        def read(store: Store = store, begun: threading.Barrier = begun) -> None:
+            begun.wait()
+            with suppress(opslog.ClosedError):
+                while True:
+                    store.refresh()
+                    store.stats()
+
+        def end(store: Store = store, begun: threading.Barrier = begun, turn: int = turn) -> None:
+            begun.wait()
+            while len(store) < 50 * (turn + 1):
+                store.flush()
+            store.close()
+
+        works: list[Callable[[], object]] = [lambda thread=thread: list(write(thread)) for thread in range(5)]
+        with ThreadPoolExecutor(7) as pool:
+            futures = [pool.submit(work) for work in [*works, read, end]]
+        acknowledged = {id for future in futures[:5] for id in future.result()}
+        futures[5].result()
+        futures[6].result()
+        with opslog.open(tmp_path, read_only=True) as fresh:
+            assert acknowledged <= set(fresh)
+            attempted = {id for id in fresh if id.startswith(f"{turn}-")}
+            assert len(attempted - acknowledged) <= 5, "at most the one that each thread was about to have acknowledged"
+
+
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any) -> None:
+    """The store is closed by another thread when `set` has begun and not yet queued its commit."""
+    overtaken = threading.Event()
+
+    def monotonic() -> float:
+        if overtaken.is_set():
+            at_once(store.close)
+        return 0.0
+
+    environment = opslog.Environment(monotonic=monotonic)
+    store = opslog.open(tmp_path, agent="a", durability=durability, environment=environment)
+    store["before"] = {}
+    overtaken.set()
+    with pytest.raises(opslog.ClosedError, match="closed"):
+        store["after"] = {}
+    with opslog.open(tmp_path, agent="a") as again:
+        assert set(again) == {"before"}
