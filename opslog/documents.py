@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import marshal
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,16 +52,18 @@ def encode(document: object) -> bytes:
     """The JSON text of a document.
 
     Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever
-    Python or orjson think of next: a walk over the document in Python costs several times that.
+    Python or orjson think of next: a walk over the document in Python costs several times that. Equality passes over
+    types that compare as equal (an IntEnum and its number); marshal, which knows the plain types only, does not.
 
     :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the
         place.
     """
     try:
         text = orjson.dumps(document)
+        marshal.dumps(document, 2)  # 2: the last version that does not look for objects that occur twice
         if text.startswith(b"{") and orjson.loads(text) == document:
             return text
-    except (orjson.JSONEncodeError, RecursionError):
+    except (orjson.JSONEncodeError, RecursionError, ValueError):
         pass
     reason, place = _find_fault(document, "$", 0) or ("it does not come back as it was written", "$")
     raise InvalidDocumentError(f"the document cannot be stored exactly: at {place}, {reason}", place)
@@ -68,20 +71,20 @@ def encode(document: object) -> bytes:
 
 def _find_fault(value: object, place: str, depth: int) -> tuple[str, str] | None:
     """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None."""
-    if depth > _DEPTH_MAX:
-        return f"it is nested more than {_DEPTH_MAX} levels deep", place
-    if depth == 0 and not isinstance(value, dict):
+    if depth == 0 and type(value) is not dict:
         return f"a document is a JSON object (a dict), not {type(value).__name__}", place
-    if isinstance(value, dict):
+    if depth == _DEPTH_MAX and type(value) in (dict, list):
+        return f"it is nested more than {_DEPTH_MAX} levels deep", place
+    if type(value) is dict:
         for key, item in value.items():
-            if not isinstance(key, str):
+            if type(key) is not str:
                 return f"the key {key!r} is not a string but {type(key).__name__}", place
             if fault := _string_fault(key):
                 return f"the key {key!r} {fault}", place
             if found := _find_fault(item, f"{place}.{key}", depth + 1):
                 return found
         return None
-    if isinstance(value, list):
+    if type(value) is list:
         for number, item in enumerate(value):
             if found := _find_fault(item, f"{place}[{number}]", depth + 1):
                 return found
@@ -91,13 +94,13 @@ def _find_fault(value: object, place: str, depth: int) -> tuple[str, str] | None
 
 
 def _scalar_fault(value: object) -> str | None:
-    if value is None or isinstance(value, bool):
+    if value is None or type(value) is bool:
         return None
-    if isinstance(value, int):
+    if type(value) is int:
         return None if _INT_MIN <= value <= _INT_MAX else f"the integer {value} does not fit in 64 bits"
-    if isinstance(value, float):
+    if type(value) is float:
         return None if math.isfinite(value) else f"{value} is not a JSON number"
-    if isinstance(value, str):
+    if type(value) is str:
         fault = _string_fault(value)
         return f"the string {fault}" if fault else None
     return f"{type(value).__name__} is not a JSON type: {value!r:.80}"
