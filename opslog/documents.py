@@ -60,7 +60,8 @@ def encode(document: object) -> bytes:
     """
     try:
         text = orjson.dumps(document)
-        marshal.dumps(document, 2)  # 2: the last version that does not look for objects that occur twice
+        # Version 2 is the last that does not look for objects that occur twice.
+        marshal.dumps(document, 2)  # type: ignore[arg-type]  # whether it can take it is the question
         if text.startswith(b"{") and orjson.loads(text) == document:
             return text
     except (orjson.JSONEncodeError, RecursionError, ValueError):

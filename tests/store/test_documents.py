@@ -46,7 +46,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.di
 DOCUMENTS = st.dictionaries(TEXT, VALUES, max_size=5)
 STORES = st.dictionaries(TEXT, DOCUMENTS, max_size=4)
 
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "null": None,
     "booleans": [True, False],
     "integers": [0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1],

@@ -60,6 +60,7 @@ def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
     rng = random.Random(f"{kind} {compact_after} {kills}")
     url = str(tmp_path)
     journal, number = Journal(), 0
+    documents: Documents = {}
     with opslog.open(url, agent="reader", compact_after=None) as reader:
         for _ in range(kills):
             with start(programs.journal, url, kind, number, compact_after) as writer:

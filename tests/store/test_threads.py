@@ -138,7 +138,11 @@ def test_readers_never_see_half_a_batch(tmp_path: Path) -> None:
             assert sum(document["amount"] for document in view.values()) == 800
             assert len(view) == 8
 
-        with Running(lambda: check(store), lambda: (other.refresh(), check(other)), lambda: check(other)):
+        def refresh_and_check() -> None:
+            other.refresh()
+            check(other)
+
+        with Running(lambda: check(store), refresh_and_check, lambda: check(other)):
             at_once(*[lambda thread=thread: move(thread) for thread in range(4)])
         check(store)
         other.refresh()
