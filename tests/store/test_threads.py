@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -220,35 +220,35 @@ def test_closing_beside_everything(tmp_path: Path, durability: Any) -> None:
         store = opslog.open(tmp_path, agent="a", durability=durability, compact_after=30)
         begun = threading.Barrier(7)
 
-        def write(
-            thread: int, store: Store = store, begun: threading.Barrier = begun, turn: int = turn
-        ) -> Iterator[str]:
+        def write(thread: int, store: Store, begun: threading.Barrier, turn: int) -> set[str]:
+            acknowledged = set[str]()
             begun.wait()
             with suppress(opslog.ClosedError):
                 for number in range(100_000):
                     id = f"{turn}-{thread}-{number}"
                     store[id] = {}
-                    yield id
+                    acknowledged.add(id)
+            return acknowledged
 
-        def read(store: Store = store, begun: threading.Barrier = begun) -> None:
+        def read(store: Store, begun: threading.Barrier) -> None:
             begun.wait()
             with suppress(opslog.ClosedError):
                 while True:
                     store.refresh()
                     store.stats()
 
-        def end(store: Store = store, begun: threading.Barrier = begun, turn: int = turn) -> None:
+        def end(store: Store, begun: threading.Barrier, turn: int) -> None:
             begun.wait()
             while len(store) < 50 * (turn + 1):
                 store.flush()
             store.close()
 
-        works: list[Callable[[], object]] = [lambda thread=thread: list(write(thread)) for thread in range(5)]
         with ThreadPoolExecutor(7) as pool:
-            futures = [pool.submit(work) for work in [*works, read, end]]
-        acknowledged = {id for future in futures[:5] for id in future.result()}
-        futures[5].result()
-        futures[6].result()
+            writing = [pool.submit(write, thread, store, begun, turn) for thread in range(5)]
+            others = [pool.submit(read, store, begun), pool.submit(end, store, begun, turn)]
+        for future in others:
+            future.result()
+        acknowledged = {id for future in writing for id in future.result()}
         with opslog.open(tmp_path, read_only=True) as fresh:
             assert acknowledged <= set(fresh)
             attempted = {id for id in fresh if id.startswith(f"{turn}-")}
