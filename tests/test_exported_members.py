@@ -1,0 +1,23 @@
+"""One page is the public surface: what it imports and what it says it exports are the same."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+import opslog
+import opslog.backends
+
+
+@pytest.mark.parametrize("module", [opslog, opslog.backends], ids=lambda module: module.__name__)
+def test_all_is_the_public_namespace(module: ModuleType) -> None:
+    public = {
+        name for name, value in vars(module).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(module.__all__)
+
+
+@pytest.mark.parametrize("module", [opslog, opslog.backends], ids=lambda module: module.__name__)
+def test_all_is_sorted_and_has_nothing_twice(module: ModuleType) -> None:
+    assert module.__all__ == sorted(set(module.__all__))
