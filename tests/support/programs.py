@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import threading
 from typing import Any
 
 import opslog
+from opslog import compaction
+from opslog.backends import open_backend
 
 Document = dict[str, Any]
 Changes = dict[str, Document | None]
@@ -109,22 +110,19 @@ def hold(url: str, agent: str) -> None:
 
 
 def measure(action: str, url: str) -> None:
-    """Report how many bytes of memory this process had at most before, and how many after, "open" or "compact"."""
+    """Report by how many bytes the peak of this process's memory grows when it opens a store ("open"), or compacts one
+    ("compact", "full")."""
     warm_up()
     before = peak_bytes()
     if action == "open":
         with opslog.open(url, read_only=True) as store:
-            documents = len(store)
-    else:
-        with opslog.open("memory://none", agent="compactor", compact_after=None):
-            pass
-        from opslog import compaction
-        from opslog.backends import open_backend
-
-        backend = open_backend(url)
-        compaction.compact(backend, opslog.Environment(), full=action == "full")
-        documents = 0
-    say({"before": before, "after": peak_bytes(), "documents": documents})
+            assert len(store)
+            say(peak_bytes() - before)
+        return
+    backend = open_backend(url)
+    done = compaction.compact(backend, opslog.Environment(), full=action == "full")
+    assert done.number is not None
+    say(peak_bytes() - before)
 
 
 def warm_up() -> None:
@@ -136,7 +134,10 @@ def warm_up() -> None:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most memory this program has had. (What `getrusage` reports begins with that of the process that started
+    it.)"""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":
