@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +122,10 @@ def forked(capfd: pytest.CaptureFixture[str]) -> Callable[[Callable[[], None]], 
     """Runs a function in a forked child, and fails if it fails there."""
 
     def run(function: Callable[[], None]) -> None:
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # That other threads run (a buffered store's own, for one) is what makes these tests worth while.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             code = 1
             try:
@@ -238,6 +244,45 @@ def test_a_forked_child_may_leave_as_it_likes(
             opslog.open(tmp_path, agent="parent")
     with opslog.open(tmp_path, read_only=True) as fresh:
         assert set(fresh) == {"a", "b"} | ({"in-batch"} if leave == "batch" else set())
+
+
+def test_forks_in_the_midst_of_writing_threads(tmp_path: Path, forked: Callable[[Callable[[], None]], None]) -> None:
+    """Whatever lock a thread of the parent holds at that moment, the child does not wait for it."""
+    over, counts = threading.Event(), [0, 0, 0]
+    with opslog.open(tmp_path, agent="parent", compact_after=20) as store:
+
+        def write(thread: int) -> None:
+            while not over.is_set():
+                store[f"{thread}-{counts[thread]}"] = {}
+                counts[thread] += 1
+
+        def child(number: int) -> None:
+            for touch in touches(store).values():
+                try:
+                    touch()
+                except opslog.ClosedError:
+                    continue
+                raise AssertionError("it worked in a forked child")
+            store.close()
+            with opslog.open(tmp_path, agent=f"child-{number}", compact_after=None) as own:
+                own[f"child-{number}"] = {}
+
+        threads = [threading.Thread(target=write, args=[number]) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(20):
+                forked(partial(child, number))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        store.refresh()
+        wanted = {f"{thread}-{number}" for thread in range(3) for number in range(counts[thread])}
+        assert set(store) == wanted | {f"child-{number}" for number in range(20)}
+        documents = dict(store.items())
+    with opslog.open(tmp_path, agent="parent") as again:
+        assert dict(again.items()) == documents
 
 
 class TestIdleAgent:
