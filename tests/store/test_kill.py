@@ -5,6 +5,7 @@ What was acknowledged is there after reopening; what was not is there whole or n
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -159,3 +160,38 @@ def check_torn(torn: Path, expected: Documents) -> None:
         assert {id: document for id, document in other.items() if not id.startswith("other-")} == expected
     with opslog.open(torn, read_only=True) as fresh:
         assert {id: document for id, document in fresh.items() if not id.startswith("other-")} == expected
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_a_killed_compaction_loses_nothing_and_its_leftovers_are_collected(tmp_path: Path, kills: int) -> None:
+    rng = random.Random(kills)
+    settings = opslog.Settings(grace_seconds=0, undo_window=2)
+    with opslog.open(tmp_path, agent="writer", settings=settings, compact_after=None) as store:
+        wanted: Documents = {}
+        for kill in range(kills):
+            with start(programs.compact, str(tmp_path), {}) as compactor:
+                assert compactor.hear() == "ready"
+                for number in range(rng.randrange(300)):
+                    id = f"doc-{number}"
+                    wanted[id] = {"kill": kill, "number": number}
+                    store[id] = wanted[id]
+                compactor.kill()
+            store.refresh()
+            assert dict(store.items()) == wanted
+            with opslog.open(tmp_path, read_only=True) as fresh:
+                assert dict(fresh.items()) == wanted
+        # Nobody holds the lock any more, and what was half done is garbage, if it is old enough.
+        for leftover in tmp_path.rglob("*.tmp-*"):
+            os.utime(leftover, (0, 0))
+        for number in range(2):
+            for turn in range(3):
+                store["last"] = wanted["last"] = {"number": number, "turn": turn}
+            assert store.compact(full=True).number is not None
+        store.refresh()
+        assert dict(store.items()) == wanted
+        assert not list(tmp_path.rglob("*.tmp-*"))
+        # The newest manifest, and the one that it superseded this very moment.
+        assert len(list((tmp_path / "manifests").iterdir())) <= 2
+        assert len(list((tmp_path / "snapshots").glob("*/*.jsonl"))) <= 2
+    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert dict(fresh.items()) == wanted
