@@ -258,8 +258,10 @@ class LogWriter:
         with self._flushing:
             with self._order:
                 self._closed = True
-            self.flush()
-            self._appender.close()
+            try:
+                self.flush()
+            finally:
+                self._appender.close()
 
     def _append(self, build: Callable[[], Commit]) -> Pending:
         if self._closed:

@@ -520,13 +520,15 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._closed = True
         if self._is_forked:
             return  # everything belongs to the parent
-        if self._log is not None:
-            self._log.flush()
-        self._flusher.close()
-        self._compaction.close()
-        if self._log is not None:
-            self._log.close()
-        self._backend.close()
+        try:
+            if self._log is not None:
+                self._log.flush()
+            self._flusher.close()
+            self._compaction.close()
+        finally:
+            if self._log is not None:
+                self._log.close()
+            self._backend.close()
         if self._failed is not None and not self._failure_told:
             raise self._failed
 

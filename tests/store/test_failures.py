@@ -289,6 +289,21 @@ class TestUnknown:
             store["next"] = {}
             assert dict(store.items()) == stored(tmp_path)
 
+    def test_an_interrupt_before_an_append(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The commit waits in the queue and goes with the next one, into the log and into memory."""
+
+        def wait(self: LogWriter, pending: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        with opslog.open(tmp_path, agent="a") as store:
+            with monkeypatch.context() as patch:
+                patch.setattr(LogWriter, "wait", wait)
+                with pytest.raises(KeyboardInterrupt):
+                    store["interrupted"] = {}
+            assert dict(store.items()) == {} == stored(tmp_path)
+            store["next"] = {}
+            assert dict(store.items()) == stored(tmp_path) == {"interrupted": {}, "next": {}}
+
 
 class TestGroups:
     """Commits of many threads that went into one append, of which a part fails."""
@@ -516,6 +531,22 @@ class TestBuffered:
         with suppress(opslog.ReopenError):
             store.close()
         assert stored(tmp_path) == {"old": {}}
+
+    def test_an_interrupted_close_gives_the_name_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = opslog.open(tmp_path, agent="a", durability="buffered")
+        store["old"] = {}
+        store.flush()
+        log = store._log
+        assert log is not None
+        with log._flushing, monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda descriptor, data: signal.raise_signal(signal.SIGINT))
+            store["new"] = {}
+            with pytest.raises(KeyboardInterrupt):
+                store.close()
+        with opslog.open(tmp_path, agent="a") as again:
+            assert dict(again.items()) == {"old": {}}
+            again["next"] = {}
+        assert stored(tmp_path) == {"old": {}, "next": {}}
 
     def test_a_disk_that_is_really_full(self, small_disk: Path) -> None:
         root = small_disk / "store"
