@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
 from opslog.documents import Document, Migrate, Schema
 from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import AlreadyExistsError, NotFoundError, UsageError
+from opslog.errors import UsageError
 from opslog.history import Point, conditions, load_as_of
 from opslog.layout import check_name
-from opslog.manifest import Manifest, Settings
+from opslog.manifest import Settings
 from opslog.state import Loader
 from opslog.store import Durability, Store
 
@@ -106,7 +105,7 @@ def open(
         if writes:
             # The name first: what is loaded of one's own log must not change any more.
             appender = backend.appender(agent)
-            _create_if_missing(loader, settings or Settings(), environment)
+            loader.manifests.create_first(settings or Settings(), format_ts(environment.time()))
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:
             appender.advance(state.manifest.cut[agent].segment)
@@ -127,12 +126,3 @@ def open(
         environment=environment,
         included=included,
     )
-
-
-def _create_if_missing(loader: Loader, settings: Settings, environment: Environment) -> None:
-    """The first manifest comes before any log. Of racing creators one wins, and the others use what it made."""
-    with suppress(NotFoundError):
-        loader.manifests.newest()
-        return
-    with suppress(AlreadyExistsError):
-        loader.manifests.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))

@@ -1,0 +1,164 @@
+"""Writing imported commits: each into the log of the agent who made it, in the order in which they came.
+
+A store has one live writer per agent, and an import writes for all of its agents; it takes their names one after the
+other, and only while it appends. Commits are collected up to about 64 MiB before any of them is stamped and written, so
+that an import of a thousand authors is not a thousand open logs, and a mistake in a small file leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
+from opslog.documents import check_id, encode
+from opslog.environment import REAL, Environment, format_ts
+from opslog.errors import InvalidDocumentError, InvalidNameError, MissingFileError, RetryError
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.layout import check_name
+from opslog.log import Cursor, list_log, list_segments
+from opslog.manifest import START, Manifest, Settings
+from opslog.manifest_store import ManifestStore
+from opslog.state import read_new
+
+_CHUNK_BYTES = 64 * 1024 * 1024
+_PROGRESS_COMMITS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What an import wrote: `commits` with `ops` in them, into the logs of `agents`; `clock`: of the last commit."""
+
+    commits: int = 0
+    ops: int = 0
+    agents: int = 0
+    clock: int = 0
+
+
+def ingest(
+    backend: Backend,
+    commits: Iterable[ImportedCommit],
+    *,
+    agent: str = "main",
+    environment: Environment = REAL,
+    progress: Callable[[int], None] | None = None,
+) -> Ingested:
+    """Append imported commits to their agents' logs; creates the store where there is none and there is something to
+    write.
+
+    They come after everything that is in the store: where a document exists already, the imported one wins. So an
+    import that stopped half-way may simply be run again.
+
+    :param agent: who writes the commits that name no agent.
+    :param progress: called every thousand commits, with how many were read so far.
+    :raises AgentBusyError: a live process writes under one of the agents' names. :raises RetryError: one of them came
+        and wrote meanwhile. What was written before the error stays.
+    """
+    names: set[str] = set()
+    writer = _Writer(backend, environment)
+    chunk: list[Commit] = []
+    chunk_bytes = count = ops = 0
+    for imported in commits:
+        commit = _commit(imported, agent, environment)
+        chunk.append(commit)
+        names.add(commit.agent)
+        chunk_bytes += sum(len(record.data) for record in commit.records if isinstance(record, Set))
+        count += 1
+        ops += len(imported.ops)
+        if progress and count % _PROGRESS_COMMITS == 0:
+            progress(count)
+        if chunk_bytes >= _CHUNK_BYTES:
+            writer.write(chunk)
+            chunk, chunk_bytes = [], 0
+    if chunk:
+        writer.write(chunk)
+    return Ingested(count, ops, len(names), writer.clock)
+
+
+def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> Commit:
+    """The commit, still without its clock."""
+    ts = imported.ts or format_ts(environment.time())
+    try:
+        agent = check_name(imported.agent or agent, "agent")
+        ops = [_op(op) for op in imported.ops]
+    except InvalidDocumentError as error:
+        raise InvalidDocumentError(f"{imported.source}: {error}", error.place) from error
+    except InvalidNameError as error:
+        raise InvalidNameError(f"{imported.source}: {error}") from error
+    if len(ops) > 1:
+        return Batch(ts, 0, agent, ops)
+    (op,) = ops
+    return Set(ts, 0, agent, op.id, op.data, op.v) if isinstance(op, SetOp) else Delete(ts, 0, agent, op.id)
+
+
+def _op(op: ImportedOp) -> SetOp | DeleteOp:
+    check_id(op.id)
+    if op.op == "delete":
+        return DeleteOp(op.id)
+    return SetOp(op.id, msgspec.Raw(encode(op.document)), op.version)
+
+
+class _Writer:
+    """Stamps commits above everything in the store, and appends them.
+
+    :ivar clock: the greatest clock seen or given.
+    """
+
+    def __init__(self, backend: Backend, environment: Environment) -> None:
+        self.clock = 0
+        self._backend = backend
+        self._environment = environment
+        self._manifests = ManifestStore(backend)
+        self._cursors: dict[str, Cursor] | None = None
+
+    def write(self, commits: list[Commit]) -> None:
+        self._manifests.create_first(Settings(), format_ts(self._environment.time()))
+        manifest = self._look()
+        lines: dict[str, list[bytes]] = {}
+        for commit in commits:
+            self.clock = commit.clock = self.clock + 1
+            lines.setdefault(commit.agent, []).append(encode_commit(commit))
+        for agent, own in lines.items():
+            self._append(agent, manifest.cut.get(agent, START).segment, b"".join(own))
+
+    def _look(self) -> Manifest:
+        """Read what is new in all logs, for its clocks."""
+        return self._manifests.read_consistently(self._manifests.newest, self._read_to_ends)
+
+    def _read_to_ends(self, manifest: Manifest) -> Manifest:
+        self.clock = max(self.clock, manifest.clock)
+        if self._cursors is None:
+            self._cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        try:
+            for commit in read_new(self._backend, self._cursors, list_segments(self._backend)):
+                self.clock = max(self.clock, commit.clock)
+        except MissingFileError:
+            self._cursors = None  # folded and collected since the last look: go on from the newest cut
+            raise
+        return manifest
+
+    def _append(self, agent: str, folded: int, lines: bytes) -> None:
+        appender = self._backend.appender(agent)
+        try:
+            self._check_quiet(agent)
+            appender.advance(folded)
+            appender.append(lines)
+        finally:
+            appender.close()
+
+    def _check_quiet(self, agent: str) -> None:
+        """Now that the agent's name is held: nothing may have come after what was read, for its clocks may be above
+        those given here."""
+        cursor = (self._cursors or {}).get(agent) or Cursor(agent)
+        try:
+            came = any(True for _ in cursor.read(self._backend, list_log(self._backend, agent)))
+        except MissingFileError:
+            came = True
+        if came:
+            raise RetryError(
+                f"agent {agent!r} of {self._backend.url} wrote while commits were imported under its name, and nothing "
+                "more was imported: run the import again"
+            )
