@@ -27,7 +27,7 @@ def quarter(seconds: float) -> str:
 def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[Set]) -> None:
     """Write records, in order of id, as one file of a period."""
     path = archive_path(period, nonce)
-    file = build_archive(path, (Row(record, encode_commit(record)) for record in records))
+    file = build_archive(path, (Row.of(record, encode_commit(record)) for record in records))
     backend.create(path, file.data)
     backend.create(index_path(path), file.index)
 
@@ -51,7 +51,8 @@ def read_archive(backend: Backend, period: str) -> dict[str, Set]:
     for _, path in files:
         index = decode_index(backend.read(index_path(path)), path)
         for block in read_blocks(backend, path, index.blocks):
-            for record, _ in block:
+            for row in block:
+                record = row.record
                 known_record = records.get(record.id)
                 if isinstance(record, Set) and (known_record is None or record.stamp > known_record.stamp):
                     records[record.id] = record

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from opslog.backends import Backend
-from opslog.commits import Delete, Record, decode_record
+from opslog.commits import Record, decode_record
 from opslog.errors import CorruptError
 from opslog.layout import index_path
 from opslog.manifest import Part, Run
@@ -57,7 +57,7 @@ class BlockRun:
         self._backend = backend
         self._indexes: dict[str, Index] = {}
         self._block: Block | None = None
-        self._found: dict[str, Record] = {}
+        self._found: dict[str, Row] = {}
 
     def get(self, id: str) -> Record | None:
         for part in self.run.parts:
@@ -71,8 +71,9 @@ class BlockRun:
             return None
         if block is not self._block:
             (rows,) = read_blocks(self._backend, part.path, [block])
-            self._block, self._found = block, {row.record.id: row.record for row in rows}
-        return self._found.get(id)
+            self._block, self._found = block, {row.id: row for row in rows}
+        row = self._found.get(id)
+        return None if row is None else row.record
 
     def rows(self) -> Iterator[Row]:
         for part in self.run.parts:
@@ -100,10 +101,10 @@ class LoadedRun:
         self.run = stored.run
         self.lines: dict[str, bytes] = {}
         self.dead: set[str] = set()
-        for record, line in stored.rows():
-            self.lines[record.id] = line
-            if isinstance(record, Delete):
-                self.dead.add(record.id)
+        for id, line, deleted in stored.rows():
+            self.lines[id] = line
+            if deleted is not None:
+                self.dead.add(id)
 
     def get(self, id: str) -> Record | None:
         line = self.lines.get(id)
@@ -111,7 +112,7 @@ class LoadedRun:
 
     def rows(self) -> Iterator[Row]:
         for line in self.lines.values():
-            yield Row(decode_record(line), line)
+            yield Row.of(decode_record(line), line)
 
 
 def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
@@ -122,4 +123,4 @@ def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
 
 
 def _keyed(age: int, rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:
-    return ((row.record.id, age, row) for row in rows)
+    return ((row.id, age, row) for row in rows)

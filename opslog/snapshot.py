@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from opslog.checksum import crc32, decode_checked, encode_checked
-from opslog.commits import Delete, Record, Set, decode_records
+from opslog.commits import Delete, Record, decode_record, decode_records
 from opslog.errors import CorruptError
 from opslog.layout import index_path, part_path
 from opslog.manifest import Part
@@ -29,10 +29,23 @@ PART_BYTES = 16 * 1024 * 1024
 
 
 class Row(NamedTuple):
-    """A record together with its line, so that copying a record never encodes it again."""
+    """A record as its line, with what sorting and copying need to know of it: copying never decodes or encodes.
 
-    record: Record
+    :ivar deleted: the `ts` of a tombstone, None for a set.
+    """
+
+    id: str
     line: bytes
+    deleted: str | None
+
+    @classmethod
+    def of(cls, record: Record, line: bytes) -> Row:
+        return cls(record.id, line, record.ts if isinstance(record, Delete) else None)
+
+    @property
+    def record(self) -> Record:
+        """The record, decoded anew."""
+        return decode_record(self.line)
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -81,7 +94,7 @@ class _Builder:
         self.digest = hashlib.sha256()
 
     def add(self, row: Row) -> None:
-        id = row.record.id
+        id = row.id
         if not self.records:
             self.first = id
         if not self.pending:
@@ -89,7 +102,7 @@ class _Builder:
         self.pending.append(row.line)
         self.pending_bytes += len(row.line)
         self.records += 1
-        self.live += isinstance(row.record, Set)
+        self.live += row.deleted is None
         self.last = id
         if self.pending_bytes >= BLOCK_BYTES:
             self.end_block()
@@ -147,7 +160,8 @@ def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
         )
     lines = data.split(b"\n")
     return [
-        Row(record, line + b"\n") for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)
+        Row.of(record, line + b"\n")
+        for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)
     ]
 
 
@@ -184,6 +198,6 @@ def newest_wins(rows: Iterable[tuple[str, int, Row]]) -> Iterator[Row]:
         previous = id
 
 
-def expired(record: Record, oldest_ts: str) -> bool:
-    """Whether a record is a tombstone written before `oldest_ts`, which no late set can need any more."""
-    return isinstance(record, Delete) and record.ts < oldest_ts
+def expired(row: Row, oldest_ts: str) -> bool:
+    """Whether a row is a tombstone written before `oldest_ts`, which no late set can need any more."""
+    return row.deleted is not None and row.deleted < oldest_ts
