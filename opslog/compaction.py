@@ -29,7 +29,7 @@ from opslog.environment import Environment, format_ts
 from opslog.errors import AgentBusyError, AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
 from opslog.layout import index_path, run_name
-from opslog.log import Cursor, Segment, Segments, list_log, list_segments
+from opslog.log import Cursor, Segment, Segments, all_logs, list_log, list_segments
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -132,7 +132,7 @@ class Tail:
     def read(cls, backend: Backend, manifest: Manifest) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(manifest)
-        tail.segments = list_segments(backend)
+        tail.segments = all_logs(list_segments(backend), manifest.cut)
         for agent, segments in tail.segments.items():
             tail._read_log(backend, agent, segments)
         return tail
@@ -220,7 +220,7 @@ class _Plan:
             stored = _first(runs, id)
             if stored is None or record.stamp > stored.stamp:
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
-                yield Row(record, encode_commit(record))
+                yield Row.of(record, encode_commit(record))
 
     def carry_out(self, environment: Environment, sealed: tuple[str, ...], progress: Progress | None) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
@@ -239,6 +239,8 @@ class _Plan:
             # collector.
             self.backend.delete([path for part in run.parts for path in (part.path, index_path(part.path))])
             raise
+        if self._is_passed(number):
+            return Compaction(sealed=sealed)
         return Compaction(
             number,
             manifest.commits - self.old.commits,
@@ -248,6 +250,13 @@ class _Plan:
             sealed,
             collect(self.backend, number),
         )
+
+    def _is_passed(self, number: int) -> bool:
+        """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
+        then what it published is dead, and garbage for their next compaction."""
+        entries = dict(ManifestStore(self.backend).entries())
+        own = entries.get(number)
+        return own is None or any(entry.modified < own.modified for later, entry in entries.items() if later > number)
 
     def _write_parts(self, run: Run, environment: Environment, progress: Progress | None) -> Iterator[Part]:
         total = len(self.rows) + sum(stored.run.records for stored in self.merged)
@@ -266,7 +275,7 @@ class _Plan:
         if len(self.merged) < len(self.old.runs):
             return rows  # an older run may hold a document that a tombstone here must go on hiding
         oldest_ts = format_ts(environment.time() - self.settings.tombstone_ttl_seconds)
-        return (row for row in rows if not expired(row.record, oldest_ts))
+        return (row for row in rows if not expired(row, oldest_ts))
 
     def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
         kept = self.old.runs[len(self.merged) :]

@@ -16,9 +16,9 @@ from datetime import datetime
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Stamp, Undo
 from opslog.environment import format_ts, parse_ts
-from opslog.errors import HistoryGoneError, MissingFileError, UsageError
-from opslog.log import Cursor, Segments, list_segments
-from opslog.manifest import Manifest
+from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
+from opslog.log import Cursor, Segment, all_logs, list_segments
+from opslog.manifest import START, Manifest
 from opslog.manifest_store import ManifestStore
 from opslog.runs import BlockRun
 from opslog.state import Loader, State
@@ -100,10 +100,29 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    segments = list_segments(backend)
-    logs = [_read_retained(backend, agent, segments, oldest if since is not None else None) for agent in segments]
+    return _unless_collected(backend, oldest, _merged(backend, oldest, since))
+
+
+def _merged(backend: Backend, oldest: Manifest, since: int | None) -> Iterator[Commit]:
+    segments = all_logs(list_segments(backend), oldest.cut)
+    logs = [_read_retained(backend, agent, listed, oldest, since is None) for agent, listed in segments.items()]
     merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
     return (commit for commit in merged if since is None or commit.clock > since)
+
+
+def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Commit]) -> Iterator[Commit]:
+    """The commits, whose reading may take longer than the grace period."""
+    try:
+        yield from commits
+    except MissingFileError as error:
+        now = _oldest(ManifestStore(backend))
+        if now.number == oldest.number:
+            raise CorruptError(f"{error}; `opslog verify` lists all that is missing", error.path) from error
+        raise HistoryGoneError(
+            f"a compaction collected commits before they were read here; all of them are there from {now.clock} on. To "
+            "keep more, compact with keep_history",
+            now.clock,
+        ) from error
 
 
 def _oldest(manifests: ManifestStore) -> Manifest:
@@ -116,13 +135,14 @@ def _oldest(manifests: ManifestStore) -> Manifest:
             continue  # collected meanwhile
 
 
-def _read_retained(backend: Backend, agent: str, segments: Segments, oldest: Manifest | None) -> Iterator[Commit]:
-    """One log from the oldest manifest's cut on, or from the first segment there is."""
-    listed = segments[agent]
-    if oldest is not None and agent in oldest.cut:
-        cursor = Cursor.at(agent, oldest.cut[agent])
+def _read_retained(
+    backend: Backend, agent: str, listed: list[Segment], oldest: Manifest, everything: bool
+) -> Iterator[Commit]:
+    """One log from the oldest manifest's cut on, or, to have everything, from the first segment there is."""
+    if everything and listed:
+        cursor = Cursor(agent, listed[0].number)
     else:
-        cursor = Cursor(agent, listed[0].number if oldest is None else 1)
+        cursor = Cursor.at(agent, oldest.cut.get(agent, START))
     for _, commit in cursor.read(backend, listed):
         yield commit
 
@@ -133,14 +153,20 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
 
     Reads all retained logs; leaves out commits that are not `included`.
     """
+    manifests = ManifestStore(backend)
+    return manifests.read_consistently(
+        lambda: _oldest(manifests), lambda oldest: _revisions(backend, oldest, id, included)
+    )
+
+
+def _revisions(backend: Backend, oldest: Manifest, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
     found: dict[Stamp, Record] = {}
     undone: set[Stamp] = set()
-    oldest = _oldest(ManifestStore(backend))
     for run in reversed(oldest.runs):
         record = BlockRun(backend, run).get(id)
         if record is not None:
             found = {record.stamp: record}
-    for commit in filter(included, commits_since(backend, None)):
+    for commit in filter(included, _merged(backend, oldest, None)):
         if isinstance(commit, Undo):
             undone.add((commit.target, commit.agent))
         for record in commit.records:

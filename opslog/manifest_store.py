@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from opslog.backends import Backend, Entry
-from opslog.errors import CorruptError, MissingFileError, NotFoundError, RetryError
+from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError
 from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path
-from opslog.manifest import Manifest, decode_manifest, encode_manifest
+from opslog.manifest import Manifest, Settings, decode_manifest, encode_manifest
 
 T = TypeVar("T")
 
@@ -67,6 +68,15 @@ class ManifestStore:
         """:raises AlreadyExistsError: somebody else made this number first; see also `Backend.create`."""
         self._backend.create(manifest_path(manifest.number), encode_manifest(manifest))
 
+    def create_first(self, settings: Settings, created: str) -> None:
+        """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
+        and the others use what it made."""
+        with suppress(NotFoundError):
+            self.newest()
+            return
+        with suppress(AlreadyExistsError):
+            self.create(Manifest(number=1, created=created, settings=settings))
+
     def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
         """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.
 
@@ -96,8 +106,8 @@ class ManifestStore:
 
     def _lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
         return CorruptError(
-            f"{self._backend.url}: {error.path} is missing, and manifest {manifest.number} needs it. It was removed by "
-            "something other than opslog: restore it from a copy; `opslog verify` lists all that is missing",
+            f"{self._backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
+            "opslog removed it or cut it short: restore it from a copy; `opslog verify` lists all such places",
             error.path,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
-from opslog.log import Cursor, Segments, bytes_after, list_segments
+from opslog.log import Cursor, Segments, all_logs, bytes_after, list_segments
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -141,7 +141,7 @@ def read_new(
     :param segments: a listing made just before; `skip`: an agent whose log is left alone.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
-    for agent, listed in segments.items():
+    for agent, listed in all_logs(segments, cursors).items():
         if agent == skip:
             continue
         cursor = cursors.get(agent)
