@@ -5,14 +5,15 @@ is either still being written or the torn tail of a crash, and is passed over on
 before reading, so a segment that is not the last of the listing is finished.
 
 Writing. Callers queue their commits in the order of the clock; the first of them to reach the log writes everything
-queued with one append (so one fdatasync, or one PUT) while the others wait: group commit without a thread of its own.
+queued with one append (so one fdatasync, or one PUT). Those who come meanwhile sleep until their commit is written, or
+until one of them is woken to write the next group: group commit without a thread of its own.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +66,11 @@ def _by_agent(entries: Iterable[Entry]) -> Segments:
     return segments
 
 
+def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
+    """A listing with every known log in it: an empty one where the listing shows nothing of it."""
+    return {agent: [] for agent in known} | segments
+
+
 def bytes_after(segments: Segments, cut: Mapping[str, Cut]) -> int:
     """How many bytes of log lie after a cut."""
     total = 0
@@ -101,8 +107,9 @@ class Cursor:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises MissingFileError: the log does not go on where the cursor is: a compaction folded and collected what was
-            to be read next. Load again.
+        :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction folded
+            and collected what was to be read next, and a load from the newest manifest helps. If it does not, something
+            was lost: the segment at a cut, and the last one of a log, are never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
         expected = self.segment
@@ -110,12 +117,16 @@ class Cursor:
             if number < self.segment:
                 continue
             if number != expected:
-                raise self._vanished(expected)
+                raise self._vanished(expected, "is missing, though the log goes on after it")
             if number > self.segment:
                 self.segment, self.offset = number, 0
+            if size < self.offset:
+                raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
             expected += 1
             if size > self.offset:
                 yield from self._read_segment(backend)
+        if self.commits and expected == self.segment:
+            raise self._vanished(expected, f"is missing, and {self.commits} commits of this log were read up to it")
 
     def _read_segment(self, backend: Backend) -> Iterator[tuple[Cut, Commit]]:
         path, want = segment_path(self.agent, self.segment), _READ_BYTES
@@ -142,9 +153,9 @@ class Cursor:
             _own(commit)
             yield start, commit
 
-    def _vanished(self, number: int) -> MissingFileError:
+    def _vanished(self, number: int, what: str) -> MissingFileError:
         path = segment_path(self.agent, number)
-        return MissingFileError(f"{path} is not there, though the log goes on after it", path)
+        return MissingFileError(f"{path} {what}", path)
 
     def _misplaced(self, commit: Commit, path: str) -> CorruptError:
         return CorruptError(
@@ -166,15 +177,29 @@ def _own(commit: Commit) -> None:
 
 
 class Pending:
-    """A commit on its way into the log."""
+    """A commit on its way into the log, and the bed of the thread that waits for it.
 
-    __slots__ = ("commit", "done", "error", "line")
+    :ivar done: whether its outcome is known; `error`: what went wrong, if anything did.
+    """
+
+    __slots__ = ("_asleep", "commit", "done", "error", "line")
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.line = encode_commit(commit)
         self.done = False
         self.error: OpslogError | None = None
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def sleep(self) -> None:
+        """Wait for `wake`, which may have come already; look again after a while in any case: the wake may have gone to
+        a thread that Ctrl-C took away between queueing and waiting."""
+        self._asleep.acquire(timeout=1.0)
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # woken twice
+            self._asleep.release()
 
 
 class LogWriter:
@@ -221,9 +246,9 @@ class LogWriter:
     def quiet(self) -> Iterator[Callable[[Callable[[], Commit]], Pending]]:
         """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use
         there."""
-        with self._flushing:
+        with self._alone():
             while True:
-                self.flush()
+                self._flush()
                 with self._order:
                     if not self._queue:
                         yield self._append
@@ -234,34 +259,59 @@ class LogWriter:
 
         :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
         """
-        with self._flushing:
-            if not pending.done:
-                self.flush()
+        while not pending.done:
+            if not self._flushing.acquire(blocking=False):
+                pending.sleep()
+                continue
+            try:
+                if not pending.done:
+                    self._flush()
+            finally:
+                self._leave()
         if pending.error is not None:
             raise pending.error
 
     def flush(self) -> None:
         """Write everything queued. Each commit carries its own error, if any."""
-        with self._flushing:
-            if self._writing:
-                # Ctrl-C can end a flush at any place, also before it has come to the write.
-                unsettled = [pending for pending in self._writing if not pending.done]
-                self._settle(unsettled, 0, CommitUnknownError("the write was interrupted"))
-            with self._order:
-                self._writing, self._queue, self.queued_bytes = self._queue, [], 0
-            if self._writing:
-                self._write(self._writing)
-                self._writing = []
+        with self._alone():
+            self._flush()
 
     def close(self) -> None:
         """Write what is queued and give the agent's name back. What comes later is refused."""
-        with self._flushing:
+        with self._alone():
             with self._order:
                 self._closed = True
             try:
-                self.flush()
+                self._flush()
             finally:
                 self._appender.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside the block nobody else writes."""
+        self._flushing.acquire()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let others write, and wake one who waits for that. In this order: who comes in between finds the log free."""
+        self._flushing.release()
+        # A group that was not settled, because of Ctrl-C, waits for somebody to do that.
+        for pending in [*self._writing, *self._queue[:1]]:
+            pending.wake()
+
+    def _flush(self) -> None:
+        if self._writing:
+            # Ctrl-C can end a flush at any place, also before it has come to the write.
+            unsettled = [pending for pending in self._writing if not pending.done]
+            self._settle(unsettled, 0, CommitUnknownError("the write was interrupted"))
+        with self._order:
+            self._writing, self._queue, self.queued_bytes = self._queue, [], 0
+        if self._writing:
+            self._write(self._writing)
+            self._writing = []
 
     def _append(self, build: Callable[[], Commit]) -> Pending:
         if self._closed:
@@ -303,6 +353,7 @@ class LogWriter:
                 assert error is not None
                 pending.error = _error_of(error, pending.commit)
             pending.done = True
+            pending.wake()
         if error is not None:
             self._failed(error)
 

@@ -397,7 +397,7 @@ class TestGroups:
                     follower_errors.append(error)
 
             follower = threading.Thread(target=follow)
-            real_flush, real_write = LogWriter.flush, LogWriter._write
+            real_flush, real_write = LogWriter._flush, LogWriter._write
 
             def flush(self: LogWriter) -> None:
                 # The leader, holding the log: let the follower queue up, too.
@@ -411,7 +411,7 @@ class TestGroups:
                     signal.raise_signal(signal.SIGINT)
                 real_write(self, group)
 
-            monkeypatch.setattr(LogWriter, "flush", flush)
+            monkeypatch.setattr(LogWriter, "_flush", flush)
             monkeypatch.setattr(LogWriter, "_write", write)
             with pytest.raises(KeyboardInterrupt):
                 store["leader"] = {}
