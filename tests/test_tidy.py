@@ -107,6 +107,7 @@ def test_every_exception_to_a_rule_has_a_reason() -> None:
 def test_core_knows_no_concrete_backend() -> None:
     concrete = {f"opslog.backends.{path.stem}" for path in (ROOT / "backends").glob("[a-z]*.py")} - {
         "opslog.backends.contract",
+        "opslog.backends.forking",  # what all of them, and the store, know of forks
         "opslog.backends.registry",
     }
     known = {

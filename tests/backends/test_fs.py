@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from opslog.backends import Position, Range, forking, fs
+from opslog.backends import Position, Range, posix
 from opslog.backends.fs import FsBackend
 from opslog.errors import (
     AgentBusyError,
-    AgentFencedError,
     AlreadyExistsError,
     ClosedError,
     CommitUnknownError,
@@ -30,29 +29,8 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.layout import segment_path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def backend(root: Path) -> FsBackend:
-    return FsBackend(root)
-
-
-def files(root: Path) -> list[str]:
-    """The paths of all files but those for locks."""
-    return [entry.path for entry in FsBackend(root, create=False).list("") if not entry.path.startswith("locks/")]
-
-
-def failing(code: int) -> Callable[..., Any]:
-    def fail(*args: object, **options: object) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
+from tests.support.faults import failing
+from tests.support.files import files
 
 # Other processes
 
@@ -306,7 +284,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
 
     for function in ("write", "fsync", "link", "mkdir"):
         record(os, function, function)
-    record(fs, "_datasync", "fdatasync")
+    record(posix, "datasync", "fdatasync")
     return calls
 
 
@@ -403,7 +381,7 @@ def test_no_space_for_a_new_file(backend: FsBackend, root: Path, monkeypatch: py
 def test_a_deletion_that_may_not_last(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     backend.create("manifests/0", b"")
     with monkeypatch.context() as patch:
-        patch.setattr(fs, "_fsync_directory", failing(errno.EIO))
+        patch.setattr(posix, "fsync_directory", failing(errno.EIO))
         with pytest.raises(WriteFailedError, match="some of the files may still be there"):
             backend.delete(["manifests/0"])
     backend.delete(["manifests/0"])
@@ -425,7 +403,7 @@ def test_a_failure_after_the_name_is_given_is_unknown(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.create("manifests/0", b"")
-    monkeypatch.setattr(fs, "_fsync_directory", failing(errno.EIO))
+    monkeypatch.setattr(posix, "fsync_directory", failing(errno.EIO))
     with pytest.raises(CommitUnknownError, match=r"manifests/1 was created, but may not survive"):
         backend.create("manifests/1", b"x")
     with pytest.raises(WriteFailedError):
@@ -504,7 +482,7 @@ HANDLED = {
     "rmdir": {errno.ENOENT},
     "listdir": {errno.ENOENT},
 }
-CODES = sorted({*fs._ADVICE, errno.EBUSY, errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+CODES = sorted({*posix.ADVICE, errno.EBUSY, errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO, errno.ESTALE})
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: errno.errorcode[code])
@@ -517,7 +495,7 @@ def test_no_error_of_the_system_comes_through(tmp_path: Path, monkeypatch: pytes
         backend.create("snapshots/1-a/part", b"x")
         backend.now()
         expected: type[OpslogError] = WriteFailedError if number >= len(READS) else RetryError
-        missing = function in ("open", "pread") and number < len(READS) and code in fs._MISSING
+        missing = function in ("open", "pread") and number < len(READS) and code in posix.MISSING
         if missing:
             expected = MissingFileError
         elif code == errno.ENAMETOOLONG:
@@ -529,240 +507,7 @@ def test_no_error_of_the_system_comes_through(tmp_path: Path, monkeypatch: pytes
         message = str(caught.value)
         assert backend.root in message, (function, message)
         if not missing:
-            assert f"{os.strerror(code)}; {fs._ADVICE.get(code, 'try again')}" in message
-
-
-# Failing system calls: append
-
-
-def test_what_a_short_write_left_is_durable_and_admitted(
-    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    appender = backend.appender("a")
-    appender.append(b"before\n")
-    synced: list[int] = []
-    real_write, real_sync = os.write, fs._datasync
-    room = 10
-
-    def write(descriptor: int, data: bytes) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = real_write(descriptor, bytes(data)[: min(room, 6)])
-        room -= written
-        return written
-
-    def datasync(descriptor: int) -> None:
-        real_sync(descriptor)
-        synced.append(os.fstat(descriptor).st_size)
-
-    monkeypatch.setattr(os, "write", write)
-    monkeypatch.setattr(fs, "_datasync", datasync)
-    with pytest.raises(WriteFailedError, match=r"only the first 10 bytes.*No space left") as caught:
-        appender.append(b"one line\nand another line\n")
-    assert caught.value.durable == 10
-    assert synced == [17]
-    assert backend.read(segment_path("a", 1)) == b"before\none line\na"
-    # Still full: nothing more gets in, and no heap of empty segments grows.
-    for _ in range(5):
-        with pytest.raises(WriteFailedError, match="nothing of this append is in the log") as caught:
-            appender.append(b"again\n")
-        assert caught.value.durable == 0
-    assert files(root) == [segment_path("a", 1), segment_path("a", 2)]
-    monkeypatch.undo()
-    assert appender.append(b"at last\n") == Position(2, 0)
-    assert backend.read(segment_path("a", 1)) == b"before\none line\na"
-    assert backend.read(segment_path("a", 2)) == b"at last\n"
-    appender.close()
-
-
-def test_a_write_that_failed_but_wrote_is_admitted(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    real = os.write
-
-    def write(descriptor: int, data: bytes) -> int:
-        real(descriptor, data[:3])
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "write", write)
-    with pytest.raises(WriteFailedError) as caught:
-        appender.append(b"234\n")
-    assert caught.value.durable == 3
-    monkeypatch.undo()
-    assert appender.append(b"5\n") == Position(2, 0)
-    appender.close()
-
-
-@pytest.mark.parametrize("short", [False, True])
-def test_after_a_failed_fdatasync_the_outcome_is_unknown(
-    backend: FsBackend, monkeypatch: pytest.MonkeyPatch, short: bool
-) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    monkeypatch.setattr(fs, "_datasync", failing(errno.EIO))
-    if short:
-        real = os.write
-        monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:1]) and failing(errno.EIO)())
-    with pytest.raises(CommitUnknownError, match=r"00001\.jsonl from byte 2 .*Input/output error") as first:
-        appender.append(b"2\n")
-    monkeypatch.undo()
-    with pytest.raises(CommitUnknownError) as second:
-        appender.append(b"3\n")
-    assert str(first.value) == str(second.value)
-    assert b"3" not in backend.read(segment_path("a", 1))
-    appender.close()
-    with pytest.raises(ClosedError):
-        appender.append(b"4\n")
-    appender = backend.appender("a")
-    assert appender.append(b"4\n") == Position(2, 0)
-    appender.close()
-
-
-def test_an_interrupted_append_is_unknown(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-
-    def interrupt(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fs, "_datasync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        appender.append(b"2\n")
-    monkeypatch.undo()
-    with pytest.raises(CommitUnknownError, match="interrupted"):
-        appender.append(b"3\n")
-    appender.close()
-
-
-@pytest.mark.parametrize("broken", ["open_descriptor", "_fsync_directory"])
-def test_a_segment_that_cannot_be_begun(
-    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    appender.append(b"2\n")
-    appender._abandon_segment()
-    monkeypatch.setattr(fs if broken == "_fsync_directory" else forking, broken, failing(errno.ENOSPC))
-    for _ in range(3):
-        with pytest.raises(WriteFailedError, match=r"00002\.jsonl .*nothing of this append.*No space left") as caught:
-            appender.append(b"3\n")
-        assert caught.value.durable == 0
-    assert files(root) == [segment_path("a", 1)]
-    monkeypatch.undo()
-    assert appender.append(b"4\n") == Position(2, 0)
-    appender.close()
-
-
-def test_an_agents_directory_that_was_removed(backend: FsBackend, root: Path) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    shutil.rmtree(root / "ops")
-    # A number that readers have seen is not given again.
-    assert appender.append(b"2\n") == Position(2, 0)
-    assert files(root) == [segment_path("a", 2)]
-    appender.close()
-
-
-def test_a_store_that_was_removed(backend: FsBackend, root: Path) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    shutil.rmtree(root)
-    for _ in range(2):
-        with pytest.raises(WriteFailedError, match="directory was removed or moved: put it back") as caught:
-            appender.append(b"2\n")
-        assert caught.value.durable == 0
-    # Somebody begins a new store there. The old lock excludes nobody from it.
-    successor = FsBackend(root).appender("a")
-    for _ in range(2):
-        with pytest.raises(AgentFencedError, match="lock file was removed"):
-            appender.append(b"3\n")
-    appender.close()
-    assert successor.append(b"new\n") == Position(1, 0)
-    successor.close()
-
-
-def test_a_segment_that_is_removed_while_it_is_written(
-    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    real = fs._datasync
-
-    def datasync(descriptor: int) -> None:
-        real(descriptor)
-        os.unlink(root / segment_path("a", 1))
-
-    monkeypatch.setattr(fs, "_datasync", datasync)
-    with pytest.raises(CommitUnknownError, match="deleted meanwhile"):
-        appender.append(b"2\n")
-    appender.close()
-
-
-def test_a_second_writer_without_a_lock_fences(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    appender = backend.appender("a")
-    monkeypatch.setattr(appender, "_highest_number", lambda: 0)
-    backend.create(segment_path("a", 1), b"from another\n")
-    for _ in range(2):
-        with pytest.raises(AgentFencedError, match=r"it created ops/a/0+1\.jsonl\. Nothing of this append"):
-            appender.append(b"1\n")
-    assert backend.read(segment_path("a", 1)) == b"from another\n"
-    appender.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of one megabyte."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small filesystem")
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_disk_that_is_really_full(small_disk: Path) -> None:
-    backend = FsBackend(small_disk / "store")
-    appender = backend.appender("a")
-    line = b"x" * 9999 + b"\n"
-    written = b""
-    while shutil.disk_usage(small_disk).free >= 2 * len(line):
-        appender.append(line)
-        written += line
-    line = b"x" * 49_999 + b"\n"
-    with pytest.raises(WriteFailedError, match="No space left on device; free some space") as caught:
-        appender.append(line)
-    assert backend.read(segment_path("a", 1)) == written + line[: caught.value.durable]
-    with pytest.raises(WriteFailedError) as caught:
-        backend.create("manifests/1", line)
-    assert files(small_disk / "store") == [segment_path("a", 1)]
-    with pytest.raises(WriteFailedError):
-        appender.append(line)
-    filler = segment_path("a", 1)
-    backend.delete([filler])
-    assert appender.append(line) == Position(2, 0)
-    assert backend.read(segment_path("a", 2)) == line
-    appender.close()
-
-
-def test_a_filesystem_mounted_read_only(small_disk: Path) -> None:
-    backend = FsBackend(small_disk / "store")
-    appender = backend.appender("a")
-    appender.append(b"1\n")
-    appender.close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    reader = FsBackend(small_disk / "store", create=False)
-    assert reader.read(segment_path("a", 1)) == b"1\n"
-    assert [entry.path for entry in reader.list("ops/")] == [segment_path("a", 1)]
-    assert reader.now() > 0
-    for write in (lambda: reader.create("x", b""), lambda: reader.appender("a"), lambda: reader.lock("l").__enter__()):
-        with pytest.raises(WriteFailedError, match=r"mounted read-only.*read_only=True"):
-            write()
+            assert f"{os.strerror(code)}; {posix.ADVICE.get(code, 'try again')}" in message
 
 
 # Listings
@@ -819,7 +564,7 @@ class _Scan(list[Any]):
 def test_a_creator_survives_the_removal_of_its_empty_directory(
     backend: FsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = fs._fsync_directory
+    real = posix.fsync_directory
     removals = 3
 
     def remove_then_fsync(full: str) -> None:
@@ -829,7 +574,7 @@ def test_a_creator_survives_the_removal_of_its_empty_directory(
             removals -= 1
             os.rmdir(f"{full}/1-a")
 
-    monkeypatch.setattr(fs, "_fsync_directory", remove_then_fsync)
+    monkeypatch.setattr(posix, "fsync_directory", remove_then_fsync)
     backend.create("snapshots/1-a/part", b"x")
     assert removals == 0
     assert backend.read("snapshots/1-a/part") == b"x"

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.backends import fs
+from opslog.backends import posix
 from opslog.layout import segment_path
 from opslog.log import LogWriter
+from tests.support.faults import failing
 
 Store = opslog.Store[dict[str, Any]]
 Write = Callable[[int, bytes], int]
@@ -29,13 +30,6 @@ def stored(root: Path) -> dict[str, Any]:
     """What a fresh open finds."""
     with opslog.open(root, read_only=True) as fresh:
         return dict(fresh.items())
-
-
-def failing(code: int) -> Callable[..., Any]:
-    def fail(*args: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def write_first(length: int, code: int = errno.ENOSPC) -> Write:
@@ -51,21 +45,6 @@ def write_first(length: int, code: int = errno.ENOSPC) -> Write:
         return written
 
     return write
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of two megabytes."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small filesystem")
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 def attempts(store: Store) -> dict[str, Callable[[], object]]:
@@ -239,7 +218,7 @@ class TestUnknown:
             store["old"] = {"turn": 1}
             store["old"] = {"turn": 2}
             with monkeypatch.context() as patch:
-                patch.setattr(fs, "_datasync", failing(errno.EIO))
+                patch.setattr(posix, "datasync", failing(errno.EIO))
                 with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and look"):
                     attempts(store)[kind]()
             assert dict(store.items()) == before
@@ -259,7 +238,7 @@ class TestUnknown:
     def test_an_interrupt_inside_an_append(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str
     ) -> None:
-        real_write, real_sync = os.write, fs._datasync
+        real_write, real_sync = os.write, posix.datasync
 
         def write(descriptor: int, data: bytes) -> int:
             if moment == "halfway":
@@ -278,7 +257,7 @@ class TestUnknown:
             store["old"] = {"turn": 2}
             with monkeypatch.context() as patch:
                 patch.setattr(os, "write", write)
-                patch.setattr(fs, "_datasync", datasync)
+                patch.setattr(posix, "datasync", datasync)
                 with pytest.raises(KeyboardInterrupt):
                     attempts(store)[kind]()
             assert dict(store.items()) == before
@@ -362,7 +341,7 @@ class TestGroups:
         real = os.write
 
         def write_then_break(descriptor: int, data: bytes) -> int:
-            monkeypatch.setattr(fs, "_datasync", failing(errno.EIO))
+            monkeypatch.setattr(posix, "datasync", failing(errno.EIO))
             return real(descriptor, data)
 
         with opslog.open(tmp_path, agent="a") as store:
@@ -474,7 +453,7 @@ class TestBuffered:
         store.flush()
         with monkeypatch.context() as patch:
             if code == errno.EIO:
-                patch.setattr(fs, "_datasync", failing(code))
+                patch.setattr(posix, "datasync", failing(code))
             else:
                 patch.setattr(os, "write", write_first(0, code))
             store["new"] = {}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.backends import fs, open_backend
+from opslog.backends import fs, open_backend, posix
 from opslog.commits import Set, encode_commit
 from opslog.environment import format_ts
 from opslog.log import bytes_after, list_segments
@@ -139,7 +139,7 @@ def test_many_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: in
 def without_syncs(patch: pytest.MonkeyPatch) -> None:
     """What many small files cost on a disk is not the question here."""
     patch.setattr(os, "fsync", lambda descriptor: None)
-    patch.setattr(fs, "_datasync", lambda descriptor: None)
+    patch.setattr(posix, "datasync", lambda descriptor: None)
 
 
 def write_logs(root: Path, monkeypatch: pytest.MonkeyPatch, agents: int) -> None:

@@ -1,0 +1,84 @@
+"""Locks between processes: an flock on a file, in which its holder writes who it is.
+
+The kernel releases a lock when its holder dies. Lock files are never unlinked: whoever waits on the old file and
+whoever makes a new one would both hold "the" lock. What stands in them (pid, host, boot id) is for messages only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+
+from opslog.backends import forking
+from opslog.errors import LockedError, WriteFailedError
+
+
+def take(full: str, name: str) -> int:
+    """Lock the file `full`, for the lock called `name`, and return the descriptor that holds the lock.
+
+    :raises LockedError: another open file, of this process or another one, has it. :raises WriteFailedError: there are
+        no locks on this filesystem. :raises OSError: the file cannot be opened.
+    """
+    # Only here, because the package imports much that reading a store has no use for (asyncio among it).
+    from portalocker import LockFlags, lock
+    from portalocker.exceptions import AlreadyLocked, LockException
+
+    # Writable, because on NFS an flock becomes a record lock, which needs it.
+    descriptor = forking.open_descriptor(full, os.O_RDWR | os.O_CREAT)
+    try:
+        lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+        _write_holder(descriptor)
+    except AlreadyLocked:
+        holder = _read_holder(descriptor)
+        forking.close_descriptor(descriptor)
+        message = f"{full} is locked by {holder}: try again when that process is done"
+        raise LockedError(message, name, holder) from None
+    except LockException as error:
+        forking.close_descriptor(descriptor)
+        raise WriteFailedError(
+            f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
+        ) from error
+    return descriptor
+
+
+def release(descriptor: int) -> None:
+    """Give back what `take` returned."""
+    from portalocker import unlock
+
+    # Closing alone would not release it if a child made by native code still shares the open file.
+    try:
+        unlock(descriptor)
+    finally:
+        forking.close_descriptor(descriptor)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "-"
+
+
+def _this_process() -> bytes:
+    return f"{os.getpid()} {socket.gethostname()} {_boot_id()}\n".encode()
+
+
+def _write_holder(descriptor: int) -> None:
+    text = _this_process()
+    # For messages only: a full disk shall not keep anybody from the lock. Truncated last, so that it is never seen
+    # empty.
+    with suppress(OSError):
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+
+
+def _read_holder(descriptor: int) -> str:
+    """The holder of a lock in words: ``pid 4711 on host web1``."""
+    text = os.pread(descriptor, 1024, 0)
+    words = text.decode(errors="replace").partition("\n")[0].split()
+    if len(words) != 3:
+        return "a process that has not written its name yet"
+    here = " (this process)" if text == _this_process() else ""
+    return f"pid {words[0]} on host {words[1]}{here}"

@@ -1,0 +1,101 @@
+"""System calls on files and directories, as `opslog.backends.fs` needs them, and what their errors mean in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from opslog.backends.contract import Entry
+
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
+"""How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted."""
+
+datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
+
+
+def has_name(descriptor: int) -> bool:
+    """Whether an open file is still in a directory."""
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def fsync_directory(full: str) -> None:
+    """Make the entries of a directory durable."""
+    descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data, however many calls the system needs for it."""
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, memoryview(data)[written:])
+
+
+def read_range(full: str, start: int, stop: int | None) -> bytes:
+    """Bytes `start` to `stop` (None: the end) of a file; fewer where it ends earlier."""
+    descriptor = os.open(full, os.O_RDONLY)
+    try:
+        end = os.fstat(descriptor).st_size
+        if stop is not None:
+            end = min(end, stop)
+        data = os.pread(descriptor, max(end - start, 0), start)
+        while len(data) < end - start:
+            more = os.pread(descriptor, end - start - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def scan(full: str, prefix: str, entries: list[Entry]) -> None:
+    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths."""
+    try:
+        with os.scandir(full) as directory:
+            # With its slash a directory's name takes the place that the paths below it have among the files.
+            found = sorted(
+                (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name, entry in found:
+        if name[-1] == "/":
+            scan(entry.path, prefix + name, entries)
+            continue
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            continue
+        # Only a link can be one here, and links to directories are not followed: they could lead in circles.
+        if not stat.S_ISDIR(status.st_mode):
+            entries.append(Entry(prefix + name, status.st_size, status.st_mtime))
+
+
+ADVICE = {
+    errno.ENOSPC: "free some space on that filesystem and try again",
+    errno.EDQUOT: "your disk quota is used up: free some space and try again",
+    errno.EROFS: "the filesystem is mounted read-only: mount it for writing, or open the store with read_only=True",
+    errno.ENOENT: "the store's directory was removed or moved: put it back and open the store again",
+    errno.ENOTDIR: "a file stands where the store needs a directory: move it away",
+    errno.EISDIR: "a directory stands where the store needs a file: move it away",
+    errno.EACCES: "check the owner and the permissions of the store's directory",
+    errno.EPERM: "check the owner and the permissions, and whether this filesystem has hard links",
+    errno.EOPNOTSUPP: "this filesystem lacks what a store needs (hard links, fsync): keep the store on another one",
+    errno.EMLINK: "this filesystem has too few hard links: keep the store on another one",
+    errno.EMFILE: "this process has too many open files: close some, or raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files: close some programs and try again",
+    errno.EFBIG: "the file would exceed a limit: raise it (ulimit -f)",
+    errno.EIO: "the disk failed: look into the kernel's log (dmesg) before you go on",
+    errno.ENAMETOOLONG: "use a shorter one",
+}
+
+
+def explain(error: OSError) -> str:
+    """The system's reason and what to do about it."""
+    reason = error.strerror or str(error)
+    return f"{reason}; {ADVICE.get(error.errno or 0, 'try again')}"
