@@ -20,7 +20,7 @@ from opslog.errors import InvalidDocumentError, InvalidNameError, MissingFileErr
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
 from opslog.log import Cursor, list_log, list_segments
-from opslog.manifest import START, Manifest, Settings
+from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.state import read_new
 
@@ -122,7 +122,7 @@ class _Writer:
             self.clock = commit.clock = self.clock + 1
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
-            self._append(agent, manifest.cut.get(agent, START).segment, b"".join(own))
+            self._append(agent, manifest.cut.get(agent), b"".join(own))
 
     def _look(self) -> Manifest:
         """Read what is new in all logs, for its clocks."""
@@ -140,11 +140,12 @@ class _Writer:
             raise
         return manifest
 
-    def _append(self, agent: str, folded: int, lines: bytes) -> None:
+    def _append(self, agent: str, cut: Cut | None, lines: bytes) -> None:
         appender = self._backend.appender(agent)
         try:
             self._check_quiet(agent)
-            appender.advance(folded)
+            if cut is not None:
+                appender.advance(cut.segment)
             appender.append(lines)
         finally:
             appender.close()

@@ -1,7 +1,8 @@
 """Real histories: two git repositories' first-parent commits as operations of their many authors, with the true trees.
 
-Each commit is made by its author's own agent, which first takes in what the others wrote; compactions run on the way. At ten
-points the documents must be exactly the tree that git shows there: live at that moment, and afterwards through `as_of`.
+Each commit is made by its author's own agent, which first takes in what the others wrote; compactions run on the way.
+At ten points the documents must be exactly the tree that git shows there: live at that moment, and afterwards through
+`as_of`.
 """
 
 from __future__ import annotations

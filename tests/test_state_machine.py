@@ -1,9 +1,9 @@
-"""Random histories of whole stores against a plain model: several agents with stale views, compactions computed early and
-published late, garbage collection, seals, restarts.
+"""Random histories of whole stores against a plain model: several agents with stale views, compactions computed early
+and published late, garbage collection, seals, restarts.
 
-The model is the list of all commits that were acknowledged, and `opslog.merge.reference` over it. What must hold is what the
-format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly the agent's newest
-commit that is within the window; clocks only grow; nothing needed is ever collected.
+The model is the list of all commits that were acknowledged, and `opslog.merge.reference` over it. What must hold is
+what the format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly
+the agent's newest commit that is within the window; clocks only grow; nothing needed is ever collected.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Agents(RuleBasedStateMachine):
         if cursor.segment < listed[0].number:  # what was read here before was folded and collected since
             cursor.segment, cursor.offset = listed[0].number, 0
         new = [commit for _, commit in cursor.read(self.backend, listed)]
-        written = [commit for commit in new if not isinstance(commit, opslog.Seal)]
+        written: list[opslog.Commit] = [commit for commit in new if not isinstance(commit, opslog.Seal)]
         assert len(written) == count
         for commit in written:
             assert commit.clock > self.clocks.get(name, 0), "a clock went back"
@@ -155,7 +155,8 @@ class Agents(RuleBasedStateMachine):
             assert commit.target == expected
 
     def newest_undoable(self, name: str) -> int | None:
-        """The model's own answer, from the whole log: the window counts commits, undos included, back to the last seal."""
+        """The model's own answer, from the whole log: the window counts commits, undos included, back to the last
+        seal."""
         log = [commit for commit in self.everything if commit.agent == name]
         cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
         for commit in list(reversed(log))[:WINDOW]:

@@ -1,0 +1,209 @@
+"""Imported commits in the logs of their agents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import ingest as ingest_module
+from opslog.backends import Backend, Position, open_backend
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.ingest import Ingested, ingest
+from opslog.log import Cursor, list_segments
+from opslog.state import read_new
+
+TS = "2020-02-02T02:02:02.020202Z"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def backend(root: Path) -> Iterator[Backend]:
+    backend = open_backend(str(root))
+    yield backend
+    backend.close()
+
+
+def put(id: str, agent: str | None = None, version: int = 1, **document: Any) -> ImportedCommit:
+    return ImportedCommit(agent, TS, (ImportedOp("set", id, document, version),), f"file:{id}")
+
+
+def drop(id: str, agent: str | None = None) -> ImportedCommit:
+    return ImportedCommit(agent, TS, (ImportedOp("delete", id, None),), f"file:{id}")
+
+
+def content(root: Path) -> dict[str, Any]:
+    with opslog.open(root, read_only=True, version=None) as store:
+        return dict(store.items())
+
+
+def commits(backend: Backend) -> list[opslog.Commit]:
+    cursors: dict[str, Cursor] = {}
+    return sorted(read_new(backend, cursors, list_segments(backend)), key=lambda commit: commit.stamp)
+
+
+def test_commits_keep_their_order_across_agents_with_agent_ts_and_version(backend: Backend, root: Path) -> None:
+    stream = [
+        put("a", "ann", n=1),
+        put("a", "zoe", n=2),
+        put("a", "ann", n=3),
+        put("b", None, version=7, n=4),
+        ImportedCommit("zoe", TS, (ImportedOp("set", "c", {}), ImportedOp("delete", "b", None)), "file:5"),
+        drop("never there"),
+    ]
+    assert ingest(backend, stream, agent="me") == Ingested(commits=6, ops=7, agents=3, clock=6)
+    assert content(root) == {"a": {"n": 3}, "c": {}}
+    written = commits(backend)
+    assert [(commit.clock, commit.agent, commit.op) for commit in written] == [
+        (1, "ann", "set"),
+        (2, "zoe", "set"),
+        (3, "ann", "set"),
+        (4, "me", "set"),
+        (5, "zoe", "batch"),
+        (6, "me", "delete"),
+    ]
+    assert {commit.ts for commit in written} == {TS}
+    assert isinstance(written[3], opslog.Set)
+    assert written[3].v == 7
+
+
+def test_a_commit_without_a_time_gets_the_time_of_the_import(backend: Backend) -> None:
+    environment = opslog.Environment(time=lambda: 86400.5)
+    ingest(backend, [ImportedCommit(None, None, (ImportedOp("set", "a", {}),), "x:1")], environment=environment)
+    assert [commit.ts for commit in commits(backend)] == ["1970-01-02T00:00:00.500000Z"]
+
+
+def test_what_is_imported_comes_after_everything_in_the_store(backend: Backend, root: Path) -> None:
+    with opslog.open(root, agent="zoe", compact_after=None) as store:
+        for number in range(50):
+            store["a"] = {"old": number}
+        store.compact()
+    assert ingest(backend, [put("a", "ann", new=1)]).clock == 51
+    assert content(root) == {"a": {"new": 1}}
+    with opslog.open(root, agent="zoe") as store:
+        store["a"] = {"newest": 1}
+    assert content(root) == {"a": {"newest": 1}}
+
+
+def test_importing_again_changes_nothing(backend: Backend, root: Path) -> None:
+    stream = [put("a", "ann", n=1), put("b", "bob", n=1), drop("a", "bob")]
+    ingest(backend, stream)
+    before = content(root)
+    ingest(backend, stream)
+    assert content(root) == before == {"b": {"n": 1}}
+
+
+def test_chunks_are_written_one_after_the_other(backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "_CHUNK_BYTES", 500)
+    seen: list[int] = []
+    monkeypatch.setattr(ingest_module, "_PROGRESS_COMMITS", 10)
+    stream = [put(f"d{n % 40}", f"agent-{n % 3}", n=n) for n in range(300)]
+    done = ingest(backend, stream, progress=seen.append)
+    assert done == Ingested(300, 300, 3, 300)
+    assert seen == list(range(10, 301, 10))
+    assert len(list_segments(backend)["agent-0"]) > 3
+    assert content(root) == {f"d{n % 40}": {"n": n} for n in range(260, 300)}
+    assert [commit.clock for commit in commits(backend)] == list(range(1, 301))
+
+
+def test_compaction_between_the_chunks_loses_nothing(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_module, "_CHUNK_BYTES", 1)
+
+    def stream() -> Iterator[ImportedCommit]:
+        for n in range(60):
+            yield put(f"d{n}", "ann", n=n)
+            if n % 7 == 6:
+                with opslog.open(root, agent="compactor") as store:
+                    store.compact()
+
+    with opslog.open(root, agent="compactor", settings=opslog.Settings(undo_window=1, grace_seconds=0)):
+        pass
+    assert ingest(backend, stream()).commits == 60
+    assert len(list_segments(backend)["ann"]) < 20
+    assert content(root) == {f"d{n}": {"n": n} for n in range(60)}
+
+
+def test_an_empty_import_makes_no_store(backend: Backend) -> None:
+    assert ingest(backend, []) == Ingested()
+    assert backend.list("") == []
+
+
+def test_a_source_that_ends_in_an_error_leaves_nothing_of_its_last_chunk(backend: Backend) -> None:
+    def stream() -> Iterator[ImportedCommit]:
+        yield put("a")
+        raise opslog.CorruptError("file: byte 7: no JSON")
+
+    with pytest.raises(opslog.CorruptError):
+        ingest(backend, stream())
+    assert backend.list("") == []
+
+
+@pytest.mark.parametrize(
+    ("commit", "error", "text"),
+    [
+        (put("a", x=[1, {"y": math.nan}]), opslog.InvalidDocumentError, r"file:a: .*\$\.x\[1\]\.y"),
+        (put("a\ud800"), opslog.InvalidNameError, "surrogate"),
+        (put("a", "no/such"), opslog.InvalidNameError, "file:a: agent 'no/such'"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_its_source(
+    backend: Backend, commit: ImportedCommit, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        ingest(backend, [commit])
+    assert backend.list("") == []
+
+
+def test_an_agent_with_a_live_writer_is_refused(backend: Backend, root: Path) -> None:
+    with opslog.open(root, agent="ann") as store:
+        with pytest.raises(opslog.AgentBusyError, match="ann"):
+            ingest(backend, [put("a", "ann")])
+        store["b"] = {}
+    assert content(root) == {"b": {}}
+
+
+def test_an_agent_that_wrote_meanwhile_is_not_written_over(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clocks may be above those of the import, and a log's clocks only grow."""
+    real = type(backend).appender
+
+    def appender(self: Backend, agent: str) -> Any:
+        monkeypatch.undo()
+        with opslog.open(root, agent=agent) as store:
+            store["meanwhile"] = {}
+        return real(backend, agent)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(backend), "appender", appender)
+    with pytest.raises(opslog.RetryError, match=r"'ann' .* run the import again"):
+        ingest(backend, [put("a", "ann")])
+    assert content(root) == {"meanwhile": {}}
+    ingest(backend, [put("a", "ann")])
+    assert content(root) == {"meanwhile": {}, "a": {}}
+
+
+def test_names_are_given_back_after_a_failed_write(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = backend.appender("probe")
+    probe.close()
+
+    def append(self: object, data: bytes) -> Position:
+        raise opslog.WriteFailedError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(probe), "append", append)
+        with pytest.raises(opslog.WriteFailedError):
+            ingest(backend, [put("a", "ann")])
+    ingest(backend, [put("a", "ann")])
+    assert content(root) == {"a": {}}
