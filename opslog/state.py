@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
-from opslog.log import Cursor, Segments, all_logs, bytes_after, list_segments
-from opslog.manifest import Manifest, Run
+from opslog.errors import MissingFileError
+from opslog.log import Cursor, Segments, all_logs, bytes_after, list_log, list_segments
+from opslog.manifest import START, Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.runs import BlockRun, LoadedRun
@@ -138,7 +139,7 @@ def read_new(
 ) -> Iterator[Commit]:
     """The commits that the cursors have not seen yet, log by log; moves the cursors, and adds those of new logs.
 
-    :param segments: a listing made just before; `skip`: an agent whose log is left alone.
+    :param segments: a listing of all logs made just before; `skip`: an agent whose log is left alone.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
     for agent, listed in all_logs(segments, cursors).items():
@@ -149,3 +150,31 @@ def read_new(
             cursor = cursors[agent] = Cursor(agent)
         for _, commit in cursor.read(backend, listed):
             yield commit
+
+
+def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
+    """What a state that was loaded anew took in at once: the commits after the `old` cursors, which it moves, up to the
+    state's own; and whether these are all, or some were folded and collected before they could be read.
+
+    :param skip: an agent whose log is left alone.
+    """
+    commits: list[Commit] = []
+    complete = True
+    for agent, end in state.cursors.items():
+        if agent == skip:
+            continue
+        start, cut = old.get(agent, Cursor(agent)), state.manifest.cut.get(agent, START)
+        seen, segments = start.commits, list_log(backend, agent)
+        for cursor in (start, Cursor.at(agent, cut)):
+            complete = complete and cursor.commits <= seen
+            try:
+                for place, commit in cursor.read(backend, segments):
+                    if seen <= place.commits < end.commits:
+                        commits.append(commit)
+                        seen = place.commits + 1
+                break
+            except MissingFileError:
+                continue
+        else:
+            complete = False
+    return commits, complete

@@ -34,8 +34,8 @@ from opslog.errors import (
 from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
 from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
-from opslog.manifest import START, Manifest
-from opslog.state import Loader, State, read_new
+from opslog.manifest import Manifest
+from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 
 T = TypeVar("T")
@@ -389,33 +389,14 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._state = state
         else:
             with self._log.quiet(), self._state_lock:
-                own = {self._log.agent: list_log(self._backend, self._log.agent)}
-                for commit in read_new(self._backend, state.cursors, own):
+                own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
+                for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
                     state.apply(commit)
                 self._state = state
         self._compaction.note_manifest(state.manifest)
         self._clock.observe(state.clock)
-        return self._collect_unseen(old, state.cursors)
-
-    def _collect_unseen(self, old: dict[str, Cursor], new: dict[str, Cursor]) -> bool:
-        """Add to `_unseen` what a reload took in at once: all commits between the cursors. Returns whether all are
-        there."""
-        complete = True
-        for agent, end in new.items():
-            if agent == self._agent:
-                continue
-            start = old.get(agent, Cursor(agent))
-            seen, segments = start.commits, list_log(self._backend, agent)
-            cut = self._state.manifest.cut.get(agent, START)
-            for cursor in (start, Cursor.at(agent, cut)):
-                try:
-                    for place, commit in cursor.read(self._backend, segments):
-                        if seen <= place.commits < end.commits:
-                            self._unseen.append(commit)
-                            seen = place.commits + 1
-                    break
-                except MissingFileError:
-                    complete = False
+        missed, complete = read_between(self._backend, old, state, self._agent)
+        self._unseen += missed
         return complete
 
     # -- the past
