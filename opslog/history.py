@@ -17,8 +17,9 @@ from opslog.backends import Backend
 from opslog.commits import Commit, Record, Stamp, Undo
 from opslog.environment import format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
+from opslog.layout import segment_path
 from opslog.log import Cursor, Segment, all_logs, list_segments
-from opslog.manifest import START, Manifest
+from opslog.manifest import START, Cut, Manifest
 from opslog.manifest_store import ManifestStore
 from opslog.runs import BlockRun
 from opslog.state import Loader, State
@@ -62,6 +63,7 @@ def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Comm
 
 def _choose(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
     """The newest retained manifest before the point. A binary search: clock and ts only grow with the number."""
+    manifests.newest()  # there is a store, or this says that there is none
     numbers = [number for number, _ in manifests.entries()]
     oldest: Manifest | None = None
     low, high = 0, len(numbers)
@@ -77,6 +79,8 @@ def _choose(manifests: ManifestStore, before: Callable[[Manifest], bool], point:
             chosen, low = manifest, middle + 1
         else:
             oldest, high = manifest, middle
+    if chosen is None and oldest is None:
+        return _choose(manifests, before, point)  # all were collected since the listing
     if chosen is None:
         assert oldest is not None
         raise HistoryGoneError(
@@ -93,19 +97,25 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
     :param since: None: everything that is retained. Otherwise complete, or an error.
     :raises HistoryGoneError: some of them were compacted away.
     """
-    oldest = _oldest(ManifestStore(backend))
+    manifests = ManifestStore(backend)
+    oldest, newest = _oldest(manifests), manifests.newest()
     if since is not None and since < oldest.clock:
         raise HistoryGoneError(
             f"commits from clock {since} on were partly compacted away; all of them are there from {oldest.clock} on. "
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    return _unless_collected(backend, oldest, _merged(backend, oldest, since))
+    return _unless_collected(backend, oldest, _merged(backend, oldest, newest, since))
 
 
-def _merged(backend: Backend, oldest: Manifest, since: int | None) -> Iterator[Commit]:
-    segments = all_logs(list_segments(backend), oldest.cut)
-    logs = [_read_retained(backend, agent, listed, oldest, since is None) for agent, listed in segments.items()]
+def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | None) -> Iterator[Commit]:
+    """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from the first segments."""
+    segments = all_logs(list_segments(backend), newest.cut)
+    logs = []
+    for agent, listed in segments.items():
+        everything = since is None and listed
+        start = Cut(listed[0].number, 0, 0) if everything else oldest.cut.get(agent, START)
+        logs.append(_read_retained(backend, Cursor.at(agent, start), listed, newest))
     merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
     return (commit for commit in merged if since is None or commit.clock > since)
 
@@ -135,16 +145,16 @@ def _oldest(manifests: ManifestStore) -> Manifest:
             continue  # collected meanwhile
 
 
-def _read_retained(
-    backend: Backend, agent: str, listed: list[Segment], oldest: Manifest, everything: bool
-) -> Iterator[Commit]:
-    """One log from the oldest manifest's cut on, or, to have everything, from the first segment there is."""
-    if everything and listed:
-        cursor = Cursor(agent, listed[0].number)
-    else:
-        cursor = Cursor.at(agent, oldest.cut.get(agent, START))
+def _read_retained(backend: Backend, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
+    """One log from the cursor on, at least up to where the newest manifest has seen it."""
     for _, commit in cursor.read(backend, listed):
         yield commit
+    cut = newest.cut.get(cursor.agent, START)
+    if cursor.place < cut.place:
+        path = segment_path(cursor.agent, cut.segment)
+        raise MissingFileError(
+            f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
+        )
 
 
 def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
@@ -155,18 +165,20 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
     """
     manifests = ManifestStore(backend)
     return manifests.read_consistently(
-        lambda: _oldest(manifests), lambda oldest: _revisions(backend, oldest, id, included)
+        lambda: _oldest(manifests), lambda oldest: _revisions(backend, oldest, manifests.newest(), id, included)
     )
 
 
-def _revisions(backend: Backend, oldest: Manifest, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
+def _revisions(
+    backend: Backend, oldest: Manifest, newest: Manifest, id: str, included: Callable[[Commit], bool]
+) -> list[Revision]:
     found: dict[Stamp, Record] = {}
     undone: set[Stamp] = set()
     for run in reversed(oldest.runs):
         record = BlockRun(backend, run).get(id)
         if record is not None:
             found = {record.stamp: record}
-    for commit in filter(included, _merged(backend, oldest, None)):
+    for commit in filter(included, _merged(backend, oldest, newest, None)):
         if isinstance(commit, Undo):
             undone.add((commit.target, commit.agent))
         for record in commit.records:

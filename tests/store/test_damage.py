@@ -1,0 +1,88 @@
+"""Stores from which something is missing: reading says what and where, and never answers with a part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import opslog
+from opslog.layout import segment_path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two agents' logs, of which a compaction has folded most, and a run."""
+    for agent in ("a", "b"):
+        with opslog.open(tmp_path, agent=agent, compact_after=None) as store:
+            for number in range(60):
+                store[f"{agent}-{number}"] = {"number": number}
+    with opslog.open(tmp_path, agent="b") as store:
+        store.compact()
+    return tmp_path
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "open": lambda root: opslog.open(root, read_only=True),
+    "open for writing": lambda root: opslog.open(root, agent="c"),
+    "open under the lost log's name": lambda root: opslog.open(root, agent="a"),
+    "open in the past": lambda root: opslog.open(root, as_of=2**60),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("lost", ["segment", "log", "all logs", "end of the segment", "run", "manifest"])
+def test_what_is_missing_is_named_and_nothing_else_is_answered(
+    root: Path, lost: str, read: Callable[[Path], object]
+) -> None:
+    log = segment_path("a", 1)
+    path = log
+    match lost:
+        case "segment":
+            (root / log).unlink()
+        case "log":
+            shutil.rmtree(root / "ops" / "a")
+        case "all logs":
+            shutil.rmtree(root / "ops")
+        case "end of the segment":
+            (root / log).write_bytes((root / log).read_bytes()[:100])
+        case "run":
+            shutil.rmtree(root / "snapshots")
+            path = "snapshots/"
+        case "manifest":
+            shutil.rmtree(root / "manifests")
+            path = "manifests/"
+    with pytest.raises(opslog.CorruptError, match=r"opslog verify|Restore") as caught:
+        read(root)
+    assert caught.value.path.startswith(path)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("call", ["refresh", "compact", "ops", "history"])
+def test_what_gets_lost_while_a_store_is_open_is_named_too(root: Path, call: str) -> None:
+    with opslog.open(root, agent="c") as store:
+        calls: dict[str, Callable[[], object]] = {
+            "refresh": store.refresh,
+            "compact": store.compact,
+            "ops": lambda: list(store.ops()),
+            "history": lambda: store.history("a-1"),
+        }
+        (root / segment_path("a", 1)).unlink()
+        with pytest.raises(opslog.CorruptError, match="verify") as caught:
+            calls[call]()
+        assert caught.value.path == segment_path("a", 1)
+        assert store["a-1"] == {"number": 1}, "what was read is still there"
+        store["mine"] = {}
+    assert (root / segment_path("c", 1)).exists()
+
+
+def test_a_log_that_never_reached_a_manifest_cannot_be_missed(tmp_path: Path) -> None:
+    """The limit of what can be told: before the first compaction nothing else knows of a log."""
+    for agent in ("a", "b"):
+        with opslog.open(tmp_path, agent=agent) as store:
+            store[agent] = {}
+    shutil.rmtree(tmp_path / "ops" / "a")
+    with opslog.open(tmp_path, read_only=True) as store:
+        assert set(store) == {"b"}
