@@ -139,11 +139,11 @@ class Tail:
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
-        return {
-            agent: self._starts[agent][0] if self.merge.recent.get(agent) else cursor.cut
+        places = (
+            (agent, self._starts[agent][0] if self.merge.recent.get(agent) else cursor.cut)
             for agent, cursor in self.cursors.items()
-            if cursor.commits
-        }
+        )
+        return {agent: place for agent, place in places if place.commits}
 
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from opslog.archive import write_archive
 from opslog.backends import Backend
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
-from opslog.documents import check_id, encode
+from opslog.documents import Document, check_id, encode
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import InvalidDocumentError, InvalidNameError, MissingFileError, RetryError
 from opslog.importers import ImportedCommit, ImportedOp
@@ -99,6 +100,32 @@ def _op(op: ImportedOp) -> SetOp | DeleteOp:
     if op.op == "delete":
         return DeleteOp(op.id)
     return SetOp(op.id, msgspec.Raw(encode(op.document)), op.version)
+
+
+def ingest_archives(
+    backend: Backend,
+    documents: Iterable[tuple[str, str, Document]],
+    *,
+    agent: str = "main",
+    clock: int = 1,
+    environment: Environment = REAL,
+) -> dict[str, int]:
+    """Write (period, id, document) into the archives of these periods; creates the store where there is none.
+
+    :param agent: with `clock`, what the archived records say of who wrote them.
+    :returns: per period how many. Importing again adds them once more; whoever loads a period sees each of them once.
+    """
+    ts = format_ts(environment.time())
+    periods: dict[str, dict[str, Set]] = {}
+    for period, id, document in documents:
+        data = msgspec.Raw(encode(document))
+        records = periods.setdefault(check_name(period, "period"), {})
+        records[check_id(id)] = Set(ts, max(clock, 1), check_name(agent, "agent"), id, data)
+    if periods:
+        ManifestStore(backend).create_first(Settings(), ts)
+    for period, records in sorted(periods.items()):
+        write_archive(backend, period, environment.nonce(), (records[id] for id in sorted(records)))
+    return {period: len(records) for period, records in sorted(periods.items())}
 
 
 class _Writer:

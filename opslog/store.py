@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
@@ -127,7 +128,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             return documents
 
     def __iter__(self) -> Iterator[str]:
-        return (record.id for record in self._records())
+        return (record.id for record in self.records())
 
     def items(self) -> ItemsView[str, T]:
         """(id, document) pairs in order of id, all of them as they were when the iteration began."""
@@ -147,6 +148,17 @@ class Store(MutableMapping[str, T], Generic[T]):
             return len(self)
         return sum(1 for _, document in self._documents() if predicate(document))
 
+    def records(self) -> Iterator[Set]:
+        """What was last written of each document, in order of id, all of it as it was at the call: agent, clock, ts and
+        schema version, with the document as JSON text.
+
+        In a batch its own sets are there, still without agent, clock and ts.
+        """
+        self._check_open()
+        batch = self._open_batch
+        with self._state_lock:
+            return self._state.records(batch.overlay if batch is not None else None)
+
     def __repr__(self) -> str:
         return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
 
@@ -159,14 +171,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         with self._state_lock:
             return self._state.get(id)
 
-    def _records(self) -> Iterator[Set]:
-        self._check_open()
-        batch = self._open_batch
-        with self._state_lock:
-            return self._state.records(batch.overlay if batch is not None else None)
-
     def _documents(self) -> Iterator[tuple[str, T]]:
-        return ((record.id, self._schema.decode(record)) for record in self._records())
+        return ((record.id, self._schema.decode(record)) for record in self.records())
 
     # -- writing
 
@@ -439,17 +445,25 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._compaction.note_manifest(self._loader.manifests.newest())
         return done
 
-    def archive(self, predicate: Callable[[T], object], period: str | None = None) -> int:
+    def archive(
+        self, predicate: Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
+    ) -> int:
         """Move the documents that fulfil the predicate into an archive, and return how many.
 
         They are written there first and then deleted with one commit; a crash in between leaves them in both places.
 
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
+        :param older_than: only documents that were last written longer ago than this.
         """
         period = check_name(period or archive.quarter(self._environment.time()), "period")
         self._writable_log("archive")
         self._refresh_quietly()
-        records = [record for record in self._records() if predicate(self._schema.decode(record))]
+        before = None if older_than is None else format_ts(self._environment.time() - older_than.total_seconds())
+        records = [
+            record
+            for record in self.records()
+            if (before is None or record.ts < before) and predicate(self._schema.decode(record))
+        ]
         if records:
             archive.write_archive(self._backend, period, self._environment.nonce(), records)
             ops = [DeleteOp(record.id, period) for record in records]

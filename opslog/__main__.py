@@ -1,0 +1,5 @@
+"""`python -m opslog` is `opslog`."""
+
+from opslog.cli import main
+
+main()

@@ -1,0 +1,108 @@
+"""The list of commands, and what becomes of their errors: a sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+import orjson
+
+import opslog
+from opslog.cli.session import Session, common_options
+from opslog.errors import OpslogError, UsageError
+
+_COMMANDS = {
+    "get": ("documents", "Print a document."),
+    "set": ("documents", "Give a document a new value."),
+    "delete": ("documents", "Delete documents."),
+    "undo": ("documents", "Take back the newest commit of an agent."),
+    "ls": ("documents", "List documents."),
+    "history": ("past", "Show what happened to a document."),
+    "ops": ("past", "Show commits of all agents."),
+    "watch": ("past", "Show commits as they come."),
+    "compact": ("maintenance", "Fold the logs into the snapshot."),
+    "archive": ("maintenance", "Move documents to an archive, or look into one."),
+    "stats": ("maintenance", "Show figures of the store."),
+    "verify": ("maintenance", "Check every file of the store."),
+    "import": ("transfer", "Write what another source holds into the store."),
+    "export": ("transfer", "Write all documents to a file."),
+    "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
+    "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
+}
+"""Name to (module, summary): so that one command does not load the others, nor a list of them any."""
+
+DONE, NO, USAGE, FAILED = 0, 1, 2, 3
+_INTERRUPTED, _CLOSED_PIPE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command = getattr(import_module(f"opslog.cli.{_COMMANDS[name][0]}"), f"{name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+app = _Group(
+    "opslog",
+    help="A store of JSON documents in a directory, which several processes write to at once.",
+    epilog="Exit code: 0 done, 1 no (not found, nothing to undo), 2 wrong usage, 3 the store failed.",
+    params=common_options(environment=True),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+click.version_option(opslog.__version__, prog_name="opslog")(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit code. Everything that goes wrong is told on stderr."""
+    session = Session()
+    try:
+        code = app.main(list(arguments), prog_name="opslog", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.ClickException as error:
+        return _tell_usage(error, session)
+    except BrokenPipeError:
+        # Who read our output has seen enough. What is left of it must not fail again when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except OpslogError as error:
+        _tell(error, str(error), session)
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except OSError as error:
+        _tell(error, f"{error.filename or 'the system'}: {error.strerror or error}", session)
+        return FAILED
+
+
+def _tell_usage(error: click.ClickException, session: Session) -> int:
+    if session.json:
+        _tell(error, error.format_message(), session)
+    else:
+        error.show()
+    return error.exit_code
+
+
+def _tell(error: Exception, message: str, session: Session) -> None:
+    if not session.json:
+        click.echo(f"opslog: {message}", err=True)
+        return
+    told: dict[str, Any] = {"error": type(error).__name__, "message": message}
+    for name in ("path", "offset"):
+        value = getattr(error, name, None)
+        if value not in (None, ""):
+            told[name] = value
+    click.echo(orjson.dumps(told), err=True)

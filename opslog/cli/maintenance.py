@@ -1,0 +1,167 @@
+"""Commands that look after a store: compact, archive, stats, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+import opslog
+from opslog.cli.output import answer, json_text, progress, rows, say, write, write_json
+from opslog.cli.session import Session, StoreCommand
+from opslog.cli.values import Condition, duration, keep, matches, where
+from opslog.environment import REAL
+
+if TYPE_CHECKING:
+    from opslog.compaction import KeepHistory
+
+
+@click.command("compact", cls=StoreCommand)
+@click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and let old tombstones go.")
+@click.option(
+    "--keep-history",
+    type=keep,
+    metavar="DURATION|forever",
+    help="From now on keep superseded files this long, for looking at the past: 30d, forever.",
+)
+@click.pass_obj
+def compact_command(session: Session, full: bool, keep_history: KeepHistory | None) -> None:
+    """Fold what is settled of all logs into the snapshot, and delete what nothing needs any more.
+
+    Runs beside everybody, under no agent's name. If another compaction is running there is nothing to do, which is no
+    error.
+    """
+    from opslog.compaction import Compaction, compact
+    from opslog.manifest_store import ManifestStore
+
+    locked = False
+    done = Compaction()
+    with session.backend() as backend, progress(session, "compacting") as bar:
+        ManifestStore(backend).newest()
+        try:
+            done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
+        except opslog.LockedError as error:
+            locked = True
+            say(f"opslog: another compaction is running: {error}")
+    told = {
+        "manifest": done.number,
+        "commits": done.commits,
+        "records": done.records,
+        "bytes": done.bytes,
+        "runs_merged": done.runs_merged,
+        "sealed": list(done.sealed),
+        "garbage_files": len(done.garbage.paths),
+        "garbage_bytes": done.garbage.bytes,
+        "locked": locked,
+    }
+    text = (
+        "nothing to do"
+        if done.number is None
+        else f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
+        f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
+    )
+    answer(session, told, text)
+
+
+@click.command("archive", cls=StoreCommand)
+@click.option(
+    "--where",
+    "-w",
+    "conditions",
+    type=where,
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Documents with this value; may be repeated.",
+)
+@click.option(
+    "--older-than",
+    type=duration,
+    metavar="DURATION",
+    help="Documents that were last written longer ago than this: 90d.",
+)
+@click.option("--period", metavar="NAME", help="The archive's name. Default: the current quarter, as in 2026-Q4.")
+@click.option("--list", "listing", is_flag=True, help="Print the periods that have archives, and move nothing.")
+@click.option("--load", metavar="PERIOD", help="Print the documents of this archive, and move nothing.")
+@click.pass_obj
+def archive_command(
+    session: Session,
+    *,
+    conditions: Sequence[Condition],
+    older_than: timedelta | None,
+    period: str | None,
+    listing: bool,
+    load: str | None,
+) -> int:
+    """Move documents out of the store, into an archive: those that fulfil every condition given.
+
+    Exit code 1: --load names an archive that does not exist.
+    """
+    if listing:
+        with session.reading() as store:
+            for name in store.archives():
+                answer(session, {"period": name}, name)
+        return 0
+    if load is not None:
+        return _load(session, load)
+    if not conditions and older_than is None:
+        raise click.UsageError("say which documents: --where FIELD=VALUE, --older-than DURATION, or both")
+    with session.writing() as store:
+        count = store.archive(matches(conditions), period, older_than=older_than)
+    answer(session, {"archived": count}, f"archived {count} documents")
+    return 0
+
+
+def _load(session: Session, period: str) -> int:
+    with session.reading() as store:
+        if period not in store.archives():
+            known = ", ".join(store.archives()) or "none"
+            say(f"opslog: nothing was archived under {period!r}; the periods are: {known}")
+            return 1
+        for id, document in store.load_archive(period).items():
+            answer(session, {"id": id, "data": document}, f"{id}\t{json_text(document)}")
+    return 0
+
+
+@click.command("stats", cls=StoreCommand)
+@click.pass_obj
+def stats_command(session: Session) -> None:
+    """Show figures of the store: documents, agents, commits, sizes."""
+    with session.reading() as store:
+        stats = asdict(store.stats())
+    del stats["compaction_error"]  # of a compaction in this process, which runs none
+    if session.json:
+        write_json(stats)
+    else:
+        rows(["figure", "value"], ([name.replace("_", " "), str(value)] for name, value in stats.items()))
+
+
+@click.command("verify", cls=StoreCommand)
+@click.argument("path", required=False, metavar="[STORE]")
+@click.option("--repair", is_flag=True, help="Put right what can be without losing anything; moves, never deletes.")
+@click.pass_obj
+def verify_command(session: Session, path: str | None, repair: bool) -> int:
+    """Read every file of the store (STORE, or the one that --store names) and check it, beside running writers.
+
+    Exit code 3: something is damaged. Notes, such as a line torn by a crash, are normal.
+    """
+    from opslog.verify import verify
+
+    session.store = path or session.store
+    with session.backend() as backend, progress(session, "verifying") as bar:
+        report = verify(backend, repair=repair, progress=bar)
+    if session.json:
+        write_json({"ok": report.ok, **asdict(report)})
+    else:
+        for done in report.repaired:
+            write(f"repaired: {done}")
+        for problem in report.problems:
+            write(f"{problem.severity}: {problem}")
+        write(
+            f"{'ok' if report.ok else 'DAMAGED'}: checked {report.manifests} manifests, {report.parts} parts with "
+            f"{report.records} records, {report.segments} segments with {report.commits} commits, "
+            f"{report.archives} archives, {report.bytes} bytes"
+        )
+    return 0 if report.ok else 3

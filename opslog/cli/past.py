@@ -1,0 +1,105 @@
+"""Commands on commits: history, ops, watch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import click
+
+import opslog
+from opslog.cli.output import is_terminal, json_text, rows, write, write_json
+from opslog.cli.session import Session, StoreCommand, complete_id
+from opslog.commits import encode_commit
+
+
+@click.command("history", cls=StoreCommand)
+@click.argument("id", shell_complete=complete_id)
+@click.pass_obj
+def history_command(session: Session, id: str) -> int:
+    """Show what happened to the document ID, oldest first, as far back as logs are kept.
+
+    Exit code 1: nothing is known of it.
+    """
+    with session.reading() as store:
+        revisions = store.history(id)
+    if session.json:
+        for revision in revisions:
+            write_json(_revision(revision))
+    else:
+        rows(["clock", "time", "agent", "op", "", "document"], map(_revision_row, revisions))
+    return 0 if revisions else 1
+
+
+@click.command("ops", cls=StoreCommand)
+@click.option("--since", type=click.IntRange(min=0), metavar="CLOCK", help="Only commits with a greater clock.")
+@click.option("--by", metavar="NAME", help="Only commits of this agent.")
+@click.pass_obj
+def ops_command(session: Session, since: int | None, by: str | None) -> None:
+    """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
+    terminal."""
+    with session.reading() as store:
+        commits = (commit for commit in store.ops(since) if by is None or commit.agent == by)
+        _show(session, commits)
+
+
+@click.command("watch", cls=StoreCommand)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.01),
+    default=0.2,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.pass_obj
+def watch_command(session: Session, every: float) -> None:
+    """Show the commits of all agents as they come, as log lines, until Ctrl-C."""
+    try:
+        with session.reading() as store:
+            for commit in store.watch(every):
+                write(encode_commit(commit))
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        pass  # the one way to end it
+
+
+def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
+    if is_terminal() and not session.json:
+        rows(["clock", "time", "agent", "op", "what"], map(_commit_row, commits))
+        return
+    for commit in commits:
+        write(encode_commit(commit))
+
+
+def _commit_row(commit: opslog.Commit) -> list[str]:
+    if isinstance(commit, opslog.Undo):
+        what = f"of {commit.target}"
+    elif isinstance(commit, opslog.Set):
+        what = f"{commit.id} {bytes(commit.data).decode()}"
+    else:
+        what = ", ".join(record.id for record in commit.records)
+    return [str(commit.clock), commit.ts, commit.agent, commit.op, what]
+
+
+def _revision_row(revision: opslog.Revision) -> list[str]:
+    record = revision.record
+    document = json_text(record.document) if isinstance(record, opslog.Set) else ""
+    return [str(record.clock), record.ts, record.agent, record.op, "undone" if revision.undone else "", document]
+
+
+def _revision(revision: opslog.Revision) -> dict[str, object]:
+    record = revision.record
+    told: dict[str, object] = {
+        "ts": record.ts,
+        "clock": record.clock,
+        "agent": record.agent,
+        "op": record.op,
+        "id": record.id,
+        "undone": revision.undone,
+    }
+    if isinstance(record, opslog.Set):
+        told |= {"data": record.document, "v": record.v}
+    elif record.archived is not None:
+        told["archived"] = record.archived
+    return told

@@ -1,0 +1,107 @@
+"""What all commands have in common: which store, under which agent name, and in which form they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.documents import Document
+from opslog.history import Point
+from opslog.manifest_store import ManifestStore
+
+
+@dataclass(slots=True)
+class Session:
+    """The common options of one call.
+
+    :ivar store: a directory or URL; `agent`: the name to write under; `json`: whether a program reads the answer.
+    """
+
+    store: str | None = None
+    agent: str = "main"
+    json: bool = False
+
+    @property
+    def url(self) -> str:
+        """The store's URL. :raises click.UsageError: none was named."""
+        if not self.store:
+            raise click.UsageError("no store was named: give --store DIRECTORY, or set OPSLOG_STORE")
+        return self.store
+
+    # The command line knows no schema: documents of every version are read as they are, and keep theirs when set.
+    # Nobody should wait for a compaction because they set one document; that is what `opslog compact` is for.
+
+    def reading(self, as_of: Point | None = None) -> opslog.Store[Document]:
+        """The store for reading. It must exist."""
+        return opslog.open(self.url, read_only=True, version=None, as_of=as_of)
+
+    def writing(self, *, create: bool = False) -> opslog.Store[Document]:
+        """The store for writing. :param create: make it where there is none; otherwise it must exist."""
+        if not create:
+            with self.backend() as backend:
+                ManifestStore(backend).newest()
+        return opslog.open(self.url, agent=self.agent, version=None, compact_after=None)
+
+    @contextmanager
+    def backend(self, *, create: bool = False) -> Iterator[Backend]:
+        """The storage alone, for what needs no documents in memory."""
+        backend = open_backend(self.url, create=create)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value:
+        assert param.name is not None
+        setattr(ctx.ensure_object(Session), param.name, value)
+
+
+def common_options(*, environment: bool) -> list[click.Parameter]:
+    """The options that stand before a command (where `environment` may take their place) or after it."""
+    env = "OPSLOG_{}".format if environment else (lambda name: None)
+    common: dict[str, Any] = {"expose_value": False, "callback": _remember}
+    return [
+        click.Option(
+            ["--store", "-s"],
+            envvar=env("STORE"),
+            metavar="URL",
+            help="The store: a directory. [OPSLOG_STORE]",
+            **common,
+        ),
+        click.Option(
+            ["--agent", "-a"],
+            envvar=env("AGENT"),
+            metavar="NAME",
+            help="The name to write under; one live process per name. [OPSLOG_AGENT; main]",
+            **common,
+        ),
+        click.Option(["--json"], is_flag=True, help="Answer in JSON, for programs; errors too.", **common),
+    ]
+
+
+class StoreCommand(click.Command):
+    """A command that takes the common options, too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params += common_options(environment=False)
+
+
+def complete_id(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The ids that begin with what was typed, for shell completion."""
+    session = ctx.find_object(Session)
+    if session is None or not session.store:
+        return []
+    try:
+        with session.reading() as store:
+            return [id for id in store if id.startswith(incomplete) and id.isprintable()]
+    except opslog.OpslogError:
+        return []  # a shell that completes has no place for an error; the command itself will tell

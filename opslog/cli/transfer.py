@@ -1,0 +1,139 @@
+"""Commands that move documents in and out: import, export."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, cast
+
+import click
+import orjson
+
+from opslog.cli.output import answer, progress, say
+from opslog.cli.session import Session, StoreCommand
+from opslog.cli.values import point
+from opslog.commits import Set, encode_commit
+from opslog.environment import REAL
+from opslog.importers import ImportedCommit
+
+
+@click.command("import", cls=StoreCommand)
+@click.argument("source", required=False, metavar="FILE|-|DIRECTORY")
+@click.option(
+    "--git", metavar="REPOSITORY", help="Import the first-parent history of a git repository; author = agent."
+)
+@click.option("--rev", default="HEAD", show_default=True, help="With --git: the branch, tag or commit to begin from.")
+@click.option("--salvage", is_flag=True, help="With DIRECTORY: also what its manifest no longer names.")
+@click.option("--archives", is_flag=True, help="With DIRECTORY: its archives too, into archives of the same names.")
+@click.pass_obj
+def import_command(
+    session: Session, *, source: str | None, git: str | None, rev: str, salvage: bool, archives: bool
+) -> None:
+    """Write what another source holds into the store, after everything that is in it.
+
+    FILE (or stdin, for -) has JSON lines, gzipped or not: documents with an id in them, or what `opslog export` writes.
+    DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. Creates the store where there is none. An import that
+    stopped half-way can be run again.
+    """
+    from opslog.ingest import ingest, ingest_archives
+
+    if (source is None) == (git is None):
+        raise click.UsageError("name one source: a file of JSON lines, - for stdin, a directory, or --git REPOSITORY")
+    directory = source if source is not None and os.path.isdir(source) else None
+    if directory is None and (salvage or archives):
+        raise click.UsageError("--salvage and --archives are for a directory written by npm @backloghq/opslog")
+    commits = _commits(source, directory, git, rev, salvage)
+    with session.backend(create=True) as backend, progress(session, "importing commits") as bar:
+        tell = (lambda count: bar(count, 0)) if bar else None
+        done = ingest(backend, commits, agent=session.agent, progress=tell)
+        archived: dict[str, int] = {}
+        if archives and directory is not None:
+            from opslog.importers.backlog import read_backlog_archives
+
+            archived = ingest_archives(backend, read_backlog_archives(directory), agent=session.agent, clock=done.clock)
+    told = {"commits": done.commits, "ops": done.ops, "agents": done.agents, "clock": done.clock, "archived": archived}
+    text = f"imported {done.commits} commits with {done.ops} ops of {done.agents} agents"
+    if archived:
+        text += f", and {sum(archived.values())} archived documents"
+    answer(session, told, text)
+
+
+def _commits(
+    source: str | None, directory: str | None, git: str | None, rev: str, salvage: bool
+) -> Iterator[ImportedCommit]:
+    if git is not None:
+        from opslog.importers.git import read_git
+
+        return read_git(git, rev=rev)
+    if directory is not None:
+        from opslog.importers.backlog import orphaned_logs, read_backlog
+
+        orphaned = [] if salvage else orphaned_logs(directory)
+        if orphaned:
+            say(
+                f"opslog: {directory} has {len(orphaned)} logs that its manifest no longer names ({orphaned[0].name}, "
+                "…). They may hold writes that were lost; --salvage imports them, too"
+            )
+        return read_backlog(directory, salvage=salvage)
+    from opslog.importers.jsonl import read_json_lines
+
+    assert source is not None
+    return read_json_lines(sys.stdin.buffer if source == "-" else source)
+
+
+@click.command("export", cls=StoreCommand)
+@click.argument("file", required=False, default="-", metavar="[FILE]")
+@click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@click.option("--plain", is_flag=True, help="Ids and documents alone, without who wrote them and when.")
+@click.pass_obj
+def export_command(session: Session, file: str, as_of: str | None, plain: bool) -> None:
+    """Write all documents, in order of id, one per line, to FILE (gzipped, if its name ends with .gz) or to stdout.
+
+    `opslog import` reads the lines again. FILE appears when it is whole.
+    """
+    encode = _plain if plain else encode_commit
+    with session.reading(None if as_of is None else point(as_of)) as store:
+        total = len(store)
+        if file == "-":
+            for record in store.records():
+                sys.stdout.buffer.write(encode(record))
+            return
+        with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
+            _export(store.records(), encode, out, (lambda count: bar(count, total)) if bar else None)
+    answer(session, {"documents": total, "file": file}, f"exported {total} documents to {file}")
+
+
+def _plain(record: Set) -> bytes:
+    return b'{"id":%b,"data":%b}\n' % (orjson.dumps(record.id), record.data)
+
+
+def _export(
+    records: Iterator[Set], encode: Callable[[Set], bytes], out: IO[bytes], tell: Callable[[int], None] | None
+) -> None:
+    for count, record in enumerate(records, start=1):
+        out.write(encode(record))
+        if tell and count % 1000 == 0:
+            tell(count)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when it is whole and on disk; after a failure nothing is left of it."""
+    temporary = path.with_name(f".{path.name}.{REAL.nonce()}")
+    try:
+        with open(temporary, "xb") as raw:
+            if path.suffix == ".gz":
+                with gzip.open(raw, "wb") as packed:
+                    yield cast(IO[bytes], packed)
+            else:
+                yield raw
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()

@@ -1,0 +1,81 @@
+"""What people type as values: conditions, durations, points in the past, documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import click
+import orjson
+
+from opslog.compaction import KeepHistory
+from opslog.documents import Document
+from opslog.errors import CorruptError
+from opslog.history import Point
+from opslog.importers.lines import decode_json
+
+Condition = tuple[list[str], Any]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def where(text: str) -> Condition:
+    """``FIELD=VALUE``: a field of the document, with dots for fields inside fields, and its value: JSON, or, where it
+    is no JSON, a string."""
+    field, equals, value = text.partition("=")
+    if not field or not equals:
+        raise click.BadParameter(f"{text!r} is no condition: write it as status=active or due.year=2026")
+    try:
+        return field.split("."), orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return field.split("."), value
+
+
+def duration(text: str) -> timedelta:
+    """``30d``, ``12h``: a number with s, m, h, d or w."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text, re.ASCII)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no duration: write it as 90s, 15m, 12h, 30d or 4w")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError as error:
+        raise click.BadParameter(f"{text!r} is too long") from error
+
+
+def keep(text: str) -> KeepHistory:
+    """A duration, or ``forever``."""
+    return "forever" if text == "forever" else duration(text)
+
+
+def point(text: str) -> Point:
+    """A clock, if it is all digits; otherwise a time, which is checked where it is used."""
+    return int(text) if text.isdecimal() else text
+
+
+def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
+    """Whether a document fulfils all of the conditions."""
+    return lambda document: all(_equal(_field(document, path), wanted) for path, wanted in conditions)
+
+
+def parse_document(text: bytes, source: str) -> Document:
+    """The JSON object in `text`. :raises click.UsageError: it is none; names the place."""
+    try:
+        document = decode_json(text, source)
+    except CorruptError as error:
+        raise click.UsageError(str(error)) from error
+    if not isinstance(document, dict):
+        raise click.UsageError(f'{source}: a document is a JSON object, as in {{"title": "Build API"}}')
+    return document
+
+
+def _field(document: Any, path: list[str]) -> Any:
+    for name in path:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    # In Python True == 1; in JSON they are different things.
+    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
