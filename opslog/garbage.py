@@ -26,7 +26,7 @@ from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, TEMPORARY, run_of, segment_
 from opslog.manifest import START, Manifest
 from opslog.manifest_store import ManifestStore
 
-_TEMPORARY_SECONDS = 3600.0
+TEMPORARY_SECONDS = 3600.0
 """No creation of one file takes this long."""
 
 
@@ -67,7 +67,7 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
         [entry for _, entry in manifests[:-count]],
         _unneeded_runs(files, retained),
         _folded_segments(files, retained[0]),
-        [entry for entry in files if TEMPORARY in entry.path and now - entry.modified > _TEMPORARY_SECONDS],
+        [entry for entry in files if TEMPORARY in entry.path and now - entry.modified > TEMPORARY_SECONDS],
     )
 
 

@@ -182,7 +182,7 @@ def test_an_agent_that_wrote_meanwhile_is_not_written_over(
         monkeypatch.undo()
         with opslog.open(root, agent=agent) as store:
             store["meanwhile"] = {}
-        return real(backend, agent)  # type: ignore[arg-type]
+        return real(backend, agent)
 
     monkeypatch.setattr(type(backend), "appender", appender)
     with pytest.raises(opslog.RetryError, match=r"'ann' .* run the import again"):

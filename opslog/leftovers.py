@@ -1,0 +1,56 @@
+"""Files that a store has and does not need, each with the reason why it is there. Pure: a listing in, reasons out.
+
+Garbage collection deletes most of them in its own time (`opslog.garbage`); `opslog verify` names them, and can move
+aside those that nobody will ever need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from opslog.backends import Entry
+from opslog.garbage import TEMPORARY_SECONDS
+from opslog.layout import LOCKS, REMOVED, TEMPORARY, archive_of, manifest_number, run_of, segment_of
+from opslog.manifest import Manifest
+
+
+class Leftover(NamedTuple):
+    """A file, why it is there, and whether nobody can need it any more."""
+
+    path: str
+    reason: str
+    movable: bool
+
+
+def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: float) -> list[Leftover]:
+    """What of a listing of all files is not part of the store.
+
+    :param retained: the retained manifests, oldest first, read after the listing was made: so a run that is not named
+        was either collected since, or is an orphan.
+    :param now: by the storage's clock.
+    """
+    named = {run.name for manifest in retained for run in manifest.runs}
+    newest = retained[-1].number if retained else 0
+    found = (_leftover(entry, named, newest, now) for entry in entries if not entry.path.startswith((LOCKS, REMOVED)))
+    return [leftover for leftover in found if leftover is not None]
+
+
+def _leftover(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
+    path = entry.path
+    if TEMPORARY in path:
+        if now - entry.modified > TEMPORARY_SECONDS:
+            return Leftover(path, "a file that was never finished: its writer was killed", True)
+        return Leftover(path, "a file that is being written, or that a killed writer left unfinished", False)
+    run = run_of(path)
+    if run is None:
+        known = manifest_number(path) is not None or segment_of(path) is not None or archive_of(path) is not None
+        return None if known else Leftover(path, "not a file of opslog; nothing reads it", False)
+    name, number = run
+    if name in named:
+        return None
+    if number > newest:
+        return Leftover(
+            path, f"of a compaction that has not published manifest {number}: it is running, or failed", False
+        )
+    return Leftover(path, "of a compaction that failed, or of a manifest that was collected: nothing names it", True)

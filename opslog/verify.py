@@ -1,0 +1,339 @@
+"""Verifying a store: reading everything, and telling each thing that is not as it should be, with file and byte offset.
+
+It works beside writers and compactions, and takes no lock. What disappears meanwhile because a newer manifest replaced
+it is no problem: garbage collection deletes a manifest before what it names, so a file that is not there is missing
+exactly if a manifest that needs it still is.
+
+Each file is read once, and the snapshot of the newest manifest once more, to count its documents. Memory is that of one
+piece of a file, one line, and the names of all files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from opslog.backends import Backend
+from opslog.environment import REAL, Environment
+from opslog.errors import CorruptError, InvalidNameError, MissingFileError, RetryError
+from opslog.layout import (
+    ARCHIVE,
+    MANIFESTS,
+    REMOVED,
+    archive_of,
+    archive_path,
+    check_name,
+    manifest_path,
+    part_path,
+    run_of,
+)
+from opslog.leftovers import find_leftovers
+from opslog.log import list_log, list_segments
+from opslog.manifest import Manifest, Part, Run, decode_manifest
+from opslog.manifest_store import ManifestStore
+from opslog.repair import repair_all
+from opslog.runs import BlockRun, merge_rows
+from opslog.verify_files import FileCheck, Problem, Reader, Report
+from opslog.verify_logs import LogCheck
+
+__all__ = ["Problem", "Report", "verify"]
+
+_LOOKS_MAX = 1000
+"""How often a part of the check starts again because of compactions. Each time less is left to check."""
+
+
+def verify(
+    backend: Backend,
+    *,
+    repair: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    environment: Environment = REAL,
+) -> Report:
+    """Check everything in a store.
+
+    :param repair: put right what can be without losing anything: make block indexes anew from whole parts, and move
+        aside, into ``removed/``, what nothing needs. What it did is in `Report.repaired`, and the problems are those
+        that a second check found after it. Logs, manifests and the parts that they name are never touched.
+    :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
+    :param environment: where the name of the folder in ``removed/`` comes from.
+    :raises NotFoundError: there is no store. :raises FormatVersionError: a newer opslog wrote it.
+    :raises LockedError: a compaction is running, and there is something to repair.
+    """
+    check = _Verification(backend, progress)
+    check.run()
+    if not (repair and (check.indexes or check.movable)):
+        return check.report
+    repaired = repair_all(backend, check.indexes, check.movable, environment.nonce())
+    check = _Verification(backend, progress)
+    check.run()
+    check.report.repaired = repaired
+    return check.report
+
+
+class _Verification:
+    """One check of a whole store.
+
+    :ivar indexes: the parts that are whole and whose index is not; `movable`: files that nobody can need.
+    """
+
+    def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None) -> None:
+        self.report = Report()
+        self.indexes: list[Part] = []
+        self.movable: list[str] = []
+        self._backend = backend
+        total = sum(entry.size for entry in backend.list("") if not entry.path.startswith(REMOVED))
+        self._reader = Reader(backend, total, progress)
+        self._known: dict[int, Manifest] = {}
+        self._unreadable: set[int] = set()
+        self._retained: list[Manifest] = []
+
+    def run(self) -> None:
+        unfinished = self._unfinished_archives()
+        self._look()
+        if not self._known and not self._unreadable:
+            self._report_no_manifest()
+        self._check_runs()
+        self._check_documents()
+        self._check_logs()
+        self._check_archives(unfinished)
+        self._check_leftovers()
+        self._check_sequence()
+        self.report.bytes = self._reader.bytes
+
+    # -- manifests
+
+    def _look(self) -> list[int]:
+        """Read manifests that are new, and note which are retained: those after the last gap in the numbers."""
+        numbers = [number for number, _ in ManifestStore(self._backend).entries()]
+        for number in numbers:
+            if number not in self._known and number not in self._unreadable:
+                self._read_manifest(number)
+        start = 0
+        for place, (older, newer) in enumerate(pairwise(numbers), start=1):
+            start = place if newer != older + 1 else start
+        self._retained = [self._known[number] for number in numbers[start:] if number in self._known]
+        return numbers
+
+    def _read_manifest(self, number: int) -> None:
+        path = manifest_path(number)
+        try:
+            manifest = self._known[number] = decode_manifest(self._reader.read(path), path, number)
+        except MissingFileError:
+            return  # collected since it was listed
+        except CorruptError as error:
+            self._unreadable.add(number)
+            self.report.error(path, 0, f"{str(error).removeprefix(f'{path}: ')}. Restore it from a copy")
+            return
+        self.report.manifests += 1
+        for fault in _faults(manifest):
+            self.report.error(path, None, f"{fault}. Restore it from a copy")
+
+    def _report_no_manifest(self) -> None:
+        """Either there is no store, which is the caller's error, or its manifests are lost."""
+        try:
+            ManifestStore(self._backend).newest()
+        except CorruptError as error:
+            self.report.error(MANIFESTS, None, str(error))
+
+    def _check_sequence(self) -> None:
+        known = [self._known[number] for number in sorted(self._known)]
+        for older, newer in pairwise(known):
+            for fault in _regressions(older, newer):
+                self.report.error(manifest_path(newer.number), None, fault)
+        numbers = self._look()
+        again = set(self._look())
+        for older_number, number in pairwise(numbers):
+            if older_number + 1 != number and {older_number, number} <= again and older_number + 1 not in again:
+                self.report.note(
+                    manifest_path(older_number + 1),
+                    None,
+                    f"manifests {older_number + 1} to {number - 1} are not there, though older ones are: those came "
+                    "back by a late write, or these were removed by hand. What is older counts as collected: the next "
+                    "garbage collection deletes it",
+                )
+
+    # -- the snapshot
+
+    def _check_runs(self) -> None:
+        checked: set[str] = set()
+        while True:
+            runs = {run.name: (run, manifest) for manifest in reversed(self._retained) for run in manifest.runs}
+            unchecked = [(run, manifest) for name, (run, manifest) in runs.items() if name not in checked]
+            if not unchecked:
+                return
+            for run, manifest in unchecked:
+                self._check_run(run, manifest)
+                checked.add(run.name)
+
+    def _check_run(self, run: Run, manifest: Manifest) -> None:
+        after: str | None = None
+        for part in run.parts:
+            check = FileCheck(self._reader, part.path)
+            check.check_part(part, manifest, after)
+            if check.missing:
+                self._look()
+                if not self._is_needed(run):
+                    return
+                for path in check.missing:
+                    check.report.error(path, None, _missing(check.rebuildable))
+            if check.rebuildable:
+                self.indexes.append(part)
+            self.report.add(check.report)
+            self.report.parts += 1
+            after = part.last
+        self.report.runs += 1
+
+    def _is_needed(self, run: Run) -> bool:
+        return any(run.name == other.name for manifest in self._retained for other in manifest.runs)
+
+    def _check_documents(self) -> None:
+        """Count the documents of the newest snapshot, where nothing was wrong with its runs."""
+        for _ in range(_LOOKS_MAX):
+            if not self._retained or not self.report.ok:
+                return
+            newest = self._retained[-1]
+            try:
+                rows = merge_rows(BlockRun(self._backend, run).rows() for run in newest.runs)
+                documents = sum(row.deleted is None for row in rows)
+            except MissingFileError:
+                self._look()
+                self._check_runs()
+                continue
+            if documents != newest.documents:
+                self.report.error(
+                    manifest_path(newest.number),
+                    None,
+                    f"says that its snapshot shows {newest.documents} documents; it shows {documents}",
+                )
+            return
+        raise _too_fast(self._backend)
+
+    # -- logs
+
+    def _check_logs(self) -> None:
+        agents = set(list_segments(self._backend)).union(*(manifest.cut for manifest in self._retained))
+        for agent in sorted(agents):
+            self._check_log(agent)
+
+    def _check_log(self, agent: str) -> None:
+        missing: list[str] = []
+        for _ in range(_LOOKS_MAX):
+            retained = self._retained
+            segments = [segment.number for segment in list_log(self._backend, agent)]
+            if not segments and not any(agent in manifest.cut for manifest in retained):
+                return
+            check = LogCheck(self._reader, agent, segments, retained)
+            check.run()
+            # Once may be a listing made while files came and went; twice under the same manifests is lost.
+            self._look()
+            if not check.missing or (check.missing == missing and retained == self._retained):
+                break
+            missing = check.missing
+        else:
+            raise _too_fast(self._backend)
+        for path in check.missing:
+            check.report.error(path, None, _missing(False))
+        self.report.add(check.report)
+
+    # -- archives
+
+    def _archives(self) -> dict[str, set[str]]:
+        """Per archive, by the path of its data, which of "jsonl" and "index" there are."""
+        found: dict[str, set[str]] = {}
+        for entry in self._backend.list(ARCHIVE):
+            named = archive_of(entry.path)
+            if named:
+                found.setdefault(archive_path(named[0], named[1]), set()).add(named[2])
+        return found
+
+    def _unfinished_archives(self) -> set[str]:
+        return {path for path, kinds in self._archives().items() if "index" not in kinds}
+
+    def _check_archives(self, unfinished: set[str]) -> None:
+        """:param unfinished: archives that had no index when the check began."""
+        for path, kinds in sorted(self._archives().items()):
+            check = FileCheck(self._reader, path)
+            check.check_archive()
+            if "index" in kinds:
+                for missing in check.missing:
+                    check.report.error(missing, None, _missing(False))
+            elif path in unfinished:
+                check.report.note(
+                    path,
+                    None,
+                    "it has no index: an archiving that is under way, or that a crash ended. Its documents are still "
+                    "in the store, and nobody takes this file for an archive",
+                )
+            self.report.add(check.report)
+            self.report.archives += "index" in kinds
+
+    # -- everything else
+
+    def _check_leftovers(self) -> None:
+        entries = self._backend.list("")
+        self._look()
+        leftovers = find_leftovers(entries, self._retained, self._backend.now())
+        still_there = {entry.path for entry in self._backend.list("")} if leftovers else set()
+        for leftover in leftovers:
+            if leftover.path in still_there:
+                advice = ". `opslog verify --repair` moves it aside" if leftover.movable else ""
+                self.report.note(leftover.path, None, f"{leftover.reason}{advice}")
+                self.movable += [leftover.path] if leftover.movable else []
+
+
+def _missing(rebuildable: bool) -> str:
+    if rebuildable:
+        return "it is not there; the data beside it is whole: `opslog verify --repair` makes it anew"
+    return "it is not there, and the store needs it: something other than opslog removed it. Restore it from a copy"
+
+
+def _too_fast(backend: Backend) -> RetryError:
+    return RetryError(f"{backend.url}: compactions follow each other faster than the store can be checked; try again")
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What is wrong in a manifest, taken by itself."""
+    if len({run.name for run in manifest.runs}) < len(manifest.runs):
+        yield "names a run twice"
+    for run in manifest.runs:
+        yield from _run_faults(run, manifest.number)
+    for agent, cut in manifest.cut.items():
+        try:
+            check_name(agent, "agent")
+        except InvalidNameError as error:
+            yield f"its cut has a strange name: {error}"
+        if cut.segment < 1 or cut.offset < 0 or cut.commits < 1:
+            yield f"its cut of {agent!r} is no place in a log: {cut}"
+    if manifest.settings.undo_window < 0 or manifest.settings.grace_seconds < 0:
+        yield f"its settings cannot be: {manifest.settings}"
+
+
+def _run_faults(run: Run, number: int) -> Iterator[str]:
+    after: str | None = None
+    named = run_of(part_path(run.name, 0))
+    if named is None or named[1] > number:
+        yield f"names run {run.name!r}, which cannot have been written for it"
+    for place, part in enumerate(run.parts):
+        if part.path != part_path(run.name, place):
+            yield f"names {part.path!r} as part {place} of run {run.name}"
+        if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
+            yield f"says of {part.path} what cannot be: {part}"
+        if after is not None and part.first <= after:
+            yield f"says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
+        after = part.last
+
+
+def _regressions(older: Manifest, newer: Manifest) -> Iterator[str]:
+    """What went back from one manifest to a later one."""
+    if newer.clock < older.clock:
+        yield f"its clock is {newer.clock}, and that of manifest {older.number} was {older.clock}"
+    if newer.ts < older.ts:
+        yield f"its ts is {newer.ts!r}, and that of manifest {older.number} was {older.ts!r}"
+    for agent, cut in older.cut.items():
+        now = newer.cut.get(agent)
+        if now is None:
+            yield f"has no cut of {agent!r}, and manifest {older.number} had one"
+        elif now.place < cut.place or now.commits < cut.commits:
+            yield f"its cut of {agent!r} is at {now}, and that of manifest {older.number} was at {cut}"
+    if newer.settings.undo_window != older.settings.undo_window:
+        yield f"has another undo window than manifest {older.number}"

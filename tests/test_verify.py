@@ -1,0 +1,495 @@
+"""`opslog verify` finds every kind of damage, with file and byte offset; calls normal what is normal; and repairs only
+what loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.layout import index_path, manifest_path, segment_path
+from opslog.verify import Problem, Report, verify
+from tests.support.files import files
+
+HOUR = 3600
+
+
+def build(url: str) -> None:
+    """A store with something of everything."""
+    settings = opslog.Settings(undo_window=4)
+    with opslog.open(url, agent="a", settings=settings, compact_after=None) as a:
+        for number in range(12):
+            a[f"a-{number}"] = {"number": number, "text": "x" * number}
+        with a.batch():
+            a["é 😀\u2028"] = {"nested": [{"deep": None}, 2**64 - 1]}
+            del a["a-1"]
+        a["gone"] = {}
+        a.undo()
+        a.compact()
+    with opslog.open(url, agent="b", compact_after=None) as b:
+        for number in range(12):
+            b[f"b-{number}"] = {"number": number}
+        del b["a-2"]
+        b.compact()
+        b.archive(lambda document: document.get("number") == 7, "old")
+        b.undo()
+        b.archive(lambda document: document.get("number") == 8, "old")
+        b.compact()
+        b["tail"] = {}
+    with opslog.open(url, agent="a", compact_after=None) as a:
+        a["again"] = {}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template") / "store"
+    build(str(root))
+    return root
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "store")
+
+
+def check(root: Path | str, **options: Any) -> Report:
+    backend = open_backend(str(root), create=False)
+    try:
+        return verify(backend, **options)
+    finally:
+        backend.close()
+
+
+def content(root: Path) -> dict[str, Any]:
+    with opslog.open(root, read_only=True) as store:
+        return dict(store.items())
+
+
+def first(root: Path, pattern: str) -> str:
+    """The path of the first file that fits, relative to the store."""
+    return min(path.relative_to(root).as_posix() for path in root.glob(pattern))
+
+
+def found(report: Report, path: str) -> list[Problem]:
+    """The errors of one file; there must be some."""
+    errors = [problem for problem in report.problems if problem.severity == "error" and problem.path == path]
+    assert errors, f"nothing was found in {path}: {report.problems}"
+    assert not report.ok
+    return errors
+
+
+def bytes_of(root: Path, skip: str = "") -> dict[str, bytes]:
+    return {path: (root / path).read_bytes() for path in files(root) if not (skip and path.startswith(skip))}
+
+
+# -- nothing is wrong
+
+
+def test_a_sound_store_has_no_problems(root: Path) -> None:
+    report = check(root)
+    assert report.problems == []
+    assert report.ok
+    assert (report.manifests, report.archives, report.segments) == (4, 2, 3)
+    assert report.commits == 15 + 16 + 1 + 1  # of a; of b, and its tail; of a again
+    assert report.runs >= 2
+    assert report.parts >= 2
+    assert report.records > 20
+    assert report.bytes >= sum(len(data) for data in bytes_of(root).values())
+
+
+def test_a_sound_store_in_memory_has_no_problems() -> None:
+    build("memory://verified")
+    report = check("memory://verified")
+    assert report.problems == []
+    assert report.commits == 33
+
+
+def test_verifying_writes_nothing_but_the_clock(root: Path) -> None:
+    before = bytes_of(root)
+    check(root)
+    check(root, repair=True)
+    assert bytes_of(root) == before
+
+
+def test_there_must_be_a_store(tmp_path: Path) -> None:
+    with pytest.raises(opslog.NotFoundError):
+        check(tmp_path / "nowhere")
+    with pytest.raises(opslog.NotFoundError, match="no store at"):
+        check(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_newer_format_is_not_judged(root: Path) -> None:
+    from opslog.checksum import encode_checked
+    from opslog.manifest import decode_manifest
+
+    path = root / manifest_path(4)
+    newer = decode_manifest(path.read_bytes(), "", 4)
+    path.write_bytes(
+        encode_checked(type(newer)(**{**{name: getattr(newer, name) for name in newer.__struct_fields__}, "format": 2}))
+    )
+    with pytest.raises(opslog.FormatVersionError, match="upgrade"):
+        check(root)
+
+
+def test_progress_ends_at_the_total(root: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    report = check(root, progress=lambda done, total: calls.append((done, total)))
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert all(done <= total for done, total in calls)
+    assert calls[-1][0] == report.bytes
+
+
+# -- every byte of every checked file
+
+
+@pytest.mark.parametrize(
+    "pattern", ["snapshots/*/*.jsonl", "snapshots/*/*.index", "manifests/*", "archive/*/*.jsonl", "archive/*/*.index"]
+)
+def test_every_changed_byte_is_found(root: Path, pattern: str) -> None:
+    path = first(root, pattern)
+    data = (root / path).read_bytes()
+    for offset in range(0, len(data), max(1, len(data) // 150)):
+        (root / path).write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
+        errors = found(check(root), path)
+        assert min(error.offset or 0 for error in errors) <= offset
+    (root / path).write_bytes(data)
+    assert check(root).problems == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["snapshots/*/*.jsonl", "snapshots/*/*.index", "manifests/*", "archive/*/*.jsonl", "archive/*/*.index"]
+)
+def test_every_other_length_is_found(root: Path, pattern: str) -> None:
+    path = first(root, pattern)
+    data = (root / path).read_bytes()
+    for length in [*range(0, len(data), max(1, len(data) // 80)), len(data) - 1]:
+        (root / path).write_bytes(data[:length])
+        found(check(root), path)
+    (root / path).write_bytes(data + b"\n")
+    found(check(root), path)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["snapshots/*/*.jsonl", "snapshots/*/*.index", "archive/*/*.jsonl", "ops/a/*1.jsonl", "ops/b/*1.jsonl"]
+)
+def test_every_missing_file_is_found(root: Path, pattern: str) -> None:
+    path = first(root, pattern)
+    (root / path).unlink()
+    (error,) = found(check(root), path)
+    assert "it is not there" in error.message
+
+
+def test_a_missing_log_is_found(root: Path) -> None:
+    shutil.rmtree(root / "ops" / "b")
+    found(check(root), segment_path("b", 1))
+
+
+def test_lost_manifests_are_found(root: Path) -> None:
+    (root / manifest_path(3)).unlink()
+    report = check(root)
+    assert report.ok, "the newest is the truth, and it is there"
+    (note, *_) = report.problems
+    assert (note.path, note.severity) == (manifest_path(3), "note")
+    shutil.rmtree(root / "manifests")
+    (error,) = found(check(root), "manifests/")
+    assert "logs but no manifest" in error.message
+
+
+# -- logs
+
+
+def lines_of(root: Path, path: str) -> list[bytes]:
+    return (root / path).read_bytes().splitlines(keepends=True)
+
+
+def offset_of(lines: list[bytes], number: int) -> int:
+    return sum(map(len, lines[:number]))
+
+
+EDITS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, str]] = {
+    "swapped": (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], 4, "clocks must increase"),
+    "doubled": (lambda lines: [*lines[:4], lines[3], *lines[4:]], 4, "clocks must increase"),
+    "no JSON": (lambda lines: [*lines[:3], b"\x00" * (len(lines[3]) - 1) + b"\n", *lines[4:]], 3, "cannot be read"),
+    "another agent's": (
+        lambda lines: [*lines[:3], lines[3].replace(b'"agent":"b"', b'"agent":"z"'), *lines[4:]],
+        3,
+        "agent 'z'",
+    ),
+    "an unknown op": (
+        lambda lines: [*lines[:3], lines[3].replace(b'"op":"set"', b'"op":"put"'), *lines[4:]],
+        3,
+        "cannot be read",
+    ),
+    "no time": (lambda lines: [*lines[:3], lines[3].replace(b'{"ts":"20', b'{"ts":"xx'), *lines[4:]], 3, "ts is"),
+    "no document": (
+        lambda lines: [*lines[:3], lines[3].replace(b'{"number":3}', b'["number",3]'), *lines[4:]],
+        3,
+        "not a JSON object",
+    ),
+    "joined": (lambda lines: [*lines[:3], lines[3][:-1] + b" ", *lines[4:]], 3, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_logs_are_found_at_the_line(root: Path, edit: str) -> None:
+    path = segment_path("b", 1)
+    lines = lines_of(root, path)
+    change, number, text = EDITS[edit]
+    changed = change(lines)
+    (root / path).write_bytes(b"".join(changed))
+    error = found(check(root), path)[0]
+    assert error.offset == offset_of(changed if edit == "doubled" else lines, number)
+    assert text in error.message
+
+
+def test_a_lost_line_is_found_by_the_cut(root: Path) -> None:
+    path = segment_path("b", 1)
+    lines = lines_of(root, path)
+    (root / path).write_bytes(b"".join(lines[:3] + lines[4:]))
+    report = check(root)
+    assert not report.ok
+    assert any(
+        "the cut of manifest" in problem.message or "commits of 'b' lie before" in problem.message
+        for problem in report.problems
+    )
+
+
+def test_an_undo_of_nothing_is_found(root: Path) -> None:
+    path = segment_path("a", 1)
+    lines = lines_of(root, path)
+    (undo,) = (number for number, line in enumerate(lines) if b'"op":"undo"' in line)
+    clock = json.loads(lines[undo])["clock"]
+    lines[undo] = lines[undo].replace(b'"target":%d' % (clock - 1), b'"target":%d' % (clock + 1))
+    (root / path).write_bytes(b"".join(lines))
+    error = found(check(root), path)[0]
+    assert error.offset == offset_of(lines, undo)
+    assert "it undoes clock" in error.message
+
+
+def test_a_torn_tail_is_normal(root: Path) -> None:
+    last = first(root, "ops/a/*2.jsonl")
+    whole = (root / last).read_bytes()
+    for torn in (b"{", whole[:-1], whole[:50]):
+        (root / last).write_bytes(whole + torn)
+        report = check(root)
+        assert report.ok
+        (note,) = report.problems
+        assert (note.severity, note.path, note.offset) == ("note", last, len(whole))
+        assert "Normal after a crash" in note.message
+    assert (root / last).read_bytes() == whole + torn
+
+
+# -- manifests that contradict what is there
+
+
+def rewrite(root: Path, number: int, **changes: Any) -> None:
+    """A manifest with other content and a checksum that fits it."""
+    import msgspec
+
+    from opslog.manifest import decode_manifest, encode_manifest
+
+    path = root / manifest_path(number)
+    manifest = decode_manifest(path.read_bytes(), "", number)
+    path.write_bytes(encode_manifest(msgspec.structs.replace(manifest, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"documents": 3}, "says that its snapshot shows 3 documents"),
+        ({"clock": 5}, "its clock is 5"),
+        ({"ts": "2000-01-01T00:00:00.000000Z"}, "its ts is"),
+        ({"cut": {}}, "has no cut of"),
+        ({"settings": opslog.Settings(undo_window=9)}, "another undo window"),
+    ],
+)
+def test_a_manifest_that_contradicts_the_rest_is_found(root: Path, changes: dict[str, Any], text: str) -> None:
+    rewrite(root, 4, **changes)
+    assert any(text in error.message for error in found(check(root), manifest_path(4)))
+
+
+def test_a_cut_inside_a_line_is_found(root: Path) -> None:
+    from opslog.manifest import Cut, decode_manifest
+
+    cut = decode_manifest((root / manifest_path(4)).read_bytes(), "", 4).cut
+    rewrite(root, 4, cut={**cut, "b": Cut(1, cut["b"].offset + 3, cut["b"].commits)})
+    (error,) = found(check(root), segment_path("b", 1))
+    assert error.offset == cut["b"].offset + 3
+
+
+# -- leftovers, and repair
+
+
+def old(path: Path) -> None:
+    """As if it had been written two hours ago."""
+    os.utime(path, (path.stat().st_mtime - 2 * HOUR,) * 2)
+
+
+def leftover(root: Path, path: str, data: bytes = b"left\n", *, age: bool = False) -> str:
+    place = root / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(data)
+    if age:
+        old(place)
+    return path
+
+
+def test_leftovers_are_notes_with_a_reason(root: Path) -> None:
+    reasons = {
+        leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl"): "nothing names it",
+        leftover(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"): "running, or failed",
+        leftover(root, "manifests/00000000000000000005.json.tmp-1"): "being written",
+        leftover(root, "manifests/00000000000000000005.json.tmp-2", age=True): "never finished",
+        leftover(root, "notes.txt"): "not a file of opslog",
+        leftover(root, "ops/a/readme"): "not a file of opslog",
+        leftover(root, "archive/old/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "has no index",
+    }
+    before = content(root)
+    report = check(root)
+    assert report.ok
+    assert {problem.severity for problem in report.problems} == {"note"}
+    assert {problem.path for problem in report.problems} == set(reasons)
+    for problem in report.problems:
+        assert reasons[problem.path] in problem.message
+    leftover(root, "removed/x/anything")
+    leftover(root, "locks/anything")
+    assert len(check(root).problems) == len(reasons)
+    assert content(root) == before
+
+
+def test_repair_moves_aside_what_nobody_needs_and_nothing_else(root: Path) -> None:
+    stay = [
+        leftover(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"),
+        leftover(root, "manifests/00000000000000000005.json.tmp-1"),
+        leftover(root, "notes.txt"),
+    ]
+    before, documents = bytes_of(root), content(root)
+    go = [
+        leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl", b"a\n"),
+        leftover(root, "snapshots/00000000000000000002-dead/part-00000.index", b"b\n"),
+        leftover(root, "ops/a/00000000000000000007.jsonl.tmp-2", b"c\n", age=True),
+    ]
+    moved = {path: (root / path).read_bytes() for path in go}
+    report = check(root, repair=True, environment=opslog.Environment(nonce=lambda: "n1"))
+    assert report.repaired == [f"moved {path} to removed/n1/{path}" for path in sorted(go)]
+    assert {problem.path for problem in report.problems} == set(stay)
+    after = bytes_of(root)
+    assert after == before | {f"removed/n1/{path}": data for path, data in moved.items()}
+    assert content(root) == documents
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "empty", "of another file"])
+def test_repair_makes_an_index_anew_from_a_whole_part(root: Path, damage: str) -> None:
+    part = first(root, "snapshots/*/*.jsonl")
+    index = index_path(part)
+    before, good = bytes_of(root), (root / index).read_bytes()
+    match damage:
+        case "missing":
+            (root / index).unlink()
+        case "flipped":
+            (root / index).write_bytes(good.replace(b"0", b"1", 1))
+        case "empty":
+            (root / index).write_bytes(b"")
+        case _:
+            (root / index).write_bytes((root / max(map(str, root.glob("archive/*/*.index")))).read_bytes())
+    bad = (root / index).read_bytes() if damage != "missing" else None
+    error = found(check(root), index)[0]
+    assert "--repair" in error.message
+    report = check(root, repair=True, environment=opslog.Environment(nonce=lambda: "n1"))
+    assert report.problems == []
+    assert len(report.repaired) == 1
+    assert report.repaired[0].startswith(f"made {index} anew")
+    assert bytes_of(root) == before | ({} if bad is None else {f"removed/n1/{index}": bad})
+
+
+def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
+    part = first(root, "snapshots/*/*.jsonl")
+    (root / part).write_bytes((root / part).read_bytes()[:-1])
+    (root / index_path(part)).unlink()
+    archive = first(root, "archive/*/*.index")
+    (root / archive).write_bytes(b"{}\n")
+    before = bytes_of(root)
+    report = check(root, repair=True)
+    assert report.repaired == []
+    found(report, part)
+    found(report, archive)
+    assert bytes_of(root) == before
+
+
+def test_repair_waits_for_no_compaction(root: Path) -> None:
+    leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
+    backend = open_backend(str(root))
+    with backend.lock("compaction"):
+        assert check(root).ok
+        with pytest.raises(opslog.LockedError):
+            check(root, repair=True)
+    assert check(root, repair=True).problems == []
+
+
+# -- beside writers and compactions
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Path]:
+    """A store that two threads write to and a third compacts, with garbage collected at once."""
+    root = tmp_path / "busy"
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    settings = opslog.Settings(undo_window=3, grace_seconds=0)
+    stores = [opslog.open(root, agent=name, settings=settings, compact_after=None) for name in ("a", "b", "c")]
+
+    def write(store: opslog.Store[Any]) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with store.batch():
+                store[f"doc-{number % 50}"] = {"number": number}
+                store[f"{store.stats().agents}-{number % 7}"] = {"number": number}
+            if number % 9 == 0:
+                store.undo()
+
+    def compact() -> None:
+        while not stop.is_set():
+            stores[2].compact()
+
+    def guarded(work: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        return run
+
+    threads = [threading.Thread(target=guarded(write, store)) for store in stores[:2]]
+    threads.append(threading.Thread(target=guarded(compact)))
+    for thread in threads:
+        thread.start()
+    yield root
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        store.close()
+    assert not failures
+
+
+def test_no_false_alarm_beside_writers_and_compactions(busy: Path) -> None:
+    backend: Backend = open_backend(str(busy))
+    numbers: set[str] = set()
+    for _ in range(30):
+        report = verify(backend)
+        assert [str(problem) for problem in report.problems if problem.severity == "error"] == []
+        numbers.add(files(busy)[0])
+    assert len(numbers) > 1, "compactions went on meanwhile"
+    backend.close()
