@@ -4,6 +4,7 @@
   the agent found in its log right after the call.
 - Nothing else is in the history, but for at most the one call that was under way when its process was killed.
 - The plain merge of the calls in the journals, the state of each agent and that of a fresh open are the same documents.
+- `opslog verify` finds no damage.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import msgspec
 import orjson
 
 import opslog
+from opslog.backends import open_backend
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, Undo, encode_commit
 from opslog.demo.journal import Begin, Call, Change, Kind, read_journals
 from opslog.merge import reference
+from opslog.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 
@@ -55,7 +58,18 @@ def check(directory: Path) -> tuple[Findings, dict[str, list[Call]]]:
     for path in sorted((directory / "states").iterdir()):
         states[path.stem] = dict(orjson.loads(line) for line in path.read_bytes().splitlines())
     journals = read_journals(directory / "journals")
-    return compare(journals, history, states), journals
+    findings = compare(journals, history, states)
+    findings.problems += damage(directory / "store")
+    return findings, journals
+
+
+def damage(store: Path) -> list[str]:
+    """What `opslog verify` calls an error."""
+    backend = open_backend(store, create=False)
+    try:
+        return [str(problem) for problem in verify(backend).problems if problem.severity == "error"]
+    finally:
+        backend.close()
 
 
 def compare(journals: dict[str, list[Call]], history: list[Commit], states: dict[str, Documents]) -> Findings:
