@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 import click
-import orjson
 
 import opslog
+from opslog.cli.output import tell, tell_error
 from opslog.cli.session import Session, common_options
 from opslog.errors import OpslogError, UsageError
 
@@ -35,7 +35,7 @@ _COMMANDS = {
 }
 """Name to (module, summary): so that one command does not load the others, nor a list of them any."""
 
-DONE, NO, USAGE, FAILED = 0, 1, 2, 3
+DONE, USAGE, FAILED = 0, 2, 3
 _INTERRUPTED, _CLOSED_PIPE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
 
 
@@ -73,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.ClickException as error:
+        # A wrong option is found before any other is looked at.
+        session.json = session.json or "--json" in arguments
         return _tell_usage(error, session)
     except BrokenPipeError:
         # Who read our output has seen enough. What is left of it must not fail again when the interpreter exits.
@@ -81,28 +83,22 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OpslogError as error:
-        _tell(error, str(error), session)
-        return USAGE if isinstance(error, UsageError) else FAILED
+        return tell_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:
-        _tell(error, f"{error.filename or 'the system'}: {error.strerror or error}", session)
+        where = error.filename or "cannot read or write"
+        tell(session, "OSError", f"{where}: {error.strerror or error}")
+        return FAILED
+    except Exception:  # noqa: BLE001  # told in full; but as Python's own exit code, 1, a script would take it for "no"
+        traceback.print_exc()
         return FAILED
 
 
 def _tell_usage(error: click.ClickException, session: Session) -> int:
-    if session.json:
-        _tell(error, error.format_message(), session)
-    else:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not session.json:
         error.show()
-    return error.exit_code
-
-
-def _tell(error: Exception, message: str, session: Session) -> None:
-    if not session.json:
-        click.echo(f"opslog: {message}", err=True)
-        return
-    told: dict[str, Any] = {"error": type(error).__name__, "message": message}
-    for name in ("path", "offset"):
-        value = getattr(error, name, None)
-        if value not in (None, ""):
-            told[name] = value
-    click.echo(orjson.dumps(told), err=True)
+        return USAGE
+    message = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None and not session.json:
+        message += f"\nTry '{error.ctx.command_path} --help'"
+    tell(session, "UsageError", message)
+    return USAGE

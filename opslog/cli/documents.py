@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import click
 import orjson
 
-from opslog.cli.output import is_terminal, json_text, rows, say, write, write_json
+from opslog.cli.output import answer, documents, id_text, is_terminal, json_text, say, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
-from opslog.cli.values import Condition, matches, parse_document, where
+from opslog.cli.values import Condition, document_id, matches, parse_document, where
+from opslog.errors import NotFoundError
 
 
 @click.command("get", cls=StoreCommand)
-@click.argument("id", shell_complete=complete_id)
+@click.argument("id", type=document_id, shell_complete=complete_id)
 @click.pass_obj
 def get_command(session: Session, id: str) -> int:
     """Print the document ID as JSON: indented at a terminal, otherwise on one line.
@@ -25,13 +26,15 @@ def get_command(session: Session, id: str) -> int:
         document = store.get(id)
     if document is None:
         return _missing(session, [id])
-    pretty = is_terminal() and not session.json
-    write(orjson.dumps(document, option=orjson.OPT_INDENT_2 if pretty else None))
+    if is_terminal() and not session.json:
+        write(json_text(orjson.dumps(document, option=orjson.OPT_INDENT_2)))
+    else:
+        write_json(document)
     return 0
 
 
 @click.command("set", cls=StoreCommand)
-@click.argument("id", shell_complete=complete_id)
+@click.argument("id", type=document_id, shell_complete=complete_id)
 @click.argument("document", required=False)
 @click.pass_obj
 def set_command(session: Session, id: str, document: str | None) -> None:
@@ -52,7 +55,7 @@ def set_command(session: Session, id: str, document: str | None) -> None:
 
 
 @click.command("delete", cls=StoreCommand)
-@click.argument("ids", nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
+@click.argument("ids", type=document_id, nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
 @click.pass_obj
 def delete_command(session: Session, ids: Sequence[str]) -> int:
     """Delete documents, all of them in one commit.
@@ -84,7 +87,7 @@ def undo_command(session: Session) -> int:
     if session.json:
         write_json({"undone": undone})
     elif not undone:
-        say(f"opslog: agent {session.agent!r} has nothing left to undo; --agent names another")
+        say(f"agent {session.agent!r} has nothing left to undo; --agent names another")
     return 0 if undone else 1
 
 
@@ -102,22 +105,16 @@ def undo_command(session: Session) -> int:
 @click.pass_obj
 def ls_command(session: Session, conditions: Sequence[Condition], ids: bool) -> None:
     """List documents in order of id, one per line: the id, a tab, the document."""
+    fulfils = matches(conditions)
     with session.reading() as store:
-        found = store.filter(matches(conditions)) if conditions else store.items()
-        if session.json:
-            for id, document in found:
-                write_json({"id": id} if ids else {"id": id, "data": document})
-        elif ids:
-            for id, _ in found:
-                write(id)
+        found = (record for record in store.records() if not conditions or fulfils(record.document))
+        if ids:
+            for record in found:
+                answer(session, {"id": record.id}, id_text(record.id))
         else:
-            rows(["id", "document"], ([id, json_text(document)] for id, document in found))
+            documents(session, ((record.id, bytes(record.data)) for record in found))
 
 
 def _missing(session: Session, ids: Sequence[str]) -> int:
     names = ", ".join(map(repr, ids))
-    if session.json:
-        say(json_text({"error": "NotFoundError", "message": f"no document {names}", "ids": list(ids)}))
-    else:
-        say(f"opslog: no document {names} in {session.url}")
-    return 1
+    return tell_error(session, NotFoundError(f"no document {names} in {session.url}"), 1, ids=list(ids))

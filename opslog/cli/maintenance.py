@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 import opslog
-from opslog.cli.output import answer, json_text, progress, rows, say, write, write_json
+from opslog.archive import list_periods, read_archive
+from opslog.cli.output import answer, documents, progress, rows, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import Condition, duration, keep, matches, where
-from opslog.environment import REAL
+from opslog.environment import REAL, format_ts
+from opslog.layout import check_name
 
 if TYPE_CHECKING:
     from opslog.compaction import KeepHistory
@@ -35,17 +37,13 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     error.
     """
     from opslog.compaction import Compaction, compact
-    from opslog.manifest_store import ManifestStore
 
-    locked = False
-    done = Compaction()
-    with session.backend() as backend, progress(session, "compacting") as bar:
-        ManifestStore(backend).newest()
+    done, locked = Compaction(), None
+    with session.existing() as backend, progress(session, "compacting") as bar:
         try:
             done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
         except opslog.LockedError as error:
-            locked = True
-            say(f"opslog: another compaction is running: {error}")
+            locked = error
     told = {
         "manifest": done.number,
         "commits": done.commits,
@@ -55,14 +53,17 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
         "sealed": list(done.sealed),
         "garbage_files": len(done.garbage.paths),
         "garbage_bytes": done.garbage.bytes,
-        "locked": locked,
+        "locked": locked is not None,
     }
-    text = (
-        "nothing to do"
-        if done.number is None
-        else f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
-        f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
-    )
+    if locked:
+        text = f"nothing to do, another compaction is running: {locked}"
+    elif done.number is None:
+        text = "nothing to do"
+    else:
+        text = (
+            f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
+            f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
+        )
     answer(session, told, text)
 
 
@@ -83,6 +84,7 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     help="Documents that were last written longer ago than this: 90d.",
 )
 @click.option("--period", metavar="NAME", help="The archive's name. Default: the current quarter, as in 2026-Q4.")
+@click.option("--dry-run", is_flag=True, help="Print the documents that would be moved, and move nothing.")
 @click.option("--list", "listing", is_flag=True, help="Print the periods that have archives, and move nothing.")
 @click.option("--load", metavar="PERIOD", help="Print the documents of this archive, and move nothing.")
 @click.pass_obj
@@ -92,6 +94,7 @@ def archive_command(
     conditions: Sequence[Condition],
     older_than: timedelta | None,
     period: str | None,
+    dry_run: bool,
     listing: bool,
     load: str | None,
 ) -> int:
@@ -99,29 +102,52 @@ def archive_command(
 
     Exit code 1: --load names an archive that does not exist.
     """
+    moving = bool(conditions) or older_than is not None or period is not None or dry_run
+    if moving + listing + (load is not None) > 1:
+        raise click.UsageError("--list and --load stand alone: they move nothing")
     if listing:
-        with session.reading() as store:
-            for name in store.archives():
-                answer(session, {"period": name}, name)
-        return 0
+        return _list(session)
     if load is not None:
         return _load(session, load)
     if not conditions and older_than is None:
         raise click.UsageError("say which documents: --where FIELD=VALUE, --older-than DURATION, or both")
+    if dry_run:
+        return _preview(session, conditions, older_than)
     with session.writing() as store:
         count = store.archive(matches(conditions), period, older_than=older_than)
-    answer(session, {"archived": count}, f"archived {count} documents")
+    answer(session, {"archived": count}, f"archived {count} {'document' if count == 1 else 'documents'}")
+    return 0
+
+
+def _preview(session: Session, conditions: Sequence[Condition], older_than: timedelta | None) -> int:
+    before = None if older_than is None else format_ts(REAL.time() - older_than.total_seconds())
+    fulfils = matches(conditions)
+    with session.reading() as store:
+        found = (
+            (record.id, bytes(record.data))
+            for record in store.records()
+            if (before is None or record.ts < before) and fulfils(record.document)
+        )
+        documents(session, found)
+    return 0
+
+
+def _list(session: Session) -> int:
+    with session.existing() as backend:
+        for period in list_periods(backend):
+            answer(session, {"period": period}, period)
     return 0
 
 
 def _load(session: Session, period: str) -> int:
-    with session.reading() as store:
-        if period not in store.archives():
-            known = ", ".join(store.archives()) or "none"
-            say(f"opslog: nothing was archived under {period!r}; the periods are: {known}")
-            return 1
-        for id, document in store.load_archive(period).items():
-            answer(session, {"id": id, "data": document}, f"{id}\t{json_text(document)}")
+    with session.existing() as backend:
+        try:
+            records = read_archive(backend, check_name(period, "period"))
+        except opslog.MissingFileError:
+            raise
+        except opslog.NotFoundError as error:
+            return tell_error(session, error, 1)
+    documents(session, ((id, bytes(records[id].data)) for id in sorted(records)))
     return 0
 
 
@@ -149,19 +175,20 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
     """
     from opslog.verify import verify
 
-    session.store = path or session.store
-    with session.backend() as backend, progress(session, "verifying") as bar:
+    session.store = session.store if path is None else path
+    with session.storage() as backend, progress(session, "verifying") as bar:
         report = verify(backend, repair=repair, progress=bar)
     if session.json:
         write_json({"ok": report.ok, **asdict(report)})
-    else:
-        for done in report.repaired:
-            write(f"repaired: {done}")
-        for problem in report.problems:
-            write(f"{problem.severity}: {problem}")
-        write(
-            f"{'ok' if report.ok else 'DAMAGED'}: checked {report.manifests} manifests, {report.parts} parts with "
-            f"{report.records} records, {report.segments} segments with {report.commits} commits, "
-            f"{report.archives} archives, {report.bytes} bytes"
-        )
+        return 0 if report.ok else 3
+    for done in report.repaired:
+        write(f"repaired: {done}")
+    for problem in report.problems:
+        place = "" if problem.offset is None else f" byte {problem.offset}:"
+        write(f"{problem.severity}: {problem.path}:{place} {problem.message}")
+    write(
+        f"{'ok' if report.ok else 'DAMAGED'}: checked {report.manifests} manifests, {report.parts} parts with "
+        f"{report.records} records, {report.segments} segments with {report.commits} commits, "
+        f"{report.archives} archives, {report.bytes} bytes"
+    )
     return 0 if report.ok else 3

@@ -1,8 +1,12 @@
-"""How commands answer: JSON for programs, tables for people at a terminal, plain lines in a pipe; progress on
-stderr."""
+"""How commands answer: JSON for programs, tables for people at a terminal, plain lines in a pipe; progress and errors
+on stderr.
+
+What is stored never reaches a terminal as a control sequence: documents and ids are shown with such characters escaped.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +16,11 @@ import click
 import orjson
 
 from opslog.cli.session import Session
+from opslog.errors import OpslogError
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_UNESCAPED_CONTROL = re.compile(r"[\x7f-\x9f\u2028\u2029]")
+"""Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are."""
 
 
 def is_terminal() -> bool:
@@ -21,7 +30,7 @@ def is_terminal() -> bool:
 
 def write(line: str | bytes) -> None:
     """One line on stdout, in UTF-8 whatever the locale."""
-    data = line if isinstance(line, bytes) else line.encode()
+    data = line if isinstance(line, bytes) else line.encode(errors="surrogateescape")
     sys.stdout.buffer.write(data if data.endswith(b"\n") else data + b"\n")
 
 
@@ -30,13 +39,28 @@ def write_json(value: object) -> None:
     write(orjson.dumps(value))
 
 
-def json_text(value: object) -> str:
-    return orjson.dumps(value).decode()
-
-
 def say(message: str) -> None:
     """Tell a person something beside the answer."""
-    click.echo(message, err=True)
+    click.echo(f"opslog: {message}", err=True)
+
+
+def tell(session: Session, name: str, message: str, **details: object) -> None:
+    """Tell on stderr what went wrong: a sentence, or for programs {"error": name, "message": …} with the details."""
+    if not session.json:
+        say(message)
+        return
+    told = {"error": name, "message": unicode_text(message)} | {
+        key: unicode_text(value) if isinstance(value, str) else value for key, value in details.items()
+    }
+    click.echo(orjson.dumps(told), err=True)
+
+
+def tell_error(session: Session, error: OpslogError, code: int, **details: object) -> int:
+    """Tell of an error with what it knows of the place, and return the exit code."""
+    known = {name: getattr(error, name, None) for name in ("path", "offset", "place")}
+    known = {name: value for name, value in known.items() if value not in (None, "")}
+    tell(session, type(error).__name__, str(error), **known, **details)
+    return code
 
 
 def answer(session: Session, value: object, text: str) -> None:
@@ -47,8 +71,40 @@ def answer(session: Session, value: object, text: str) -> None:
         write(text)
 
 
+def unicode_text(text: str) -> str:
+    """The text with escapes for bytes of an argument that are no UTF-8 (Python holds them as halves of surrogate
+    pairs)."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def json_text(data: bytes) -> str:
+    """JSON text as a terminal may show it."""
+    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode())
+
+
+def id_text(id: str) -> str:
+    """The id as it is, or, where that would not be one visible piece of a line, as a JSON string."""
+    if id and not id.startswith('"') and not _CONTROL.search(id):
+        return id
+    return json_text(orjson.dumps(id))
+
+
+def document_line(id: str, data: bytes) -> bytes:
+    """``{"id":…,"data":…}`` with the document's own text, and a newline."""
+    return b'{"id":%b,"data":%b}\n' % (orjson.dumps(id), data)
+
+
+def documents(session: Session, found: Iterable[tuple[str, bytes]]) -> None:
+    """Documents as (id, JSON text): a table at a terminal, otherwise one per line."""
+    if session.json:
+        for id, data in found:
+            write(document_line(id, data))
+    else:
+        rows(["id", "document"], ([id_text(id), json_text(data)] for id, data in found))
+
+
 def rows(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """A table at a terminal, whose last column is cut to its width; otherwise lines with tabs between the columns."""
+    """A table at a terminal, whose columns are cut to its width; otherwise lines with tabs between the columns."""
     if not is_terminal():
         for line in lines:
             write("\t".join(line))

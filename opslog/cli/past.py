@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import select
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 import click
+import orjson
 
 import opslog
-from opslog.cli.output import is_terminal, json_text, rows, write, write_json
+from opslog.cli.output import id_text, is_terminal, json_text, rows, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
+from opslog.cli.values import document_id
 from opslog.commits import encode_commit
+from opslog.environment import REAL
 
 
 @click.command("history", cls=StoreCommand)
-@click.argument("id", shell_complete=complete_id)
+@click.argument("id", type=document_id, shell_complete=complete_id)
 @click.pass_obj
 def history_command(session: Session, id: str) -> int:
     """Show what happened to the document ID, oldest first, as far back as logs are kept.
@@ -23,12 +30,15 @@ def history_command(session: Session, id: str) -> int:
     """
     with session.reading() as store:
         revisions = store.history(id)
+    if not revisions:
+        error = opslog.NotFoundError(f"nothing is known of a document {id!r} in {session.url}")
+        return tell_error(session, error, 1, ids=[id])
     if session.json:
         for revision in revisions:
             write_json(_revision(revision))
     else:
         rows(["clock", "time", "agent", "op", "", "document"], map(_revision_row, revisions))
-    return 0 if revisions else 1
+    return 0
 
 
 @click.command("ops", cls=StoreCommand)
@@ -54,14 +64,28 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
 )
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:
-    """Show the commits of all agents as they come, as log lines, until Ctrl-C."""
+    """Show the commits of all agents as they come, as log lines, until Ctrl-C. Takes no agent's name."""
     try:
-        with session.reading() as store:
+        with session.reading(environment=replace(REAL, sleep=_wait_while_read)) as store:
             for commit in store.watch(every):
                 write(encode_commit(commit))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pass  # the one way to end it
+
+
+def _wait_while_read(seconds: float) -> None:
+    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would tell.
+
+    :raises BrokenPipeError: whoever read it is gone.
+    """
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are reported without asking for them
+    events = output.poll(seconds * 1000)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    if events:
+        REAL.sleep(seconds)  # a system that cannot poll this kind of file
 
 
 def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
@@ -76,15 +100,15 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
     if isinstance(commit, opslog.Undo):
         what = f"of {commit.target}"
     elif isinstance(commit, opslog.Set):
-        what = f"{commit.id} {bytes(commit.data).decode()}"
+        what = f"{id_text(commit.id)} {json_text(bytes(commit.data))}"
     else:
-        what = ", ".join(record.id for record in commit.records)
+        what = ", ".join(id_text(record.id) for record in commit.records)
     return [str(commit.clock), commit.ts, commit.agent, commit.op, what]
 
 
 def _revision_row(revision: opslog.Revision) -> list[str]:
     record = revision.record
-    document = json_text(record.document) if isinstance(record, opslog.Set) else ""
+    document = json_text(bytes(record.data)) if isinstance(record, opslog.Set) else ""
     return [str(record.clock), record.ts, record.agent, record.op, "undone" if revision.undone else "", document]
 
 
@@ -99,7 +123,7 @@ def _revision(revision: opslog.Revision) -> dict[str, object]:
         "undone": revision.undone,
     }
     if isinstance(record, opslog.Set):
-        told |= {"data": record.document, "v": record.v}
+        told |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
     elif record.archived is not None:
         told["archived"] = record.archived
     return told

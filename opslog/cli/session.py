@@ -12,6 +12,7 @@ import click
 import opslog
 from opslog.backends import Backend, open_backend
 from opslog.documents import Document
+from opslog.environment import REAL, Environment
 from opslog.history import Point
 from opslog.manifest_store import ManifestStore
 
@@ -37,29 +38,36 @@ class Session:
     # The command line knows no schema: documents of every version are read as they are, and keep theirs when set.
     # Nobody should wait for a compaction because they set one document; that is what `opslog compact` is for.
 
-    def reading(self, as_of: Point | None = None) -> opslog.Store[Document]:
+    def reading(self, as_of: Point | None = None, *, environment: Environment = REAL) -> opslog.Store[Document]:
         """The store for reading. It must exist."""
-        return opslog.open(self.url, read_only=True, version=None, as_of=as_of)
+        return opslog.open(self.url, read_only=True, version=None, as_of=as_of, environment=environment)
 
     def writing(self, *, create: bool = False) -> opslog.Store[Document]:
         """The store for writing. :param create: make it where there is none; otherwise it must exist."""
         if not create:
-            with self.backend() as backend:
-                ManifestStore(backend).newest()
+            with self.existing():
+                pass
         return opslog.open(self.url, agent=self.agent, version=None, compact_after=None)
 
     @contextmanager
-    def backend(self, *, create: bool = False) -> Iterator[Backend]:
-        """The storage alone, for what needs no documents in memory."""
+    def storage(self, *, create: bool = False) -> Iterator[Backend]:
+        """What the store is on, whatever is there."""
         backend = open_backend(self.url, create=create)
         try:
             yield backend
         finally:
             backend.close()
 
+    @contextmanager
+    def existing(self) -> Iterator[Backend]:
+        """The storage of a store that exists, for what needs no documents in memory."""
+        with self.storage() as backend:
+            ManifestStore(backend).newest()
+            yield backend
+
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value:
+    if value not in (None, False):  # given neither here nor in the environment
         assert param.name is not None
         setattr(ctx.ensure_object(Session), param.name, value)
 
@@ -103,5 +111,5 @@ def complete_id(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     try:
         with session.reading() as store:
             return [id for id in store if id.startswith(incomplete) and id.isprintable()]
-    except opslog.OpslogError:
+    except (opslog.OpslogError, OSError):
         return []  # a shell that completes has no place for an error; the command itself will tell

@@ -7,18 +7,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
 
 import click
 import orjson
 
-from opslog.cli.output import answer, progress, say
+from opslog.cli.output import answer, progress, say, unicode_text
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 from opslog.commits import Set, encode_commit
 from opslog.environment import REAL
 from opslog.importers import ImportedCommit
+
+_OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 @click.command("import", cls=StoreCommand)
@@ -26,12 +29,12 @@ from opslog.importers import ImportedCommit
 @click.option(
     "--git", metavar="REPOSITORY", help="Import the first-parent history of a git repository; author = agent."
 )
-@click.option("--rev", default="HEAD", show_default=True, help="With --git: the branch, tag or commit to begin from.")
+@click.option("--rev", help="With --git: the branch, tag or commit to begin from. Default: HEAD.")
 @click.option("--salvage", is_flag=True, help="With DIRECTORY: also what its manifest no longer names.")
 @click.option("--archives", is_flag=True, help="With DIRECTORY: its archives too, into archives of the same names.")
 @click.pass_obj
 def import_command(
-    session: Session, *, source: str | None, git: str | None, rev: str, salvage: bool, archives: bool
+    session: Session, *, source: str | None, git: str | None, rev: str | None, salvage: bool, archives: bool
 ) -> None:
     """Write what another source holds into the store, after everything that is in it.
 
@@ -43,11 +46,14 @@ def import_command(
 
     if (source is None) == (git is None):
         raise click.UsageError("name one source: a file of JSON lines, - for stdin, a directory, or --git REPOSITORY")
+    if rev is not None and git is None:
+        raise click.UsageError("--rev is for --git REPOSITORY")
     directory = source if source is not None and os.path.isdir(source) else None
     if directory is None and (salvage or archives):
         raise click.UsageError("--salvage and --archives are for a directory written by npm @backloghq/opslog")
-    commits = _commits(source, directory, git, rev, salvage)
-    with session.backend(create=True) as backend, progress(session, "importing commits") as bar:
+    orphaned = 0 if directory is None or salvage else _orphaned(session, directory)
+    commits = _begun(_commits(source, directory, git, rev, salvage))
+    with session.storage(create=True) as backend, progress(session, "importing commits") as bar:
         tell = (lambda count: bar(count, 0)) if bar else None
         done = ingest(backend, commits, agent=session.agent, progress=tell)
         archived: dict[str, int] = {}
@@ -55,7 +61,14 @@ def import_command(
             from opslog.importers.backlog import read_backlog_archives
 
             archived = ingest_archives(backend, read_backlog_archives(directory), agent=session.agent, clock=done.clock)
-    told = {"commits": done.commits, "ops": done.ops, "agents": done.agents, "clock": done.clock, "archived": archived}
+    told = {
+        "commits": done.commits,
+        "ops": done.ops,
+        "agents": done.agents,
+        "clock": done.clock,
+        "archived": archived,
+        "orphaned_logs": orphaned,
+    }
     text = f"imported {done.commits} commits with {done.ops} ops of {done.agents} agents"
     if archived:
         text += f", and {sum(archived.values())} archived documents"
@@ -63,26 +76,38 @@ def import_command(
 
 
 def _commits(
-    source: str | None, directory: str | None, git: str | None, rev: str, salvage: bool
+    source: str | None, directory: str | None, git: str | None, rev: str | None, salvage: bool
 ) -> Iterator[ImportedCommit]:
     if git is not None:
         from opslog.importers.git import read_git
 
-        return read_git(git, rev=rev)
+        return read_git(git, rev=rev or "HEAD")
     if directory is not None:
-        from opslog.importers.backlog import orphaned_logs, read_backlog
+        from opslog.importers.backlog import read_backlog
 
-        orphaned = [] if salvage else orphaned_logs(directory)
-        if orphaned:
-            say(
-                f"opslog: {directory} has {len(orphaned)} logs that its manifest no longer names ({orphaned[0].name}, "
-                "…). They may hold writes that were lost; --salvage imports them, too"
-            )
         return read_backlog(directory, salvage=salvage)
     from opslog.importers.jsonl import read_json_lines
 
     assert source is not None
     return read_json_lines(sys.stdin.buffer if source == "-" else source)
+
+
+def _begun(commits: Iterator[ImportedCommit]) -> Iterator[ImportedCommit]:
+    """The same, with the first one read: a source that cannot be read at all leaves no directory behind."""
+    return chain(list(islice(commits, 1)), commits)
+
+
+def _orphaned(session: Session, directory: str) -> int:
+    """How many logs an import without --salvage leaves out; says so to a person."""
+    from opslog.importers.backlog import orphaned_logs
+
+    orphaned = orphaned_logs(directory)
+    if orphaned and not session.json:
+        say(
+            f"the manifest of {directory} no longer names {len(orphaned)} of its logs ({orphaned[0].name}"
+            f"{', …' if orphaned[1:] else ''}). They may hold writes that were lost; --salvage imports them, too"
+        )
+    return len(orphaned)
 
 
 @click.command("export", cls=StoreCommand)
@@ -104,11 +129,12 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool) 
             return
         with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
             _export(store.records(), encode, out, (lambda count: bar(count, total)) if bar else None)
-    answer(session, {"documents": total, "file": file}, f"exported {total} documents to {file}")
+    answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
 
 
 def _plain(record: Set) -> bytes:
-    return b'{"id":%b,"data":%b}\n' % (orjson.dumps(record.id), record.data)
+    version = b"" if record.v == 1 else b',"v":%d' % record.v
+    return b'{"op":"set","id":%b,"data":%b%b}\n' % (orjson.dumps(record.id), record.data, version)
 
 
 def _export(
@@ -122,18 +148,42 @@ def _export(
 
 @contextmanager
 def _written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole and on disk; after a failure nothing is left of it."""
+    """A file that gets its name when it is whole and on disk; after a failure nothing is left of it.
+
+    A link stays, and what it leads to is replaced. What is no file, such as a pipe or a device, is written to as it is;
+    so are the names of open files, such as /dev/stdout, since others go on writing to the file that is open.
+    """
+    if path.absolute().parent in _OPEN_FILES or (path.exists() and not path.is_file()):
+        with open(path, "wb") as raw, _packed(raw, path) as out:
+            yield out
+        return
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{REAL.nonce()}")
     try:
-        with open(temporary, "xb") as raw:
-            if path.suffix == ".gz":
-                with gzip.open(raw, "wb") as packed:
-                    yield cast(IO[bytes], packed)
-            else:
-                yield raw
+        with _created(temporary, path) as raw:
+            with _packed(raw, path) as out:
+                yield out
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temporary, path)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def _created(temporary: Path, path: Path) -> IO[bytes]:
+    """A new file. :raises OSError: names `path`, which is what the caller knows."""
+    try:
+        return open(temporary, "xb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _packed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """The file itself, or, by its name, what is written to it through gzip."""
+    if path.suffix != ".gz":
+        yield raw
+        return
+    with gzip.open(raw, "wb") as packed:
+        yield cast(IO[bytes], packed)

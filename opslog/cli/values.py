@@ -11,14 +11,30 @@ import click
 import orjson
 
 from opslog.compaction import KeepHistory
-from opslog.documents import Document
-from opslog.errors import CorruptError
+from opslog.documents import Document, check_id
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError
 from opslog.history import Point
 from opslog.importers.lines import decode_json
 
 Condition = tuple[list[str], Any]
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS = {
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+_LONGEST = timedelta(days=36_500)
+"""A hundred years: what lies that far back can still be written as a date."""
+
+
+def document_id(text: str) -> str:
+    """An id that a document can have."""
+    try:
+        return check_id(text)
+    except InvalidNameError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def where(text: str) -> Condition:
@@ -38,10 +54,10 @@ def duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text, re.ASCII)
     if not match:
         raise click.BadParameter(f"{text!r} is no duration: write it as 90s, 15m, 12h, 30d or 4w")
-    try:
-        return timedelta(**{_UNITS[match[2]]: float(match[1])})
-    except OverflowError as error:
-        raise click.BadParameter(f"{text!r} is too long") from error
+    seconds = float(match[1]) * _UNITS[match[2]].total_seconds()
+    if seconds > _LONGEST.total_seconds():
+        raise click.BadParameter(f"{text!r} is too long: the longest is {_LONGEST.days}d")
+    return timedelta(seconds=seconds)
 
 
 def keep(text: str) -> KeepHistory:
@@ -60,22 +76,27 @@ def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
 
 
 def parse_document(text: bytes, source: str) -> Document:
-    """The JSON object in `text`. :raises click.UsageError: it is none; names the place."""
+    """The JSON object in `text`. :raises InvalidDocumentError: it is none; names the place."""
     try:
         document = decode_json(text, source)
     except CorruptError as error:
-        raise click.UsageError(str(error)) from error
+        raise InvalidDocumentError(str(error)) from error
     if not isinstance(document, dict):
-        raise click.UsageError(f'{source}: a document is a JSON object, as in {{"title": "Build API"}}')
+        raise InvalidDocumentError(f'{source}: a document is a JSON object, as in {{"title": "Build API"}}')
     return document
 
 
 def _field(document: Any, path: list[str]) -> Any:
+    """A field inside fields; None, which is JSON's null, where there is none."""
     for name in path:
         document = document.get(name) if isinstance(document, dict) else None
     return document
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    # In Python True == 1; in JSON they are different things.
-    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+    """Equality of JSON. In Python True == 1; in JSON they are different things, at any depth."""
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(_equal(value[name], wanted[name]) for name in value)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_equal, value, wanted))
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
