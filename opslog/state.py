@@ -7,12 +7,13 @@ locking of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
 from opslog.errors import MissingFileError
 from opslog.log import Cursor, Segments, all_logs, bytes_after, list_log, list_segments
-from opslog.manifest import START, Manifest, Run
+from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.runs import BlockRun, LoadedRun
@@ -153,28 +154,30 @@ def read_new(
 
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
-    """What a state that was loaded anew took in at once: the commits after the `old` cursors, which it moves, up to the
-    state's own; and whether these are all, or some were folded and collected before they could be read.
+    """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
+    and whether these are all, or some were folded and collected before they could be read.
 
     :param skip: an agent whose log is left alone.
     """
     commits: list[Commit] = []
     complete = True
     for agent, end in state.cursors.items():
-        if agent == skip:
-            continue
-        start, cut = old.get(agent, Cursor(agent)), state.manifest.cut.get(agent, START)
-        seen, segments = start.commits, list_log(backend, agent)
-        for cursor in (start, Cursor.at(agent, cut)):
-            complete = complete and cursor.commits <= seen
-            try:
-                for place, commit in cursor.read(backend, segments):
-                    if seen <= place.commits < end.commits:
-                        commits.append(commit)
-                        seen = place.commits + 1
-                break
-            except MissingFileError:
-                continue
-        else:
-            complete = False
+        if agent != skip:
+            found, all_there = _read_between(backend, old.get(agent, Cursor(agent)), end)
+            commits += found
+            complete = complete and all_there
     return commits, complete
+
+
+def _read_between(backend: Backend, start: Cursor, end: Cursor) -> tuple[list[Commit], bool]:
+    segments = list_log(backend, start.agent)
+    seen = start.commits
+    with suppress(MissingFileError):
+        return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
+    # Some of it was collected: take what is left, and count from the end.
+    retained: list[Commit] = []
+    with suppress(MissingFileError):
+        cursor = Cursor(start.agent, segments[0].number if segments else end.segment)
+        retained = [commit for place, commit in cursor.read(backend, segments) if place.place < end.place]
+    collected = end.commits - len(retained)
+    return retained[max(0, seen - collected) :], collected <= seen

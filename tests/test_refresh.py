@@ -1,0 +1,272 @@
+"""refresh and watch: what is new is seen, once, and costs what is new."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+import opslog
+from opslog.backends import Entry
+from opslog.backends.memory import MemoryBackend
+from opslog.commits import encode_commit
+from opslog.layout import segment_path
+
+Store = opslog.Store[dict[str, Any]]
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://refresh-{next(_numbers)}"
+
+
+class Read(NamedTuple):
+    path: str
+    start: int
+    bytes: int
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is asked of storage: `Read`s, and the prefixes of listings."""
+    seen: list[Any] = []
+    read, listing = MemoryBackend.read, MemoryBackend.list
+
+    def count_read(self: MemoryBackend, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = read(self, path, start, stop)
+        seen.append(Read(path, start, len(data)))
+        return data
+
+    def count_list(self: MemoryBackend, prefix: str) -> list[Entry]:
+        seen.append(prefix)
+        return listing(self, prefix)
+
+    monkeypatch.setattr(MemoryBackend, "read", count_read)
+    monkeypatch.setattr(MemoryBackend, "list", count_list)
+    return seen
+
+
+def fill(store: Store, count: int) -> None:
+    for number in range(count):
+        store[f"{number % 500}"] = {"number": number}
+
+
+# -- what it costs
+
+
+@pytest.mark.parametrize("tail", [10, 5000])
+@pytest.mark.parametrize("agents", [1, 50])
+def test_a_refresh_reads_the_new_bytes_and_nothing_else(url: str, calls: list[Any], tail: int, agents: int) -> None:
+    for number in range(agents - 1):
+        with opslog.open(url, agent=f"other-{number}") as other:
+            other[f"other-{number}"] = {}
+    with (
+        opslog.open(url, agent="writer", compact_after=None, durability="buffered") as writer,
+        opslog.open(url, agent="reader", compact_after=None) as reader,
+    ):
+        fill(writer, tail)
+        writer.flush()
+        reader.refresh()
+        size = sum(
+            commit.clock > 0 and len(encode_commit(commit)) for commit in writer.ops() if commit.agent == "writer"
+        )
+        calls.clear()
+        assert reader.refresh() == []
+        assert calls == ["manifests/", "ops/"], "nothing new: two listings, no read"
+        calls.clear()
+        writer["new"] = {"text": "x" * 100}
+        writer.flush()
+        (commit,) = reader.refresh()
+        line = len(encode_commit(commit))
+        assert calls == ["manifests/", "ops/", Read(segment_path("writer", 1), size, line)]
+
+
+def test_a_refresh_after_a_compaction_that_folded_nothing_unread_reads_one_manifest(url: str, calls: list[Any]) -> None:
+    with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
+        fill(writer, 100)
+        reader.refresh()
+        assert writer.compact().commits == 68
+        calls.clear()
+        assert reader.refresh() == []
+        assert [call for call in calls if isinstance(call, Read)] == [
+            Read("manifests/00000000000000000002.json", 0, calls[1].bytes)
+        ]
+
+
+# -- what it gives
+
+
+def test_each_commit_is_given_once_in_the_order_of_its_log(url: str) -> None:
+    with (
+        opslog.open(url, agent="a") as a,
+        opslog.open(url, agent="b") as b,
+        opslog.open(url, agent="reader") as reader,
+    ):
+        a["x"] = {"by": "a"}
+        with b.batch():
+            b["y"] = {}
+            b["z"] = {}
+        b.undo()
+        first = reader.refresh()
+        assert [(commit.agent, commit.op) for commit in first] == [("a", "set"), ("b", "batch"), ("b", "undo")]
+        assert dict(reader.items()) == {"x": {"by": "a"}}
+        assert reader.refresh() == []
+        reader["mine"] = {}
+        assert reader.refresh() == [], "one's own are no news"
+        del a["x"]
+        assert [commit.op for commit in reader.refresh()] == ["delete"]
+        assert set(reader) == {"mine"}
+
+
+def test_a_refresh_is_not_part_of_a_batch_and_leaves_it_alone(url: str) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b:
+        a["x"] = {}
+        with b.batch():
+            b["y"] = {}
+            with pytest.raises(opslog.UsageError, match="batch"):
+                b.refresh()
+        assert len(b.refresh()) == 1
+        assert set(b) == {"x", "y"}
+
+
+def test_commits_folded_before_they_were_read_are_given_all_the_same(url: str) -> None:
+    """Within the grace period nothing is collected, so a reader that comes late misses nothing."""
+    with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
+        fill(writer, 40)
+        assert len(reader.refresh()) == 40
+        fill(writer, 300)
+        writer.compact()
+        fill(writer, 5)
+        assert [commit.clock for commit in reader.refresh()] == list(range(41, 346))
+        assert dict(reader.items()) == dict(writer.items())
+        assert reader.refresh() == []
+
+
+@pytest.fixture
+def away(url: str) -> Iterator[Callable[[], Store]]:
+    """A reader that looked once, and was away while everything it had read, and more, was folded and collected."""
+    settings = opslog.Settings(undo_window=1, grace_seconds=0)
+    readers: list[Store] = []
+
+    def read() -> Store:
+        with opslog.open(url, agent="writer", settings=settings) as writer:
+            fill(writer, 10)
+            readers.append(opslog.open(url, read_only=True))
+        with opslog.open(url, agent="writer") as writer:
+            for number in range(10):
+                writer[f"unread-{number}"] = {}
+        with opslog.open(url, agent="writer") as writer:
+            writer["last"] = {}
+            writer.compact()
+            writer["later"] = {}
+            assert writer.compact().garbage.segments
+        return readers[0]
+
+    yield read
+    for reader in readers:
+        reader.close()
+
+
+def test_after_a_long_absence_the_state_is_right(url: str, away: Callable[[], Store]) -> None:
+    reader = away()
+    given = reader.refresh()
+    assert len(reader) == 10 + 10 + 2
+    assert len(given) < 12, "what was collected cannot be given"
+    assert reader.refresh() == []
+
+
+def test_watch_says_when_it_has_missed_something(url: str, away: Callable[[], Store]) -> None:
+    reader = away()
+    with pytest.raises(opslog.HistoryGoneError, match="collected before they were read"):
+        for _ in reader.watch():
+            pass
+    assert "unread-3" in reader
+    with opslog.open(url, agent="other") as other:
+        other["news"] = {}
+    assert next(reader.watch()).agent == "other"
+
+
+def test_a_segment_that_was_read_to_its_end_is_not_missed(url: str) -> None:
+    settings = opslog.Settings(undo_window=1, grace_seconds=0)
+    with opslog.open(url, agent="writer", settings=settings) as writer:
+        fill(writer, 10)
+        reader = opslog.open(url, read_only=True)
+    with opslog.open(url, agent="writer") as writer:
+        for _ in range(3):
+            writer["last"] = {}
+            writer.compact()
+    follower = reader.watch()
+    assert [next(follower).clock for _ in range(3)] == [11, 12, 13]
+    reader.close()
+
+
+# -- watch
+
+
+def test_watch_gives_what_others_write_until_the_store_is_closed(url: str) -> None:
+    slept: list[float] = []
+    written = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        written.wait()
+
+    environment = opslog.Environment(sleep=sleep)
+    with opslog.open(url, agent="writer") as writer:
+        reader = opslog.open(url, agent="reader", environment=environment)
+        seen: list[opslog.Commit] = []
+        thread = threading.Thread(target=lambda: seen.extend(reader.watch(0.7)))
+        thread.start()
+        writer["x"] = {}
+        written.set()
+        while not seen:
+            pass
+        reader.close()
+        thread.join()
+    assert [commit.op for commit in seen] == ["set"]
+    assert set(slept) <= {0.7}
+
+
+def test_refresh_and_watch_share_what_is_new(url: str) -> None:
+    with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
+        writer["x"] = {}
+        follower = reader.watch()
+        assert next(follower).clock == 1
+        writer["y"] = {}
+        assert [commit.clock for commit in reader.refresh()] == [2]
+        writer["z"] = {}
+        assert next(follower).clock == 3
+
+
+def test_a_store_in_the_past_has_no_news(url: str) -> None:
+    with opslog.open(url, agent="writer") as writer:
+        writer["x"] = {}
+        with opslog.open(url, as_of=1) as past:
+            writer["y"] = {}
+            assert past.refresh() == []
+            assert set(past) == {"x"}
+
+
+# -- views that got old
+
+
+def test_who_has_not_looked_for_long_looks_before_it_writes(url: str) -> None:
+    """A tombstone may leave the snapshot after its time; a set with a view from before that would raise the dead."""
+    now = [0.0]
+    environment = opslog.Environment(monotonic=lambda: now[0])
+    with (
+        opslog.open(url, agent="writer") as writer,
+        opslog.open(url, agent="idle", environment=environment) as idle,
+    ):
+        fill(writer, 50)
+        idle["x"] = {}
+        assert len(idle) == 1, "it has not looked"
+        now[0] += 3.5 * 86400 + 1
+        idle["y"] = {}
+        assert len(idle) == 52
+        assert idle.stats().clock == 51
+        assert len(idle.refresh()) == 50, "what it saw on the way is still given"
