@@ -122,7 +122,7 @@ def ingest_archives(
         records = periods.setdefault(check_name(period, "period"), {})
         records[check_id(id)] = Set(ts, max(clock, 1), check_name(agent, "agent"), id, data)
     if periods:
-        ManifestStore(backend).create_first(Settings(), ts)
+        ManifestStore(backend).create_first(Settings(), environment)
     for period, records in sorted(periods.items()):
         write_archive(backend, period, environment.nonce(), (records[id] for id in sorted(records)))
     return {period: len(records) for period, records in sorted(periods.items())}
@@ -142,7 +142,7 @@ class _Writer:
         self._cursors: dict[str, Cursor] | None = None
 
     def write(self, commits: list[Commit]) -> None:
-        self._manifests.create_first(Settings(), format_ts(self._environment.time()))
+        self._manifests.create_first(Settings(), self._environment)
         manifest = self._look()
         lines: dict[str, list[bytes]] = {}
         for commit in commits:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from opslog.backends import Backend, Entry
+from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError
 from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path
 from opslog.manifest import Manifest, Settings, decode_manifest, encode_manifest
@@ -68,14 +69,14 @@ class ManifestStore:
         """:raises AlreadyExistsError: somebody else made this number first; see also `Backend.create`."""
         self._backend.create(manifest_path(manifest.number), encode_manifest(manifest))
 
-    def create_first(self, settings: Settings, created: str) -> None:
+    def create_first(self, settings: Settings, environment: Environment) -> None:
         """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
         and the others use what it made."""
         with suppress(NotFoundError):
             self.newest()
             return
         with suppress(AlreadyExistsError):
-            self.create(Manifest(number=1, created=created, settings=settings))
+            self.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))
 
     def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
         """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.

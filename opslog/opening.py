@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
 from opslog.documents import Document, Migrate, Schema
-from opslog.environment import REAL, Environment, format_ts
+from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
 from opslog.history import Point, conditions, load_as_of
 from opslog.layout import check_name
@@ -105,7 +105,7 @@ def open(
         if writes:
             # The name first: what is loaded of one's own log must not change any more.
             appender = backend.appender(agent)
-            loader.manifests.create_first(settings or Settings(), format_ts(environment.time()))
+            loader.manifests.create_first(settings or Settings(), environment)
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:
             appender.advance(state.manifest.cut[agent].segment)
