@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.shell_completion import shell_complete
 
 import opslog
 from opslog.cli.output import tell, tell_error
@@ -34,6 +35,9 @@ _COMMANDS = {
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }
 """Name to (module, summary): so that one command does not load the others, nor a list of them any."""
+
+COMPLETE = "_OPSLOG_COMPLETE"
+"""The variable by which a shell asks for completions; the scripts of `opslog completion` set it."""
 
 DONE, USAGE, FAILED = 0, 2, 3
 _INTERRUPTED, _CLOSED_PIPE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
@@ -69,9 +73,15 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit code. Everything that goes wrong is told on stderr."""
     session = Session()
     try:
-        code = app.main(list(arguments), prog_name="opslog", standalone_mode=False, obj=session)
+        if os.environ.get(COMPLETE):
+            return shell_complete(app, {"obj": session}, "opslog", COMPLETE, os.environ[COMPLETE])
+        # Not app.main, which has ways of its own with interrupts and closed pipes.
+        with app.make_context("opslog", list(arguments), obj=session) as context:
+            code = app.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
+    except click.exceptions.Exit as end:  # --help, --version
+        return end.exit_code
     except click.ClickException as error:
         # A wrong option is found before any other is looked at.
         session.json = session.json or "--json" in arguments
@@ -94,11 +104,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tell_usage(error: click.ClickException, session: Session) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not session.json:
+    if session.json:
+        tell(session, "UsageError", error.format_message())
+    else:
         error.show()
-        return USAGE
-    message = error.format_message()
-    if isinstance(error, click.UsageError) and error.ctx is not None and not session.json:
-        message += f"\nTry '{error.ctx.command_path} --help'"
-    tell(session, "UsageError", message)
     return USAGE

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import orjson
 
-from opslog.cli.output import answer, documents, id_text, is_terminal, json_text, say, tell_error, write, write_json
+from opslog.cli.output import answer, documents, id_text, is_terminal, say, tell_error, visible, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import Condition, document_id, matches, parse_document, where
 from opslog.errors import NotFoundError
@@ -27,7 +27,7 @@ def get_command(session: Session, id: str) -> int:
     if document is None:
         return _missing(session, [id])
     if is_terminal() and not session.json:
-        write(json_text(orjson.dumps(document, option=orjson.OPT_INDENT_2)))
+        write(visible(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()))
     else:
         write_json(document)
     return 0
@@ -116,5 +116,7 @@ def ls_command(session: Session, conditions: Sequence[Condition], ids: bool) -> 
 
 
 def _missing(session: Session, ids: Sequence[str]) -> int:
-    names = ", ".join(map(repr, ids))
-    return tell_error(session, NotFoundError(f"no document {names} in {session.url}"), 1, ids=list(ids))
+    message = f"no document {', '.join(map(repr, ids))}"
+    if not session.json:
+        message += f" in {session.url}"
+    return tell_error(session, NotFoundError(message), 1, ids=list(ids))

@@ -42,10 +42,10 @@ def completion_command(session: Session, shell: str | None) -> None:
     """Print the script that makes SHELL (default: the one in $SHELL) complete commands, options and ids."""
     from click.shell_completion import get_completion_class
 
-    from opslog.cli.app import app
+    from opslog.cli.app import COMPLETE, app
 
     shell = shell or Path(os.environ.get("SHELL", "")).name
     found = get_completion_class(shell) if shell in _SHELLS else None
     if found is None:
         raise click.UsageError(f"name the shell: {', '.join(_SHELLS)}")
-    write(found(app, {}, "opslog", "_OPSLOG_COMPLETE").source())
+    write(found(app, {}, "opslog", COMPLETE).source())

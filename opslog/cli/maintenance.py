@@ -11,7 +11,7 @@ import click
 
 import opslog
 from opslog.archive import list_periods, read_archive
-from opslog.cli.output import answer, documents, progress, rows, tell_error, write, write_json
+from opslog.cli.output import answer, counted, documents, progress, rows, say, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import Condition, duration, keep, matches, where
 from opslog.environment import REAL, format_ts
@@ -38,12 +38,14 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     """
     from opslog.compaction import Compaction, compact
 
-    done, locked = Compaction(), None
+    done, locked = Compaction(), False
     with session.existing() as backend, progress(session, "compacting") as bar:
         try:
             done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
         except opslog.LockedError as error:
-            locked = error
+            locked = True
+            if not session.json:
+                say(f"another compaction is running: {error}")
     told = {
         "manifest": done.number,
         "commits": done.commits,
@@ -53,17 +55,14 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
         "sealed": list(done.sealed),
         "garbage_files": len(done.garbage.paths),
         "garbage_bytes": done.garbage.bytes,
-        "locked": locked is not None,
+        "locked": locked,
     }
-    if locked:
-        text = f"nothing to do, another compaction is running: {locked}"
-    elif done.number is None:
-        text = "nothing to do"
-    else:
-        text = (
-            f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
-            f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
-        )
+    text = (
+        "nothing to do"
+        if done.number is None
+        else f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
+        f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
+    )
     answer(session, told, text)
 
 
@@ -115,7 +114,7 @@ def archive_command(
         return _preview(session, conditions, older_than)
     with session.writing() as store:
         count = store.archive(matches(conditions), period, older_than=older_than)
-    answer(session, {"archived": count}, f"archived {count} {'document' if count == 1 else 'documents'}")
+    answer(session, {"archived": count}, f"archived {counted(count, 'document')}")
     return 0
 
 
@@ -184,11 +183,11 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
     for done in report.repaired:
         write(f"repaired: {done}")
     for problem in report.problems:
-        place = "" if problem.offset is None else f" byte {problem.offset}:"
-        write(f"{problem.severity}: {problem.path}:{place} {problem.message}")
+        write(f"{problem.severity}: {problem}")
     write(
-        f"{'ok' if report.ok else 'DAMAGED'}: checked {report.manifests} manifests, {report.parts} parts with "
-        f"{report.records} records, {report.segments} segments with {report.commits} commits, "
-        f"{report.archives} archives, {report.bytes} bytes"
+        f"{'ok' if report.ok else 'DAMAGED'}: checked {counted(report.manifests, 'manifest')}, "
+        f"{counted(report.parts, 'part')} with {counted(report.records, 'record')}, "
+        f"{counted(report.segments, 'segment')} with {counted(report.commits, 'commit')}, "
+        f"{counted(report.archives, 'archive')}, {counted(report.bytes, 'byte')}"
     )
     return 0 if report.ok else 3

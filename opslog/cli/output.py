@@ -22,6 +22,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _UNESCAPED_CONTROL = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 """Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are."""
 
+_GAP, _NARROWEST = 2, 10
+"""Of a table, in characters: between two columns, and what its last column gets at the least."""
+
 
 def is_terminal() -> bool:
     """Whether a person reads stdout."""
@@ -71,22 +74,26 @@ def answer(session: Session, value: object, text: str) -> None:
         write(text)
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def unicode_text(text: str) -> str:
     """The text with escapes for bytes of an argument that are no UTF-8 (Python holds them as halves of surrogate
     pairs)."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def json_text(data: bytes) -> str:
-    """JSON text as a terminal may show it."""
-    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode())
+def visible(text: str) -> str:
+    """JSON text, or text with JSON strings in it, without control characters: as a terminal may show it."""
+    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def id_text(id: str) -> str:
     """The id as it is, or, where that would not be one visible piece of a line, as a JSON string."""
     if id and not id.startswith('"') and not _CONTROL.search(id):
         return id
-    return json_text(orjson.dumps(id))
+    return orjson.dumps(id).decode()
 
 
 def document_line(id: str, data: bytes) -> bytes:
@@ -100,25 +107,32 @@ def documents(session: Session, found: Iterable[tuple[str, bytes]]) -> None:
         for id, data in found:
             write(document_line(id, data))
     else:
-        rows(["id", "document"], ([id_text(id), json_text(data)] for id, data in found))
+        rows(["id", "document"], ([id_text(id), data.decode()] for id, data in found))
 
 
 def rows(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """A table at a terminal, whose columns are cut to its width; otherwise lines with tabs between the columns."""
+    """A table at a terminal, whose last column takes what the others leave of its width; otherwise lines with tabs
+    between the columns."""
     if not is_terminal():
         for line in lines:
             write("\t".join(line))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+    console = Console()
+    shown = [titles, *([visible(cell) for cell in line] for line in lines)]
+    # An id of a screen's width must leave room for its document.
+    widths = [min(max(map(cell_len, column)), console.width // 2) for column in list(zip(*shown, strict=True))[:-1]]
+    left = console.width - sum(width + _GAP for width in widths)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+    for title, width in zip(titles, [*widths, max(left, _NARROWEST)], strict=True):
+        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width)
+    for line in shown[1:]:
+        table.add_row(*map(Text, line))
+    console.print(table)
 
 
 @contextmanager

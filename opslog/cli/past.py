@@ -13,7 +13,7 @@ import click
 import orjson
 
 import opslog
-from opslog.cli.output import id_text, is_terminal, json_text, rows, tell_error, write, write_json
+from opslog.cli.output import id_text, is_terminal, rows, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import document_id
 from opslog.commits import encode_commit
@@ -100,7 +100,7 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
     if isinstance(commit, opslog.Undo):
         what = f"of {commit.target}"
     elif isinstance(commit, opslog.Set):
-        what = f"{id_text(commit.id)} {json_text(bytes(commit.data))}"
+        what = f"{id_text(commit.id)} {bytes(commit.data).decode()}"
     else:
         what = ", ".join(id_text(record.id) for record in commit.records)
     return [str(commit.clock), commit.ts, commit.agent, commit.op, what]
@@ -108,7 +108,7 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
 
 def _revision_row(revision: opslog.Revision) -> list[str]:
     record = revision.record
-    document = json_text(bytes(record.data)) if isinstance(record, opslog.Set) else ""
+    document = bytes(record.data).decode() if isinstance(record, opslog.Set) else ""
     return [str(record.clock), record.ts, record.agent, record.op, "undone" if revision.undone else "", document]
 
 

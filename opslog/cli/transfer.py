@@ -67,8 +67,9 @@ def import_command(
         "agents": done.agents,
         "clock": done.clock,
         "archived": archived,
-        "orphaned_logs": orphaned,
     }
+    if orphaned:
+        told["orphaned_logs"] = orphaned
     text = f"imported {done.commits} commits with {done.ops} ops of {done.agents} agents"
     if archived:
         text += f", and {sum(archived.values())} archived documents"
@@ -104,8 +105,8 @@ def _orphaned(session: Session, directory: str) -> int:
     orphaned = orphaned_logs(directory)
     if orphaned and not session.json:
         say(
-            f"the manifest of {directory} no longer names {len(orphaned)} of its logs ({orphaned[0].name}"
-            f"{', …' if orphaned[1:] else ''}). They may hold writes that were lost; --salvage imports them, too"
+            f"{directory} has {len(orphaned)} logs that its manifest no longer names ({orphaned[0].name}, …). They may "
+            "hold writes that were lost; --salvage imports them, too"
         )
     return len(orphaned)
 
@@ -160,11 +161,11 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{REAL.nonce()}")
     try:
-        with _created(temporary, path) as raw:
-            with _packed(raw, path) as out:
+        with _created(temporary, path) as new:
+            with _packed(new, path) as out:
                 yield out
-            raw.flush()
-            os.fsync(raw.fileno())
+            new.flush()
+            os.fsync(new.fileno())
         os.replace(temporary, path)
     finally:
         with suppress(FileNotFoundError):
