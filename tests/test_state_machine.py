@@ -125,7 +125,6 @@ class Agents(RuleBasedStateMachine):
                 return
             raise AssertionError("deleted what was not there")
 
-
     @rule(name=AGENTS, ids=st.lists(IDS, min_size=1, max_size=3), fails=st.booleans())
     def batch(self, name: str, ids: list[str], fails: bool) -> None:
         store, before = self.agents[name], plain(self.agents[name])
