@@ -9,7 +9,7 @@ from typing import TypeVar
 from opslog.backends import Backend, Entry
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError
-from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path
+from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path, segment_of
 from opslog.manifest import Manifest, Settings, decode_manifest, encode_manifest
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class ManifestStore:
             if number == 0:
                 # In this order: a manifest is created before any log, so logs seen first and no manifest after is
                 # damage.
-                has_logs = bool(self._backend.list(OPS))
+                has_logs = any(segment_of(entry.path) for entry in self._backend.list(OPS))
                 if self.newest_number():
                     continue
                 raise self._missing(has_logs)

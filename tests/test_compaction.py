@@ -1,0 +1,467 @@
+"""Compaction: what is folded and what not, when runs merge, seals, tombstones, and compactors in each other's way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import compaction, snapshot
+from opslog.backends import Backend, open_backend
+from opslog.backends.memory import MemoryBackend
+from opslog.commits import Delete, Record, Set
+from opslog.compaction import Compaction, compact, fold
+from opslog.environment import REAL, Environment
+from opslog.manifest import Manifest
+from opslog.manifest_store import ManifestStore
+from opslog.runs import BlockRun
+from opslog.verify import verify
+
+Store = opslog.Store[dict[str, Any]]
+DAY = 86400
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://compaction-{next(_numbers)}"
+
+
+@pytest.fixture
+def backend(url: str) -> Backend:
+    return open_backend(url)
+
+
+def open_store(url: str, agent: str = "a", **settings: Any) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None, settings=opslog.Settings(**settings))
+
+
+def newest(backend: Backend) -> Manifest:
+    return ManifestStore(backend).newest()
+
+
+def paths(backend: Backend, prefix: str = "") -> list[str]:
+    return [entry.path for entry in backend.list(prefix)]
+
+
+def snapshot_of(backend: Backend) -> dict[str, Record]:
+    """What the live snapshot says, newest run first."""
+    found: dict[str, Record] = {}
+    for run in newest(backend).runs:
+        for row in BlockRun(backend, run).rows():
+            found.setdefault(row.id, row.record)
+    return found
+
+
+def fill(store: Store, count: int, prefix: str = "") -> None:
+    for number in range(count):
+        store[f"{prefix}{number:04}"] = {"number": number}
+
+
+# -- the cut
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 32])
+def test_the_newest_commits_of_each_log_stay_out(url: str, backend: Backend, window: int) -> None:
+    with open_store(url, undo_window=window) as a, open_store(url, "b") as b:
+        fill(a, 50)
+        fill(b, 3, "b")
+        done = a.compact()
+    manifest = newest(backend)
+    folded = 50 - window + max(0, 3 - window)
+    assert (done.number, done.commits, done.records) == (2, folded, folded)
+    assert manifest.cut["a"].commits == 50 - window
+    assert manifest.cut.keys() == {"a"} | ({"b"} if window < 3 else set())
+    assert manifest.documents == len(snapshot_of(backend)) == folded
+    assert manifest.clock == 50, "the greatest that was read, not the greatest that was folded"
+
+
+def test_what_an_undo_cancels_is_not_folded(url: str, backend: Backend) -> None:
+    with open_store(url, undo_window=2) as store:
+        store["kept"] = {}
+        store["undone"] = {}
+        store.undo()
+        fill(store, 2)
+        store.compact()
+    assert set(snapshot_of(backend)) == {"kept"}
+
+
+def test_an_undo_that_is_not_folded_itself_is_heeded_all_the_same(url: str, backend: Backend) -> None:
+    with open_store(url, undo_window=2) as store:
+        store["x"] = {"n": 1}
+        store["x"] = {"n": 2}
+        store.undo()
+        store["y"] = {}
+        assert store.compact().commits == 2
+        assert store["x"] == {"n": 1}
+    record = snapshot_of(backend)["x"]
+    assert isinstance(record, Set)
+    assert record.document == {"n": 1}
+    with opslog.open(url, read_only=True) as fresh:
+        assert dict(fresh.items()) == {"x": {"n": 1}, "y": {}}
+
+
+def test_a_set_from_an_old_view_does_not_beat_the_snapshot(url: str, backend: Backend) -> None:
+    """Its writer had not seen what was folded meanwhile; its clock is smaller, so it loses, in the snapshot too."""
+    with open_store(url, undo_window=1) as a, open_store(url, "late") as late:
+        fill(a, 30)
+        a["x"] = {"by": "a"}
+        a["y"] = {}
+        a.compact()
+        late["x"] = {"by": "late"}
+        late["z"] = {}
+        done = a.compact()
+        assert (done.commits, done.records) == (1, 0), "what lost is folded and left no record"
+        a.refresh()
+        assert a["x"] == {"by": "a"}
+    record = snapshot_of(backend)["x"]
+    assert record.agent == "a"
+
+
+def test_nothing_to_do_changes_nothing(url: str, backend: Backend) -> None:
+    with open_store(url) as store:
+        fill(store, 40)
+        store.compact()
+        before = paths(backend)
+        assert store.compact() == Compaction()
+        assert store.compact(full=True) == Compaction()
+        fill(store, 0)
+        assert paths(backend) == before
+    empty = open_backend(f"{url}-empty")
+    with opslog.open(f"{url}-empty", agent="a") as store:
+        assert store.compact() == Compaction()
+    assert paths(empty, "manifests/") == ["manifests/00000000000000000001.json"]
+
+
+# -- runs
+
+
+def test_its_cost_is_that_of_the_tail(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compaction reads and writes does not grow with the store, but for index and block of what it touches."""
+    with open_store(url, undo_window=0) as store:
+        for number in range(3000):
+            store[f"{number:05}"] = {"text": "x" * 1000}
+        store.compact()
+        store["00007"] = {"text": "new"}
+        moved = {"read": 0, "written": 0}
+        read, create = MemoryBackend.read, MemoryBackend.create
+
+        def count_read(self: MemoryBackend, path: str, start: int = 0, stop: int | None = None) -> bytes:
+            data = read(self, path, start, stop)
+            moved["read"] += len(data)
+            return data
+
+        def count_create(self: MemoryBackend, path: str, data: bytes) -> None:
+            moved["written"] += len(data)
+            create(self, path, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBackend, "read", count_read)
+            patch.setattr(MemoryBackend, "create", count_create)
+            store.compact()
+    size = sum(run.bytes for run in newest(backend).runs)
+    assert size > 3_000_000
+    assert moved["read"] < size / 20
+    assert moved["written"] < 3000
+
+
+def test_runs_of_one_size_merge_by_four(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 256)
+    merged, counts = [], []
+    with open_store(url, undo_window=0) as store:
+        for batch in range(64):
+            fill(store, 2, f"{batch}-")
+            merged.append(store.compact().runs_merged)
+            counts.append(len(newest(backend).runs))
+        assert len(store) == 128
+    assert max(counts) <= 3 * 4
+    assert sum(count > 0 for count in merged) < 64 / 2, "most compactions merge nothing"
+    assert {record.id for record in snapshot_of(backend).values()} == set(store_ids(url))
+    assert verify(backend).problems == []
+
+
+def store_ids(url: str) -> list[str]:
+    with opslog.open(url, read_only=True) as store:
+        return list(store)
+
+
+def test_full_makes_one_run_of_what_is_live(url: str, backend: Backend) -> None:
+    now = [1_800_000_000.0]
+    environment = Environment(time=lambda: now[0])
+    with opslog.open(
+        url, agent="a", compact_after=None, environment=environment, settings=opslog.Settings(undo_window=0)
+    ) as store:
+        for turn in range(2):
+            fill(store, 20, f"{turn}-")
+            store.compact()
+        del store["1-0003"]
+        store.compact()
+        now[0] += 8 * DAY
+        assert len(newest(backend).runs) > 1
+        progress: list[tuple[int, int]] = []
+        done = store.compact(full=True, progress=lambda written, total: progress.append((written, total)))
+        assert (done.records, done.commits) == (39, 0)
+        assert progress[-1][0] == 39
+        assert store.compact(full=True) == Compaction()
+    (run,) = newest(backend).runs
+    assert [row.id for row in BlockRun(backend, run).rows()] == store_ids(url)
+    assert newest(backend).documents == 39
+
+
+def test_a_run_of_many_parts(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(snapshot, "PART_BYTES", 2000)
+    with open_store(url, undo_window=0) as store:
+        fill(store, 200)
+        store.compact()
+        before = dict(store.items())
+    (run,) = newest(backend).runs
+    assert len(run.parts) > 5
+    with opslog.open(url, read_only=True) as store:
+        assert dict(store.items()) == before
+    assert verify(backend).problems == []
+
+
+# -- tombstones
+
+
+def test_a_tombstone_hides_until_the_oldest_run_takes_part(url: str, backend: Backend) -> None:
+    now = [1_800_000_000.0]
+    environment = Environment(time=lambda: now[0])
+    settings = opslog.Settings(undo_window=0, tombstone_ttl_seconds=10)
+    with opslog.open(url, agent="a", compact_after=None, environment=environment, settings=settings) as store:
+        fill(store, 2000)
+        store.compact()
+        del store["0001"]
+        store.compact()
+        assert isinstance(snapshot_of(backend)["0001"], Delete)
+        now[0] += 11
+        store["new"] = {}
+        store.compact()
+        assert isinstance(snapshot_of(backend)["0001"], Delete), "expired, and the run below still has the document"
+        store.compact(full=True)
+        assert "0001" not in snapshot_of(backend)
+        assert "0001" not in store
+    assert "0001" not in store_ids(url)
+
+
+def test_a_young_tombstone_survives_a_full_compaction(url: str, backend: Backend) -> None:
+    """Somebody may still come with a set from before the delete."""
+    with open_store(url, undo_window=0) as store, open_store(url, "late") as late:
+        fill(store, 10)
+        del store["0001"]
+        store.compact(full=True)
+        assert isinstance(snapshot_of(backend)["0001"], Delete)
+        late["0001"] = {"from": "before"}
+        late.refresh()
+        assert "0001" not in late
+        late.compact(full=True)
+    assert "0001" not in store_ids(url)
+
+
+# -- seals
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The storage's own clock."""
+    now = [1_000_000.0]
+    monkeypatch.setattr(MemoryBackend, "now", lambda self: now[0])
+    listing = MemoryBackend.list
+    monkeypatch.setattr(
+        MemoryBackend,
+        "list",
+        lambda self, prefix: [entry._replace(modified=1_000_000.0) for entry in listing(self, prefix)],
+    )
+    return now
+
+
+def test_an_idle_agent_is_sealed_and_folded_whole(url: str, backend: Backend, clock: list[float]) -> None:
+    with open_store(url, "idle") as idle:
+        fill(idle, 10)
+    clock[0] += DAY - 1
+    assert compact(backend, REAL).sealed == ()
+    clock[0] += 2
+    done = compact(backend, REAL)
+    assert (done.sealed, done.commits, done.records) == (("idle",), 11, 10)
+    assert compact(backend, REAL).sealed == ()
+    with open_store(url, "idle") as idle:
+        assert not idle.undo()
+        idle["new"] = {}
+        assert idle.stats().clock == 12
+        assert idle.undo()
+        assert len(idle) == 10
+    assert verify(backend).problems == []
+
+
+def test_a_live_agent_is_never_sealed(url: str, backend: Backend, clock: list[float]) -> None:
+    with open_store(url, "live") as live:
+        fill(live, 10)
+        clock[0] += 10 * DAY
+        assert compact(backend, REAL) == Compaction()
+        assert live.undo()
+
+
+def test_who_wrote_while_its_log_was_read_is_not_sealed(
+    url: str, backend: Backend, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(url, "idle") as idle:
+        fill(idle, 10)
+    clock[0] += 2 * DAY
+    take = MemoryBackend.appender
+
+    def came_back(self: MemoryBackend, agent: str) -> Any:
+        monkeypatch.setattr(MemoryBackend, "appender", take)
+        with open_store(url, "idle") as idle:
+            idle["back"] = {}
+        return take(self, agent)
+
+    monkeypatch.setattr(MemoryBackend, "appender", came_back)
+    assert compact(backend, REAL).sealed == ()
+    with open_store(url, "idle") as idle:
+        assert idle.undo(), "its window is as it was"
+        assert "back" not in idle
+
+
+# -- compactors in each other's way
+
+
+def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
+    """Let `between` happen when the next compaction has read everything and not written anything yet."""
+    seal = compaction.Tail.seal_idle
+
+    def pause(self: compaction.Tail, backend: Backend, environment: Environment) -> tuple[str, ...]:
+        monkeypatch.setattr(compaction.Tail, "seal_idle", seal)
+        between()
+        return seal(self, backend, environment)
+
+    monkeypatch.setattr(compaction.Tail, "seal_idle", pause)
+
+
+def test_of_two_compactions_at_once_one_publishes(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(url, undo_window=0) as store:
+        fill(store, 40)
+        racing(monkeypatch, lambda: fold(backend, REAL))
+        assert fold(backend, REAL).number is None
+        (run,) = newest(backend).runs
+        assert {path.split("/")[1] for path in paths(backend, "snapshots/")} == {run.name}, "the loser left nothing"
+        assert dict(store.items()) == {f"{number:04}": {"number": number} for number in range(40)}
+    assert verify(backend).problems == []
+
+
+@pytest.mark.parametrize("grace", [0, 600])
+def test_a_compaction_paused_while_others_went_on_does_no_harm(
+    url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    """With no grace its number was used and collected when it wakes up: it can create the manifest, and it is dead."""
+
+    def others() -> None:
+        for turn in range(3):
+            fill(store, 5, f"{turn}-")
+            fold(backend, REAL)
+
+    with open_store(url, undo_window=0, grace_seconds=grace) as store:
+        fill(store, 40)
+        racing(monkeypatch, others)
+        assert fold(backend, REAL).number is None
+        store.refresh()
+        assert len(store) == 55
+        with opslog.open(url, read_only=True) as fresh:
+            assert dict(fresh.items()) == dict(store.items())
+        assert verify(backend).ok
+        store["more"] = {}
+        assert fold(backend, REAL).number == 5
+        with opslog.open(url, read_only=True) as fresh:
+            assert len(fresh) == 56
+    assert verify(backend).problems == []
+
+
+def test_the_lock_lets_one_in(url: str, backend: Backend) -> None:
+    with open_store(url) as store:
+        with backend.lock(compaction.LOCK), pytest.raises(opslog.LockedError):
+            store.compact()
+        assert store.compact() == Compaction()
+
+
+def test_many_compactors_without_lock_and_a_writer(url: str, backend: Backend) -> None:
+    failures: list[BaseException] = []
+    done: list[Compaction] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                done.append(fold(backend, REAL))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with open_store(url, undo_window=3, grace_seconds=0) as store:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(600):
+            store[f"{number % 150:04}"] = {"number": number}
+            if number % 7 == 0:
+                del store[f"{number % 150:04}"]
+        expected = dict(store.items())
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert sum(one.number is not None for one in done) > 1
+    with opslog.open(url, read_only=True) as fresh:
+        assert dict(fresh.items()) == expected
+    assert verify(backend).ok
+
+
+# -- options
+
+
+def test_keep_history_stays_until_it_is_changed(url: str, backend: Backend) -> None:
+    with open_store(url) as store:
+        fill(store, 40)
+        store.compact(keep_history="forever")
+        assert newest(backend).settings.keep_history_seconds is None
+        fill(store, 5)
+        store.compact()
+        assert newest(backend).settings.keep_history_seconds is None
+        store.compact(keep_history=60)
+        assert newest(backend).settings.keep_history_seconds == 60.0
+        for wrong in (-1, float("nan"), "ever", "60"):
+            with pytest.raises(opslog.UsageError, match="keep_history is a number of seconds"):
+                store.compact(keep_history=wrong)  # type: ignore[arg-type]
+
+
+def test_a_reader_cannot_compact(url: str) -> None:
+    with open_store(url):
+        pass
+    with opslog.open(url, read_only=True) as reader, pytest.raises(opslog.ReadOnlyError):
+        reader.compact()
+
+
+@pytest.mark.parametrize("call", ["create the part", "create the index", "create the manifest"])
+def test_a_failed_write_leaves_the_store_as_it_was(
+    url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    ending = {"create the part": ".jsonl", "create the index": ".index", "create the manifest": ".json"}[call]
+    create = MemoryBackend.create
+
+    def fail(self: MemoryBackend, path: str, data: bytes) -> None:
+        if path.endswith(ending):
+            raise opslog.WriteFailedError("the disk is full")
+        create(self, path, data)
+
+    with open_store(url) as store:
+        fill(store, 40)
+        before = paths(backend)
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBackend, "create", fail)
+            with pytest.raises(opslog.WriteFailedError):
+                store.compact()
+        assert paths(backend) == before
+        assert store.compact().number == 2

@@ -1,0 +1,211 @@
+"""Garbage collection: what goes, what stays, and for how long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import Backend, Entry, open_backend
+from opslog.backends.memory import MemoryBackend
+from opslog.compaction import Compaction, compact
+from opslog.environment import REAL
+from opslog.garbage import collect, find_garbage
+from opslog.layout import manifest_path, segment_path
+
+HOUR = 3600.0
+_numbers = itertools.count()
+
+
+class Clock:
+    """The storage's clock: what is created or written gets its time."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.written: dict[str, float] = {}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    listing, create = MemoryBackend.list, MemoryBackend.create
+
+    def list_aged(self: MemoryBackend, prefix: str) -> list[Entry]:
+        return [entry._replace(modified=clock.written.get(entry.path, 1_000_000.0)) for entry in listing(self, prefix)]
+
+    def create_now(self: MemoryBackend, path: str, data: bytes) -> None:
+        create(self, path, data)
+        clock.written[path] = clock.now
+
+    monkeypatch.setattr(MemoryBackend, "list", list_aged)
+    monkeypatch.setattr(MemoryBackend, "create", create_now)
+    monkeypatch.setattr(MemoryBackend, "now", lambda self: clock.now)
+    return clock
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://garbage-{next(_numbers)}"
+
+
+@pytest.fixture
+def backend(url: str) -> Iterator[Backend]:
+    backend = open_backend(url)
+    yield backend
+    backend.close()
+
+
+def session(url: str, count: int = 4, agent: str = "a", **settings: Any) -> None:
+    """One session of an agent: one more segment."""
+    with opslog.open(
+        url, agent=agent, compact_after=None, settings=opslog.Settings(undo_window=1, **settings)
+    ) as store:
+        for number in range(count):
+            store[f"{agent}-{number}"] = {"number": number}
+
+
+def paths(backend: Backend, prefix: str = "") -> list[str]:
+    return [entry.path for entry in backend.list(prefix)]
+
+
+def runs(backend: Backend) -> set[int]:
+    """For which manifests the runs on storage were written."""
+    return {int(path.split("/")[1].partition("-")[0]) for path in paths(backend, "snapshots/")}
+
+
+def test_superseded_files_stay_for_the_grace_period(url: str, backend: Backend, clock: Clock) -> None:
+    session(url)
+    compact(backend, REAL)
+    session(url)
+    clock.now += HOUR
+    done = compact(backend, REAL, full=True)
+    assert done.garbage.paths == [manifest_path(1)], "superseded an hour ago; what it needs is still needed"
+    assert runs(backend) == {2, 3}
+    session(url)
+    clock.now += 599
+    assert compact(backend, REAL, full=True).garbage.paths == []
+    session(url)
+    clock.now += 2
+    done = compact(backend, REAL, full=True)
+    assert done.garbage.paths[0] == manifest_path(2)
+    assert {path.split("/")[0] for path in done.garbage.paths} == {"manifests", "snapshots", "ops"}
+    assert done.garbage.bytes > 0
+    assert paths(backend, "manifests/") == [manifest_path(number) for number in (3, 4, 5)]
+    assert runs(backend) == {3, 4, 5}
+    # The cut of manifest 3 is in segment 2; so that one stays, and only the one before it went.
+    assert paths(backend, "ops/") == [segment_path("a", number) for number in (2, 3, 4)]
+
+
+def test_the_last_segment_of_a_log_always_stays(url: str, backend: Backend, clock: Clock) -> None:
+    session(url, undo_ttl_seconds=0.0, grace_seconds=0.0)
+    for _ in range(3):
+        clock.now += HOUR
+        compact(backend, REAL)
+        session(url, agent="b")
+    assert paths(backend, "ops/a/") == [segment_path("a", 2)], "the seal"
+    session(url)
+    assert paths(backend, "ops/a/")[-1] == segment_path("a", 3), "a number is never used twice"
+
+
+@pytest.mark.parametrize(("keep", "left"), [("forever", 5), (2 * HOUR, 3), (0.0, 2)])
+def test_keep_history(url: str, backend: Backend, clock: Clock, keep: Any, left: int) -> None:
+    session(url)
+    compact(backend, REAL, keep_history=keep)
+    for _ in range(3):
+        clock.now += HOUR + 1
+        session(url)
+        compact(backend, REAL)
+    assert len(paths(backend, "manifests/")) == left
+    assert len(paths(backend, "ops/")) == min(4, left)
+
+
+def test_orphans_go_once_their_number_is_used(url: str, backend: Backend, clock: Clock) -> None:
+    for number in (1, 2, 3):
+        for kind in ("jsonl", "index"):
+            backend.create(f"snapshots/{number:020}-dead/part-00000.{kind}", b"orphan\n")
+    session(url)
+    compact(backend, REAL)
+    assert [path for path in paths(backend, "snapshots/") if "dead" in path] == [
+        f"snapshots/{3:020}-dead/part-00000.{kind}" for kind in ("index", "jsonl")
+    ], "who aims at manifest 3 may still publish it"
+    session(url)
+    compact(backend, REAL)
+    assert not [path for path in paths(backend, "snapshots/") if "dead" in path]
+
+
+def test_an_orphan_is_reason_enough_for_a_compaction(url: str, backend: Backend, clock: Clock) -> None:
+    session(url)
+    compact(backend, REAL)
+    assert compact(backend, REAL) == Compaction()
+    backend.create(f"snapshots/{2:020}-dead/part-00000.jsonl", b"orphan\n")
+    done = compact(backend, REAL)
+    assert (done.number, len(done.garbage.runs)) == (3, 1)
+
+
+def test_temporary_files_go_after_an_hour(url: str, backend: Backend, clock: Clock) -> None:
+    temporary = [
+        "manifests/00000000000000000002.json.tmp-a",
+        "snapshots/x/part-00000.jsonl.tmp-b",
+        "ops/a/1.jsonl.tmp-c",
+    ]
+    for path in temporary:
+        backend.create(path, b"half")
+    session(url)
+    clock.now += HOUR - 1
+    assert compact(backend, REAL).garbage.temporary == []
+    session(url)
+    clock.now += 2
+    assert [entry.path for entry in compact(backend, REAL).garbage.temporary] == temporary
+    assert not [path for path in paths(backend) if ".tmp-" in path]
+
+
+def test_only_who_published_the_newest_collects(url: str, backend: Backend, clock: Clock) -> None:
+    session(url, grace_seconds=0.0)
+    for _ in range(3):
+        session(url)
+        clock.now += HOUR
+        compact(backend, REAL, keep_history="forever")
+    compact(backend, REAL, keep_history=0.0)
+    before = paths(backend)
+    assert find_garbage(backend, clock.now + HOUR, 4).paths == []
+    assert collect(backend, 4).paths == []
+    assert paths(backend) == before
+
+
+def test_strangers_are_left_alone(url: str, backend: Backend, clock: Clock) -> None:
+    strangers = [
+        "notes.txt",
+        "manifests/readme",
+        "ops/a/notes",
+        "snapshots/old/part",
+        "archive/p/x.jsonl",
+        "removed/n/x",
+    ]
+    for path in strangers:
+        backend.create(path, b"mine")
+    session(url, grace_seconds=0.0)
+    for _ in range(3):
+        clock.now += HOUR
+        session(url)
+        compact(backend, REAL)
+    assert set(strangers) <= set(paths(backend))
+
+
+def test_a_manifest_that_came_back_is_collected_again(url: str, backend: Backend, clock: Clock) -> None:
+    """A create that was late by more than the grace period; nobody takes it for the truth."""
+    session(url, grace_seconds=0.0)
+    old = backend.read(manifest_path(1))
+    for _ in range(3):
+        clock.now += HOUR
+        session(url)
+        compact(backend, REAL)
+    assert manifest_path(1) not in paths(backend)
+    clock.now += HOUR
+    backend.create(manifest_path(1), old)
+    with opslog.open(url, read_only=True) as store:
+        assert len(store) == 4
+    session(url)
+    assert compact(backend, REAL).garbage.manifests[0].path == manifest_path(1)
