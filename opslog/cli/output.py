@@ -71,7 +71,7 @@ def answer(session: Session, value: object, text: str) -> None:
     if session.json:
         write_json(value)
     else:
-        write(text)
+        write(visible(text) if is_terminal() else text)
 
 
 def counted(count: int, noun: str) -> str:

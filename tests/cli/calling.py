@@ -1,0 +1,98 @@
+"""Calling commands: in this process, as a process of its own, at a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import orjson
+
+from opslog.cli.app import run
+
+PROGRAM = (sys.executable, "-W", "error", "-m", "opslog")
+
+
+class Told(NamedTuple):
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def values(self) -> list[Any]:
+        """The JSON in the lines of its output."""
+        return [orjson.loads(line) for line in self.out.split("\n")[:-1]]
+
+    @property
+    def error(self) -> Any:
+        """Its error as JSON, which is one line."""
+        assert self.err.count("\n") == 1
+        return orjson.loads(self.err)
+
+
+def call(store: Path, *arguments: str, stdin: bytes = b"") -> Told:
+    """A command on a store, in this process, with nobody at the terminal. No call may end in a traceback."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPSLOG_")}
+    with (
+        mock.patch.dict(os.environ, environment | {"OPSLOG_STORE": str(store)}, clear=True),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = run(arguments)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        data = stream.buffer
+        assert isinstance(data, io.BytesIO)
+        texts.append(data.getvalue().decode())
+    assert "Traceback" not in texts[1], texts[1]
+    return Told(code, *texts)
+
+
+def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A bash script in which `opslog` is this one and OPSLOG_STORE is `store`, in the directory `cwd`."""
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=cwd,
+        env={**os.environ, "OPSLOG_STORE": "store", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def at_terminal(store: Path, *arguments: str, columns: int = 80) -> str:
+    """What a person sees of a command at a terminal of so many columns."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "--store", str(store), *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
+    )
+    os.close(slave)
+    seen = b""
+    while data := _read(master):
+        seen += data
+    os.close(master)
+    assert process.wait() == 0, seen.decode()
+    return seen.decode().replace("\r\n", "\n")
+
+
+def _read(master: int) -> bytes:
+    try:
+        return os.read(master, 65536)
+    except OSError:  # how Linux says that nobody has the other end open any more
+        return b""

@@ -1,0 +1,140 @@
+"""What is refused: with a sentence that says what to do, and the exit code that says whose fault it is."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+import opslog
+from opslog.cli import app
+from tests.cli.calling import call
+
+NO_UTF8 = os.fsdecode(b"\xff")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    with opslog.open(root) as store:
+        store["a"] = {"n": 1}
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["get", NO_UTF8], "lone surrogate"),
+        (["delete", "a", NO_UTF8], "lone surrogate"),
+        (["set", NO_UTF8, "{}"], "lone surrogate"),
+        (["history", NO_UTF8], "lone surrogate"),
+        (["--agent", NO_UTF8, "undo"], "not a valid name"),
+        (["--agent", "", "undo"], "not a valid name"),
+        (["--store", "", "ls"], "give --store DIRECTORY, or set OPSLOG_STORE"),
+        (["archive", "--older-than", "9999999w"], "the longest is 36500d"),
+        (["archive", "--list", "--where", "n=1"], "--list and --load stand alone"),
+        (["archive", "--load", "p", "--dry-run"], "--list and --load stand alone"),
+        (["archive", "--list", "--load", "p"], "--list and --load stand alone"),
+        (["archive", "--period", "p"], "say which documents"),
+        (["archive", "--dry-run"], "say which documents"),
+        (["archive", "--load", "../p"], "not a valid name"),
+        (["import", "x", "--rev", "HEAD"], "--rev is for --git"),
+        (["import", "x", "--git", "y"], "name one source"),
+        (["import", "/no/such/file"], "check path and permissions"),
+        (["export", "--as-of", "yesterday"], "as_of takes a clock"),
+        (["ls", "--where", "n"], "write it as status=active"),
+        (["set", "a", "nonsense"], "DOCUMENT, byte 0: not JSON"),
+        (["set", "a"], "stdin, byte 0: not JSON"),
+        (["compact", "--keep-history", "soon"], "write it as 90s"),
+        (["completion", "tcsh"], "tcsh"),
+        (["nosuch"], "nosuch"),
+        ([], "opslog"),
+    ],
+)
+def test_wrong_usage_exits_with_2(store: Path, arguments: list[str], reason: str) -> None:
+    told = call(store, *arguments)
+    assert (told.code, told.out) == (2, "")
+    assert reason in told.err
+    told = call(store, *arguments, "--json") if arguments else call(store, "--json")
+    assert (told.code, told.out) == (2, "")
+    assert told.error["error"] in {"UsageError", "InvalidNameError", "InvalidDocumentError"}
+    assert set(told.error) <= {"error", "message", "place"}
+
+
+def test_a_store_under_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    told = call(tmp_path / NO_UTF8, "ls", "--json")
+    assert told.code == 3
+    assert told.error["error"] == "NotFoundError"
+    assert "\\udcff" in told.error["message"]
+
+
+def test_no_store_is_a_failure_and_makes_none(tmp_path: Path) -> None:
+    for arguments in (["ls"], ["archive", "--list"], ["archive", "--load", "p"], ["archive", "-w", "a=1", "--dry-run"]):
+        told = call(tmp_path / "nowhere", *arguments, "--json")
+        assert (told.code, told.error["error"]) == (3, "NotFoundError")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_there_is_a_no(store: Path) -> None:
+    for arguments, ids in ((["get", "x"], ["x"]), (["delete", "a", "x", "y"], ["x", "y"]), (["history", "x"], ["x"])):
+        told = call(store, *arguments)
+        assert (told.code, told.out) == (1, "")
+        assert all(repr(id) in told.err for id in ids)
+        told = call(store, *arguments, "--json")
+        assert (told.code, told.out) == (1, "")
+        assert (told.error["error"], told.error["ids"]) == ("NotFoundError", ids)
+    told = call(store, "archive", "--load", "p", "--json")
+    assert (told.code, told.out, told.error["error"]) == (1, "", "NotFoundError")
+    assert call(store, "ls", "--ids").out == "a\n"
+
+
+def test_an_archive_that_lost_a_file_is_damage_not_a_no(store: Path) -> None:
+    assert call(store, "archive", "-w", "n=1", "--period", "p").code == 0
+    (data,) = store.glob("archive/p/*.jsonl")
+    data.unlink()
+    told = call(store, "archive", "--load", "p", "--json")
+    assert (told.code, told.out) == (3, "")
+    assert told.error["path"] == f"archive/p/{data.name}"
+
+
+@pytest.mark.parametrize("content", [b'{"id":7}\n', b"nonsense\n", gzip.compress(b'{"id":"a"}\n')[:-6]])
+def test_a_source_that_cannot_be_read_leaves_no_store(tmp_path: Path, content: bytes) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(content)
+    told = call(tmp_path / "store", "import", str(source), "--json")
+    assert told.code == 3
+    assert (told.error["error"], told.error["path"]) == ("CorruptError", str(source))
+    assert isinstance(told.error["offset"], int)
+    assert call(tmp_path / "store", "ls").code == 3
+
+
+def test_a_source_that_cannot_be_opened_leaves_no_directory(tmp_path: Path) -> None:
+    assert call(tmp_path / "store", "import", str(tmp_path / "nosuch")).code == 2
+    assert call(tmp_path / "store", "import", "-", stdin=b"nonsense").code == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_place_in_a_document_is_named(store: Path) -> None:
+    told = call(store, "set", "a", '{"tasks":[{"n":18446744073709551616}]}', "--json")
+    assert told.code == 2
+    assert told.error["place"] == "$.tasks[0].n"
+
+
+def test_a_directory_that_does_not_exist_is_named_as_it_was_given(store: Path, tmp_path: Path) -> None:
+    told = call(store, "export", str(tmp_path / "no" / "out"))
+    assert told == (3, "", f"opslog: {tmp_path}/no/out: No such file or directory\n")
+
+
+def test_a_defect_of_opslog_is_never_taken_for_a_no(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(opslog, "open", fail)
+    assert app.run(["-s", str(store), "ls"]) == 3
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "ZeroDivisionError: a defect" in err
