@@ -75,6 +75,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if os.environ.get(COMPLETE):
             return shell_complete(app, {"obj": session}, "opslog", COMPLETE, os.environ[COMPLETE])
+        if not arguments:
+            click.echo(app.get_help(click.Context(app, info_name="opslog")), err=True)
+            return USAGE
         # Not app.main, which has ways of its own with interrupts and closed pipes.
         with app.make_context("opslog", list(arguments), obj=session) as context:
             code = app.invoke(context)

@@ -11,7 +11,7 @@ import pytest
 
 import opslog
 from opslog.cli.output import id_text
-from tests.cli.calling import at_terminal, call
+from tests.cli.calling import at_terminal, call, shell
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\r\n"
@@ -57,7 +57,7 @@ def test_a_table_fits_the_terminal_and_keeps_ids_whole(store: Path) -> None:
     assert shown[0].split() == ["id", "document"]
     assert shown[1].startswith("[bold]task-2[/bold] ")
     assert shown[1].rstrip().endswith("…")
-    assert re.fullmatch(r"i{39}…  \{\"n\":1\} *", shown[3])
+    assert re.fullmatch(r"i+…  \{\"n\":1\} *", shown[3])
     assert shown[4].startswith("task-1 ")
     assert all(len(line) <= 80 for line in shown)
 
@@ -102,3 +102,17 @@ def test_completion_offers_ids_that_can_be_typed(store: Path, monkeypatch: pytes
     assert told.code == 0
     assert told.out.split("\n")[1::3] == ["[bold]task-2[/bold]", "i" * 200, "task-1"]
     assert call(store.with_name("nowhere")).err == ""
+
+
+def test_the_completion_script_is_one_of_its_shell(store: Path) -> None:
+    for name in ("bash", "zsh", "fish"):
+        told = call(store, "completion", name)
+        assert (told.code, told.err) == (0, "")
+        assert f"_OPSLOG_COMPLETE={name}_complete" in told.out
+    typed = """
+        eval "$(opslog completion bash)"
+        COMP_WORDS=(opslog get ta) COMP_CWORD=2
+        _opslog_completion opslog
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    assert shell(typed, store.parent).stdout == "task-1\n"
