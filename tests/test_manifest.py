@@ -1,0 +1,209 @@
+"""The manifest format, and manifests on storage."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.checksum import crc32, decode_checked, encode_checked, sha256
+from opslog.environment import REAL
+from opslog.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FormatVersionError,
+    MissingFileError,
+    NotFoundError,
+    RetryError,
+)
+from opslog.layout import manifest_path
+from opslog.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
+from opslog.manifest_store import ManifestStore
+
+_numbers = itertools.count()
+MANIFEST = Manifest(
+    number=7,
+    created="2026-11-20T12:00:00.123456Z",
+    clock=2**63 - 1,
+    ts="2026-11-20T11:00:00.000000Z",
+    documents=3,
+    cut={"a": Cut(2, 100, 7), "b": Cut(1, 0, 1)},
+    runs=[Run("00000000000000000007-ab", [Part("snapshots/x", 4, 3, 400, "é", "😀", "00")]), Run("r", [])],
+    settings=Settings(undo_window=5, keep_history_seconds=None),
+)
+
+
+def test_it_comes_back() -> None:
+    data = encode_manifest(MANIFEST)
+    assert data.count(b"\n") == 1
+    assert decode_manifest(data, "m", 7) == MANIFEST
+    assert MANIFEST.commits == 8
+    assert MANIFEST.runs[0].records == 4
+    assert MANIFEST.runs[0].bytes == 400
+
+
+def test_default_settings_take_no_room() -> None:
+    assert b'"settings":{}' in encode_manifest(Manifest(number=1, created=""))
+
+
+def test_every_flipped_bit_and_every_length_is_found() -> None:
+    data = encode_manifest(MANIFEST)
+    for place in range(len(data)):
+        for bit in range(8):
+            with pytest.raises(CorruptError, match="checksum does not fit"):
+                decode_manifest(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :], "m", 7)
+        with pytest.raises(CorruptError) as caught:
+            decode_manifest(data[:place], "manifests/7", 7)
+        assert (caught.value.path, caught.value.offset) == ("manifests/7", 0)
+
+
+class Future(msgspec.Struct):
+    format: int
+    unknown: dict[str, int]
+    number: int = 7
+
+
+def test_a_newer_format_says_what_is_needed() -> None:
+    with pytest.raises(FormatVersionError, match="upgrade opslog") as caught:
+        decode_manifest(encode_checked(Future(FORMAT + 4, {"x": 1})), "m", 7)
+    assert caught.value.needed == FORMAT + 4
+
+
+def test_a_wrong_form_under_a_right_checksum_is_an_error() -> None:
+    with pytest.raises(CorruptError, match="the form is not"):
+        decode_manifest(encode_checked(Future(FORMAT, {})), "m", 7)
+
+
+def test_a_renamed_manifest_is_an_error() -> None:
+    with pytest.raises(CorruptError, match="holds manifest number 7"):
+        decode_manifest(encode_manifest(MANIFEST), manifest_path(8), 8)
+
+
+def test_checksums_are_the_standard_ones() -> None:
+    assert crc32(b"123456789") == "cbf43926"
+    assert sha256(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert decode_checked(encode_checked(MANIFEST), Manifest, "m") == MANIFEST
+
+
+# -- on storage
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    backend = open_backend(f"memory://manifest-{next(_numbers)}")
+    yield backend
+    backend.close()
+
+
+def manifest(number: int, **fields: Any) -> Manifest:
+    return Manifest(number=number, created="", **fields)
+
+
+def test_the_greatest_number_is_the_truth(backend: Backend) -> None:
+    store = ManifestStore(backend)
+    assert store.newest_number() == 0
+    for number in (1, 9, 10, 2):
+        store.create(manifest(number))
+    backend.create("manifests/99.json", b"not a name")
+    assert [number for number, _ in store.entries()] == [1, 2, 9, 10]
+    assert store.newest().number == 10
+    assert store.read(2).number == 2
+    with pytest.raises(MissingFileError):
+        store.read(3)
+    with pytest.raises(AlreadyExistsError):
+        store.create(manifest(9))
+
+
+def test_there_is_no_store_or_it_lost_its_manifests(backend: Backend) -> None:
+    with pytest.raises(NotFoundError, match="no store at memory://"):
+        ManifestStore(backend).newest()
+    backend.create("ops/a/notes", b"no log")
+    with pytest.raises(NotFoundError):
+        ManifestStore(backend).newest()
+    backend.create("ops/a/00000000000000000001.jsonl", b"")
+    with pytest.raises(CorruptError, match="there are logs but no manifest"):
+        ManifestStore(backend).newest()
+
+
+def test_racing_creators_of_the_first_agree(backend: Backend) -> None:
+    barrier = threading.Barrier(8)
+    seen: list[int] = []
+
+    def create(window: int) -> None:
+        store = ManifestStore(backend)
+        barrier.wait()
+        store.create_first(Settings(undo_window=window), REAL)
+        seen.append(store.newest().settings.undo_window)
+
+    threads = [threading.Thread(target=create, args=(window,)) for window in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 1
+    assert len(seen) == 8
+
+
+def test_a_read_starts_again_when_the_truth_moved(backend: Backend) -> None:
+    store = ManifestStore(backend)
+    store.create(manifest(1))
+    seen: list[int] = []
+
+    def read(manifest_: Manifest) -> int:
+        seen.append(manifest_.number)
+        if manifest_.number < 4:
+            ManifestStore(backend).create(manifest(manifest_.number + 1))
+        return manifest_.number
+
+    assert store.read_consistently(store.newest, read) == 4
+    assert seen == [1, 2, 3, 4]
+
+
+def test_a_file_that_was_collected_means_again_and_a_lost_one_an_error(backend: Backend) -> None:
+    store = ManifestStore(backend)
+    store.create(manifest(1))
+    attempts = 0
+
+    def read(manifest_: Manifest) -> str:
+        nonlocal attempts
+        attempts += 1
+        if manifest_.number == 1:
+            ManifestStore(backend).create(manifest(2))
+            raise MissingFileError("ops/a/1 is missing", "ops/a/1")
+        return "read"
+
+    assert store.read_consistently(store.newest, read) == "read"
+    assert attempts == 2
+
+    def lost(manifest_: Manifest) -> str:
+        raise MissingFileError("ops/a/1 is missing", "ops/a/1")
+
+    with pytest.raises(CorruptError, match="manifest 2 needs what is not there: ops/a/1 is missing") as caught:
+        store.read_consistently(store.newest, lost)
+    assert caught.value.path == "ops/a/1"
+
+
+def test_a_store_that_never_stands_still_is_not_waited_for_for_ever(backend: Backend) -> None:
+    store = ManifestStore(backend)
+    store.create(manifest(1))
+
+    def read(manifest_: Manifest) -> None:
+        ManifestStore(backend).create(manifest(manifest_.number + 1))
+
+    with pytest.raises(RetryError, match="faster than the store can be read"):
+        store.read_consistently(store.newest, read)
+
+
+def test_settings_are_those_of_the_creator() -> None:
+    url = f"memory://manifest-{next(_numbers)}"
+    with (
+        opslog.open(url, agent="a", settings=Settings(undo_window=3)),
+        opslog.open(url, agent="b", settings=Settings(undo_window=9)),
+    ):
+        assert ManifestStore(open_backend(url)).newest().settings.undo_window == 3

@@ -1,0 +1,154 @@
+"""The merge against its plain reference: any interleaving, undos, batches and seals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opslog.commits import Batch, Commit, Delete, DeleteOp, Record, Seal, Set, SetOp, Undo
+from opslog.merge import Merge, reference
+
+IDS = st.sampled_from("xyz")
+KINDS = st.sampled_from(["set", "set", "set", "delete", "batch", "undo", "seal"])
+
+
+def put(clock: int, agent: str, id: str, number: int = 0) -> Set:
+    return Set("ts", clock, agent, id, msgspec.Raw(b'{"n":%d}' % (number or clock)))
+
+
+class Author:
+    """Writes a log as a store does: an undo names its newest commit that is not cancelled, within the window."""
+
+    def __init__(self, agent: str, window: int) -> None:
+        self.agent = agent
+        self.window = window
+        self.log: list[Commit] = []
+
+    def write(self, kind: str, clock: int, ids: list[str]) -> None:
+        commit: Commit
+        match kind:
+            case "set":
+                commit = put(clock, self.agent, ids[0])
+            case "delete":
+                commit = Delete("ts", clock, self.agent, ids[0])
+            case "batch":
+                ops: list[SetOp | DeleteOp] = [SetOp(id, msgspec.Raw(b'{"b":%d}' % clock)) for id in ids]
+                commit = Batch("ts", clock, self.agent, [*ops, DeleteOp(ids[0])])
+            case "seal":
+                commit = Seal("ts", clock, self.agent)
+            case _:
+                target = self.undoable()
+                if target is None:
+                    return
+                commit = Undo("ts", clock, self.agent, target)
+        self.log.append(commit)
+
+    def undoable(self) -> int | None:
+        cancelled = {commit.target for commit in self.log if isinstance(commit, Undo)}
+        recent = self.log[-self.window :] if self.window else []
+        for commit in reversed(recent):
+            if isinstance(commit, Seal):
+                return None
+            if commit.records and commit.clock not in cancelled:
+                return commit.clock
+        return None
+
+
+@st.composite
+def logs(draw: Any, window: int) -> dict[str, list[Commit]]:
+    """Per agent a log; clocks as Lamport clocks may be: increasing in a log, anything between logs."""
+    authors = [Author(agent, window) for agent in "abc"]
+    clocks = dict.fromkeys("abc", 0)
+    for author, kind, step, ids in draw(
+        st.lists(
+            st.tuples(st.sampled_from(authors), KINDS, st.integers(1, 3), st.lists(IDS, min_size=1, max_size=3)),
+            max_size=60,
+        )
+    ):
+        clocks[author.agent] += step
+        author.write(kind, clocks[author.agent], ids)
+    return {author.agent: author.log for author in authors}
+
+
+def interleaved(draw: Any, logs: dict[str, list[Commit]]) -> Iterator[Commit]:
+    rest = {agent: list(log) for agent, log in logs.items() if log}
+    while rest:
+        agent = draw(st.sampled_from(sorted(rest)))
+        yield rest[agent].pop(0)
+        if not rest[agent]:
+            del rest[agent]
+
+
+def winners(merge: Merge) -> dict[str, Record]:
+    found = {id: merge.winner(id) for id in merge.ids()}
+    return {id: record for id, record in found.items() if record is not None}
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 32])
+@given(data=st.data())
+def test_any_order_of_reading_gives_the_reference(window: int, data: Any) -> None:
+    written = data.draw(logs(window))
+    everything = [commit for log in written.values() for commit in log]
+    merge = Merge(window)
+    read: list[Commit] = []
+    for commit in interleaved(data.draw, written):
+        touched = merge.apply(commit)
+        read.append(commit)
+        if isinstance(commit, Set | Delete | Batch):
+            assert tuple(touched) == commit.records
+        if len(read) % 7 == 0:
+            assert winners(merge) == reference(read)
+    assert winners(merge) == reference(everything)
+    for agent, log in written.items():
+        author = Author(agent, window)
+        author.log = log
+        target = merge.undoable(agent)
+        assert (target.clock if target else None) == author.undoable()
+
+
+@given(data=st.data())
+def test_what_is_settled_is_what_no_undo_can_reach(data: Any) -> None:
+    window = 3
+    written = data.draw(logs(window))
+    merge = Merge(window)
+    for commit in interleaved(data.draw, written):
+        merge.apply(commit)
+    for agent, log in written.items():
+        recent = [entry.commit for entry in merge.recent.get(agent, ())]
+        after_seal = max((place + 1 for place, commit in enumerate(log) if isinstance(commit, Seal)), default=0)
+        assert recent == log[max(after_seal, len(log) - window) :]
+    settled = [
+        commit for agent, log in written.items() for commit in log[: len(log) - len(merge.recent.get(agent, ()))]
+    ]
+    undos = [commit for log in written.values() for commit in log if isinstance(commit, Undo)]
+    assert merge.settled == reference([*(commit for commit in settled if not isinstance(commit, Undo)), *undos])
+    for id, records in merge.contested.items():
+        assert records, f"nothing contests {id} any more, so it should be gone"
+
+
+def test_the_greater_stamp_wins_and_the_name_decides_between_equal_clocks() -> None:
+    merge = Merge(32)
+    for commit in (put(5, "b", "x", 1), put(5, "a", "x", 2), put(4, "z", "x", 3), Delete("ts", 5, "ab", "x")):
+        merge.apply(commit)
+    winner = merge.winner("x")
+    assert winner is not None
+    assert winner.stamp == (5, "b")
+    assert merge.winner("y") is None
+
+
+def test_an_undo_brings_back_what_would_have_won_without_it() -> None:
+    merge = Merge(4)
+    for commit in (put(1, "a", "x", 1), put(2, "b", "x", 2), put(3, "a", "x", 3), put(4, "a", "y")):
+        merge.apply(commit)
+    assert [record.id for record in merge.apply(Undo("ts", 5, "a", 3))] == ["x"]
+    winner = merge.winner("x")
+    assert winner is not None
+    assert winner.stamp == (2, "b")
+    assert tuple(merge.apply(Undo("ts", 6, "a", 3))) == (), "cancelled already"
+    assert tuple(merge.apply(Undo("ts", 7, "a", 1))) == (), "out of the window, so settled"
+    assert set(merge.settled) == {"x"}
