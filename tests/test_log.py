@@ -1,0 +1,334 @@
+"""Logs: reading what is new, and writing in groups."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from opslog import log as log_module
+from opslog.backends import Backend, Position, open_backend
+from opslog.commits import Commit, Set, encode_commit
+from opslog.errors import (
+    ClosedError,
+    CommitUnknownError,
+    CorruptError,
+    MissingFileError,
+    OpslogError,
+    ReopenError,
+    WriteFailedError,
+)
+from opslog.layout import segment_path
+from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
+from opslog.manifest import Cut
+
+
+def line(clock: int, agent: str = "a", size: int = 0) -> bytes:
+    return encode_commit(Set("ts", clock, agent, f"id-{clock}", msgspec.Raw(b'{"t":"%b"}' % (b"x" * size))))
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    backend = open_backend("memory://")
+    yield backend
+    backend.close()
+
+
+def segment(backend: Backend, number: int, data: bytes, agent: str = "a") -> None:
+    backend.create(segment_path(agent, number), data)
+
+
+def read(cursor: Cursor, backend: Backend) -> list[int]:
+    return [commit.clock for _, commit in cursor.read(backend, list_log(backend, cursor.agent))]
+
+
+# -- reading
+
+
+def test_a_cursor_goes_on_where_it_was(backend: Backend) -> None:
+    appender = backend.appender("a")
+    cursor = Cursor("a")
+    assert read(cursor, backend) == []
+    appender.append(line(1) + line(2))
+    assert read(cursor, backend) == [1, 2]
+    assert read(cursor, backend) == []
+    appender.append(line(5))
+    assert read(cursor, backend) == [5]
+    assert cursor.cut == Cut(1, len(line(1) + line(2) + line(5)), 3)
+    assert cursor.clock == 5
+    appender.close()
+
+
+def test_each_commit_comes_with_its_place(backend: Backend) -> None:
+    segment(backend, 1, line(1) + line(2))
+    segment(backend, 2, b"")
+    segment(backend, 3, line(3))
+    cursor = Cursor("a")
+    places = [place for place, _ in cursor.read(backend, list_log(backend, "a"))]
+    assert places == [Cut(1, 0, 0), Cut(1, len(line(1)), 1), Cut(3, 0, 2)]
+    for place in places:
+        assert next(cursor_at(place).read(backend, list_log(backend, "a")))[0] == place
+
+
+def cursor_at(cut: Cut) -> Cursor:
+    return Cursor.at("a", cut)
+
+
+def test_an_unfinished_line_waits_for_its_end(backend: Backend) -> None:
+    whole = line(2)
+    for cut in range(len(whole)):
+        path = segment_path("a", 1)
+        backend.delete([path])
+        backend.create(path, line(1) + whole[:cut])
+        cursor = Cursor("a")
+        assert read(cursor, backend) == [1]
+        backend.delete([path])
+        backend.create(path, line(1) + whole)
+        assert read(cursor, backend) == [2]
+
+
+@pytest.mark.parametrize("torn", [b"{", line(2)[:-1], b"\0\0\0"])
+def test_a_torn_tail_is_passed_over_once_the_log_goes_on(backend: Backend, torn: bytes) -> None:
+    segment(backend, 1, line(1) + torn)
+    segment(backend, 2, line(2))
+    assert read(Cursor("a"), backend) == [1, 2]
+
+
+def test_lines_longer_than_a_read(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_READ_BYTES", 64)
+    sizes = [0, 10, 63, 64, 65, 500, 5000, 0, 1]
+    segment(backend, 1, b"".join(line(number + 1, size=size) for number, size in enumerate(sizes)))
+    assert read(Cursor("a"), backend) == list(range(1, len(sizes) + 1))
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (line(1), "at clock 1, where only one of 'a' above 1 can be"),
+        (line(2, "b"), "a commit of agent 'b' at clock 2"),
+        (b"nonsense\n", "this line cannot be read"),
+    ],
+)
+def test_what_cannot_be_the_next_commit(backend: Backend, second: bytes, text: str) -> None:
+    segment(backend, 1, line(1) + second)
+    cursor = Cursor("a")
+    with pytest.raises(CorruptError, match=text) as caught:
+        read(cursor, backend)
+    assert (caught.value.path, caught.value.offset) == (segment_path("a", 1), len(line(1)))
+
+
+def test_what_is_missing(backend: Backend) -> None:
+    for number in (1, 2, 4):
+        segment(backend, number, line(number))
+    with pytest.raises(MissingFileError, match="is missing, though the log goes on") as caught:
+        read(Cursor("a"), backend)
+    assert caught.value.path == segment_path("a", 3)
+    assert read(Cursor("a", 4), backend) == [4]
+    with pytest.raises(MissingFileError, match="2 commits of this log were read up to it"):
+        read(Cursor("a", 5, 10, 2), backend)
+    with pytest.raises(MissingFileError, match=r"ends at byte \d+, and had 9999 bytes before"):
+        read(Cursor("a", 4, 9999, 2), backend)
+    assert read(Cursor("b"), backend) == []
+
+
+def test_listings(backend: Backend) -> None:
+    for agent, number in (("b", 2), ("a", 10), ("a", 9), ("b", 1)):
+        segment(backend, number, line(number, agent), agent)
+    backend.create("ops/a/notes", b"")
+    backend.create("ops/bad name/00000000000000000001.jsonl", b"")
+    segments = list_segments(backend)
+    assert {agent: [one.number for one in listed] for agent, listed in segments.items()} == {"a": [9, 10], "b": [1, 2]}
+    everything = sum(one.bytes for listed in segments.values() for one in listed)
+    assert bytes_after(segments, {}) == everything
+    assert bytes_after(segments, {"a": Cut(10, 5, 1)}) == everything - len(line(9)) - 5
+
+
+# -- writing
+
+
+class Disk:
+    """An appender whose appends wait until they may go on, and then do as they are told."""
+
+    def __init__(self) -> None:
+        self.groups: list[bytes] = []
+        self.outcomes: list[OpslogError] = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.entered = threading.Semaphore(0)
+        self.closed = False
+
+    def append(self, data: bytes) -> Position:
+        self.entered.release()
+        assert self.may_go.wait(60)
+        self.groups.append(data)
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+        return Position(1, 0)
+
+    def advance(self, segment: int) -> None:
+        raise AssertionError("not called by a writer")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Log:
+    """A writer on such a disk, with what it reported."""
+
+    def __init__(self, *, buffered: bool = False) -> None:
+        self.disk = Disk()
+        self.written: list[int] = []
+        self.failures: list[OpslogError] = []
+        self.clock = 0
+        self.writer = LogWriter(
+            "a", self.disk, lambda commit, length: self.written.append(commit.clock), self.failures.append, buffered
+        )
+
+    def build(self) -> Commit:
+        self.clock += 1
+        return Set("ts", self.clock, "a", "x", msgspec.Raw(b"{}"))
+
+    def queue(self) -> Pending:
+        return self.writer.queue(self.build)
+
+    def set(self) -> int:
+        pending = self.queue()
+        self.writer.wait(pending)
+        return pending.commit.clock
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def run_all(works: list[Any]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_one_caller_writes_one_line_at_a_time(log: Log) -> None:
+    assert [log.set() for _ in range(3)] == [1, 2, 3]
+    assert log.written == [1, 2, 3]
+    assert len(log.disk.groups) == 3
+
+
+def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log) -> None:
+    log.disk.may_go.clear()
+    (leader,) = run_all([log.set])
+    assert log.disk.entered.acquire(timeout=60)
+    followers = run_all([log.set] * 20)
+    while log.clock < 21:
+        pass
+    log.disk.may_go.set()
+    for thread in (leader, *followers):
+        thread.join(60)
+    assert [group.count(b"\n") for group in log.disk.groups] == [1, 20]
+    assert log.written == list(range(1, 22)), "in the order of their clocks"
+
+
+def test_a_partial_failure_acknowledges_what_is_durable(log: Log) -> None:
+    pending = [log.queue() for _ in range(4)]
+    length = len(pending[0].line)
+    log.disk.outcomes.append(WriteFailedError("disk full", durable=2 * length + 5))
+    for one in pending[:2]:
+        log.writer.wait(one)
+    for one in pending[2:]:
+        with pytest.raises(WriteFailedError, match=f"commit {one.commit.clock} of 'a' is not in the log: disk full"):
+            log.writer.wait(one)
+    assert log.written == [1, 2]
+    assert len(log.failures) == 1
+    assert log.set() == 5, "the log can be written to again"
+
+
+def test_an_unknown_outcome_ends_writing(log: Log) -> None:
+    pending = [log.queue() for _ in range(2)]
+    log.disk.outcomes.append(CommitUnknownError("fdatasync failed"))
+    errors = []
+    for one in pending:
+        with pytest.raises(CommitUnknownError, match="may or may not be in the log") as caught:
+            log.writer.wait(one)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1], "each caller raises an exception of its own"
+    with pytest.raises(ReopenError, match="close this store and open it again"):
+        log.queue()
+    assert log.written == []
+
+
+def test_what_was_queued_behind_an_unknown_outcome_is_not_written(log: Log) -> None:
+    log.disk.may_go.clear()
+    log.disk.outcomes.append(CommitUnknownError("fdatasync failed"))
+    caught: list[OpslogError] = []
+
+    def work() -> None:
+        try:
+            log.set()
+        except OpslogError as error:
+            caught.append(error)
+
+    (leader,) = run_all([work])
+    assert log.disk.entered.acquire(timeout=60)
+    followers = run_all([work] * 3)
+    while log.clock < 4:
+        pass
+    log.disk.may_go.set()
+    for thread in (leader, *followers):
+        thread.join(60)
+    assert len(caught) == 4
+    assert sum(isinstance(error, CommitUnknownError) for error in caught) == 1
+    assert len(log.disk.groups) == 1
+
+
+def test_a_buffered_failure_ends_writing_though_its_outcome_is_known() -> None:
+    """Later commits may rest on it: memory had them in this order."""
+    log = Log(buffered=True)
+    log.queue()
+    log.disk.outcomes.append(WriteFailedError("disk full"))
+    log.writer.flush()
+    assert len(log.failures) == 1
+    with pytest.raises(ReopenError):
+        log.queue()
+
+
+def test_quiet_keeps_others_out(log: Log) -> None:
+    first = log.queue()
+    with log.writer.quiet() as queue:
+        assert first.done
+        others = run_all([log.set] * 3)
+        mine = queue(log.build)
+    log.writer.wait(mine)
+    for thread in others:
+        thread.join(60)
+    assert mine.commit.clock == 2, "before the others, who had come while it was quiet"
+    assert log.written == [1, 2, 3, 4, 5]
+
+
+def test_closing_writes_what_is_queued(log: Log) -> None:
+    pending = log.queue()
+    log.writer.close()
+    assert pending.done
+    assert log.disk.closed
+    with pytest.raises(ClosedError):
+        log.queue()
+
+
+def test_a_waiter_whose_leader_was_interrupted_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C takes the leading thread away between taking the queue and writing it."""
+    real = LogWriter._write
+
+    def interrupt(self: LogWriter, group: list[Pending]) -> None:
+        monkeypatch.setattr(LogWriter, "_write", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LogWriter, "_write", interrupt)
+    leader, follower = log.queue(), log.queue()
+    with pytest.raises(KeyboardInterrupt):
+        log.writer.wait(leader)
+    with pytest.raises(CommitUnknownError):
+        log.writer.wait(follower)
+    assert log.written == []
