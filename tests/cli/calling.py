@@ -38,12 +38,15 @@ class Told(NamedTuple):
         return orjson.loads(self.err)
 
 
-def call(store: Path, *arguments: str, stdin: bytes = b"") -> Told:
-    """A command on a store, in this process, with nobody at the terminal. No call may end in a traceback."""
+def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> Told:
+    """A command on a store, in this process, with nobody at the terminal. No call may end in a traceback.
+
+    :param settings: more of the environment.
+    """
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPSLOG_")}
     with (
-        mock.patch.dict(os.environ, environment | {"OPSLOG_STORE": str(store)}, clear=True),
+        mock.patch.dict(os.environ, environment | {"OPSLOG_STORE": str(store)} | settings, clear=True),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
         redirect_stdout(out),
         redirect_stderr(err),

@@ -1,0 +1,148 @@
+"""get, set, delete, undo, ls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog as library
+from tests.cli.conftest import Opslog
+
+EXACT = '{"z":1,"a":[null,true,-9223372036854775808,18446744073709551615,0.1],"é":"😀\\n","n":{}}'
+
+
+def test_a_document_comes_back_as_it_was_given(opslog: Opslog) -> None:
+    assert opslog("set", "task-1", EXACT) == (0, "", "")
+    assert opslog("get", "task-1") == (0, EXACT + "\n", "")
+    assert opslog("set", "task-1", "-", stdin=b' {"from": "stdin"} \n') == (0, "", "")
+    assert opslog("get", "task-1").out == '{"from":"stdin"}\n'
+    assert opslog("set", "task-1", stdin=b"{}").code == 0
+    assert opslog("get", "task-1", "--json").out == "{}\n"
+
+
+@pytest.mark.parametrize("id", ["", " ", "-x", "a/b", "a\nb", "é😀", "--json"])
+def test_any_id_that_a_shell_can_pass(opslog: Opslog, id: str) -> None:
+    assert opslog("set", "--", id, '{"a":1}').code == 0
+    assert opslog("get", "--", id).out == '{"a":1}\n'
+    assert opslog("ls", "--json").values == [{"id": id, "data": {"a": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[1]", "a document is a JSON object"),
+        ("{", "byte 1: not JSON"),
+        ('{"a":1,"a":2}', "has the name 'a' twice"),
+        ('{"a":NaN}', "NaN is not JSON"),
+        ('{"a":[1,36893488147419103232]}', r"at $.a[1], the integer 36893488147419103232 does not fit in 64 bits"),
+        ('{"a":"\\ud800"}', "surrogate"),
+    ],
+)
+def test_what_cannot_be_stored_exactly_is_refused(opslog: Opslog, root: Path, text: str, reason: str) -> None:
+    for answer in (opslog("set", "x", text), opslog("set", "x", stdin=text.encode())):
+        assert (answer.code, answer.out) == (2, "")
+        assert reason in answer.err
+    assert opslog("ls").code in (0, 3)
+    assert not list(root.glob("ops/*/*"))
+
+
+def test_a_missing_document_is_a_no(opslog: Opslog, root: Path) -> None:
+    opslog("set", "x", "{}")
+    assert opslog("get", "y") == (1, "", f"opslog: no document 'y' in {root}\n")
+    answer = opslog("--json", "get", "y")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.error == {"error": "NotFoundError", "message": "no document 'y'", "ids": ["y"]}
+
+
+def test_delete_is_all_or_nothing(opslog: Opslog, root: Path) -> None:
+    for id in "abc":
+        opslog("set", id, "{}")
+    answer = opslog("delete", "a", "x", "y")
+    assert answer == (1, "", f"opslog: no document 'x', 'y' in {root}\n")
+    assert opslog("ls", "--ids").out == "a\nb\nc\n"
+    assert opslog("--json", "delete", "a", "b", "a").values == [{"deleted": ["a", "b"]}]
+    assert opslog("ls", "--ids").out == "c\n"
+    assert opslog("delete", "c") == (0, "", "")
+
+
+def test_undo_is_that_of_the_agent(opslog: Opslog) -> None:
+    opslog("--agent", "one", "set", "x", '{"by":1}')
+    opslog("set", "x", '{"by":2}', "--agent", "two")
+    assert opslog("undo", "-a", "one").code == 0
+    assert opslog("get", "x").out == '{"by":2}\n'
+    assert opslog("--agent", "two", "--json", "undo").values == [{"undone": True}]
+    assert opslog("get", "x").code == 1
+    answer = opslog("--agent", "two", "undo")
+    assert (answer.code, answer.out) == (1, "")
+    assert "'two' has nothing left to undo" in answer.err
+    again = opslog("undo", "--agent", "two", "--json")
+    assert (again.code, again.values) == (1, [{"undone": False}])
+
+
+def test_a_set_keeps_the_schema_version(opslog: Opslog, root: Path) -> None:
+    with library.open(root, agent="program", version=3) as store:
+        store["x"] = {"v": "three"}
+    opslog("set", "x", '{"v":"still three"}')
+    with library.open(root, read_only=True, version=3) as store:
+        assert [record.v for record in store.records()] == [3]
+
+
+class TestLs:
+    DOCUMENTS: dict[str, dict[str, Any]] = {  # noqa: RUF012  (nobody changes it)
+        "a": {"status": "active", "n": 1, "by": {"team": 7}},
+        "b": {"status": "active", "n": True},
+        "c": {"status": "done", "n": None},
+        "d": {"n": "1", "a.b": 1},
+        "e": {"by": 5},
+    }
+
+    @pytest.fixture(autouse=True)
+    def documents(self, root: Path) -> None:
+        with library.open(root) as store:
+            for id, document in reversed(self.DOCUMENTS.items()):
+                store[id] = document
+
+    def test_everything_in_order_of_id(self, opslog: Opslog) -> None:
+        assert opslog("--json", "ls").values == [{"id": id, "data": data} for id, data in self.DOCUMENTS.items()]
+        assert opslog("ls").out.split("\n")[:-1][0] == 'a\t{"status":"active","n":1,"by":{"team":7}}'
+        assert opslog("ls", "--ids").out.split() == [*"abcde"]
+        assert opslog("ls", "--ids", "--json").values == [{"id": id} for id in "abcde"]
+
+    @pytest.mark.parametrize(
+        ("where", "ids"),
+        [
+            (["status=active"], "ab"),
+            (['status="active"'], "ab"),
+            (["n=1"], "a"),
+            (["n=true"], "b"),
+            (['n="1"'], "d"),
+            (["n=null"], "ce"),
+            (["by.team=7"], "a"),
+            (['by={"team":7}'], "a"),
+            (["by.team.x=7"], ""),
+            (["status=active", "n=1"], "a"),
+            (["status="], ""),
+            (["status=a=b"], ""),
+        ],
+    )
+    def test_where(self, opslog: Opslog, where: list[str], ids: str) -> None:
+        options = [text for condition in where for text in ("--where", condition)]
+        assert opslog("ls", "--ids", *options).out.split() == [*ids]
+
+    @pytest.mark.parametrize("where", ["status", "=active", ""])
+    def test_what_is_no_condition(self, opslog: Opslog, where: str) -> None:
+        answer = opslog("ls", "-w", where)
+        assert answer.code == 2
+        assert "write it as status=active" in answer.err
+
+
+def test_reading_never_makes_a_store(opslog: Opslog, root: Path) -> None:
+    for command in (["get", "x"], ["ls"], ["history", "x"], ["ops"], ["watch"], ["stats"], ["verify"], ["export"]):
+        answer = opslog(*command)
+        assert (answer.code, answer.out) == (3, ""), command
+        assert answer.err.startswith(f"opslog: no store at {root}")
+    for command in (["delete", "x"], ["undo"], ["compact"], ["archive", "--older-than", "1s"], ["archive", "--list"]):
+        assert opslog(*command).code == 3, command
+    assert not root.exists()
