@@ -1,0 +1,176 @@
+"""Automatic compaction: when it runs, that nobody waits for it, and what becomes of its failures."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import autocompaction, compaction
+from opslog.backends import open_backend
+from opslog.backends.memory import MemoryBackend
+from opslog.manifest_store import ManifestStore
+
+_numbers = itertools.count()
+Store = opslog.Store[dict[str, Any]]
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://autocompaction-{next(_numbers)}"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In which threads compactions ran."""
+    threads: list[str] = []
+    real = compaction.compact
+
+    def count(*arguments: Any, **options: Any) -> compaction.Compaction:
+        threads.append(threading.current_thread().name)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(compaction, "compact", count)
+    return threads
+
+
+def folded(url: str) -> int:
+    return ManifestStore(open_backend(url)).newest().commits
+
+
+def fill(store: Store, count: int) -> None:
+    for number in range(count):
+        store[str(number)] = {"number": number}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the test's own timeout ends a wait in vain."""
+    waiting = threading.Event()
+    while not condition():
+        waiting.wait(0.001)
+
+
+def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None:
+    with opslog.open(url, agent="a", compact_after=100) as store:
+        fill(store, 99)
+        assert runs == []
+        fill(store, 1)
+        until(lambda: folded(url) == 100 - 32)
+        fill(store, 40)
+        assert set(runs) == {"opslog-compact"}
+    assert folded(url) <= 140 - 32
+
+
+def test_it_runs_when_the_tail_is_large_enough(url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_BYTES", 100_000)
+    with opslog.open(url, agent="a") as store:
+        for number in range(40):
+            store[str(number)] = {"text": "x" * 3000}
+        until(lambda: folded(url) > 0)
+
+
+def test_it_counts_what_others_write_and_what_was_there(url: str, runs: list[str]) -> None:
+    with opslog.open(url, agent="a", compact_after=None) as a, opslog.open(url, agent="b", compact_after=150) as b:
+        fill(a, 149)
+        b.refresh()
+        assert runs == []
+        b["x"] = {}
+        until(lambda: folded(url) > 0)
+    with opslog.open(f"{url}-2", agent="a", compact_after=None) as a:
+        fill(a, 200)
+    with opslog.open(f"{url}-2", agent="b", compact_after=100) as b:
+        b["x"] = {}
+        until(lambda: folded(f"{url}-2") > 0)
+
+
+def test_it_can_be_turned_off(url: str, runs: list[str]) -> None:
+    with opslog.open(url, agent="a", compact_after=None, durability="buffered") as store:
+        fill(store, 12_000)
+    assert runs == []
+    for wrong in (0, -1):
+        with pytest.raises(opslog.UsageError, match="compact_after"):
+            opslog.open(url, agent="a", compact_after=wrong)
+
+
+def test_nobody_waits_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction that does not get on stops neither sets nor reads nor refreshes; closing lets it end."""
+    may_go, inside = threading.Event(), threading.Event()
+    create = MemoryBackend.create
+
+    def stuck(self: MemoryBackend, path: str, data: bytes) -> None:
+        if path.startswith("snapshots/"):
+            inside.set()
+            assert may_go.wait(60)
+        create(self, path, data)
+
+    monkeypatch.setattr(MemoryBackend, "create", stuck)
+    with opslog.open(url, agent="a", compact_after=50) as store, opslog.open(url, agent="b") as other:
+        fill(store, 50)
+        assert inside.wait(60)
+        fill(store, 200)
+        other["mine"] = {}
+        store.refresh()
+        assert len(store) == 201
+        assert store.undo()
+        may_go.set()
+    assert folded(url) > 0
+
+
+def test_a_failure_is_told_and_tried_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    create = MemoryBackend.create
+    broken = True
+
+    def fail(self: MemoryBackend, path: str, data: bytes) -> None:
+        if broken and path.startswith("snapshots/"):
+            raise opslog.WriteFailedError("the disk is full")
+        create(self, path, data)
+
+    monkeypatch.setattr(MemoryBackend, "create", fail)
+    with caplog.at_level(logging.WARNING, "opslog"), opslog.open(url, agent="a", compact_after=50) as store:
+        fill(store, 50)
+        until(lambda: store.stats().compaction_error is not None)
+        assert store.stats().compaction_error == "the disk is full"
+        assert "automatic compaction failed" in caplog.text
+        broken = False
+        fill(store, 60)
+        until(lambda: folded(url) > 0)
+        until(lambda: store.stats().compaction_error is None)
+        assert len(store) == 60
+
+
+def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, runs: list[str]) -> None:
+    with opslog.open(url, agent="a", compact_after=50) as store:
+        with open_backend(url).lock(compaction.LOCK):
+            fill(store, 50)
+            until(lambda: len(runs) == 1)
+        assert store.stats().compaction_error is None
+        fill(store, 60)
+        until(lambda: folded(url) > 0)
+
+
+def test_figures(url: str) -> None:
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        fill(store, 100)
+        del store["7"]
+        store.archive(lambda document: document["number"] == 8, "p")
+        before = store.stats()
+        assert (before.documents, before.agents, before.clock, before.manifest) == (98, 1, 102, 1)
+        assert (before.commits, before.tail_commits, before.snapshot_runs) == (102, 102, 0)
+        store.compact()
+        after = store.stats()
+        assert (after.commits, after.tail_commits) == (102, 32)
+        backend = open_backend(url)
+        assert after.log_bytes == sum(entry.size for entry in backend.list("ops/"))
+        assert after.archive_bytes == sum(entry.size for entry in backend.list("archive/"))
+        assert after.log_segments == 1
+    with opslog.open(url, read_only=True) as reader:
+        figures = reader.stats()
+        assert (figures.snapshot_runs, figures.snapshot_records, figures.manifest) == (1, 70, 2)
+        assert figures.snapshot_bytes > 0

@@ -1,0 +1,56 @@
+"""Errors: the tree that is drawn, and that they travel between processes."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+from opslog import errors
+
+CLASSES = [
+    value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.OpslogError)
+]
+
+
+def test_the_tree_is_as_it_is_drawn() -> None:
+    text = errors.__doc__ or ""
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r"([│├└─ ]*)(\w+Error)\b(?: \((\w+)\))?", line)
+        if match:
+            depth = len(match[1]) // 4
+            path = [*path[:depth], match[2]]
+            drawn[match[2]] = path[-2] if depth else "Exception"
+            if match[3]:
+                builtin = {"ValueError": ValueError, "KeyError": KeyError}[match[3]]
+                assert issubclass(getattr(errors, match[2]), builtin)
+    assert drawn == {one.__name__: one.__bases__[0].__name__ for one in CLASSES}
+
+
+ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
+    errors.InvalidDocumentError: {"place": "$.a[1]"},
+    errors.MissingFileError: {"path": "ops/a/1"},
+    errors.AgentBusyError: {"agent": "a", "holder": "pid 1"},
+    errors.LockedError: {"lock": "compaction", "holder": "pid 1"},
+    errors.AlreadyExistsError: {"path": "manifests/1"},
+    errors.WriteFailedError: {"durable": 7},
+    errors.CorruptError: {"path": "ops/a/1", "offset": 42},
+    errors.FormatVersionError: {"needed": 2},
+    errors.SchemaVersionError: {"id": "x", "version": 3},
+    errors.HistoryGoneError: {"oldest": 12},
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_they_travel_with_their_attributes(kind: type[errors.OpslogError]) -> None:
+    attributes = ATTRIBUTES.get(kind, {})
+    error = kind("what happened, and 'what' to do", **attributes)
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is kind
+    assert str(arrived) == str(error) == "what happened, and 'what' to do"
+    assert vars(arrived) == vars(error) == attributes
+    assert str(kind.__new__(kind)) == kind.__name__

@@ -1,0 +1,203 @@
+"""The past: every state as it was, what happened to a document, and how far back one can go."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import open_backend
+from opslog.commits import Commit, Set
+from opslog.compaction import compact
+from opslog.environment import REAL, Environment, format_ts, parse_ts
+from opslog.layout import manifest_path
+from opslog.merge import reference
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://history-{next(_numbers)}"
+
+
+def documents(commits: list[Commit]) -> dict[str, Any]:
+    return {id: record.document for id, record in reference(commits).items() if isinstance(record, Set)}
+
+
+def act(store: opslog.Store[Any], chance: random.Random, number: int) -> None:
+    ids = "abcdef"
+    match chance.randrange(6):
+        case 0:
+            store.undo()
+        case 1 if len(store):
+            store.delete(chance.choice(list(store)))
+        case 2:
+            with store.batch():
+                for id in chance.sample(ids, 2):
+                    store[id] = {"batch": number}
+        case 3:
+            store.refresh()
+        case _:
+            store[chance.choice(ids)] = {"number": number}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_state_that_ever_was_can_be_had_again(url: str, seed: int) -> None:
+    """By clock and by time, at every commit, with compactions on the way that keep history."""
+    chance = random.Random(seed)
+    ticks = itertools.count(1_800_000_000)
+    environment = Environment(time=lambda: float(next(ticks)))
+    settings = opslog.Settings(undo_window=3)
+    agents = [
+        opslog.open(url, agent=name, settings=settings, compact_after=None, environment=environment) for name in "pqr"
+    ]
+    for number in range(80):
+        act(chance.choice(agents), chance, number)
+        if chance.random() < 0.1:
+            agents[0].compact(keep_history="forever")
+    everything = list(agents[0].ops())
+    for agent in agents:
+        agent.close()
+    assert [commit.stamp for commit in everything] == sorted(commit.stamp for commit in everything)
+    for point in range(everything[-1].clock + 2):
+        with opslog.open(url, as_of=point) as past:
+            assert dict(past.items()) == documents([commit for commit in everything if commit.clock <= point])
+    for ts in sorted({commit.ts for commit in everything}):
+        wanted = documents([commit for commit in everything if commit.ts <= ts])
+        moment = datetime.fromtimestamp(parse_ts(ts), UTC)
+        for as_of in (ts, moment, moment.astimezone(None)):
+            with opslog.open(url, as_of=as_of) as past:
+                assert dict(past.items()) == wanted
+                assert len(past) == len(wanted)
+
+
+def test_the_past_does_not_move_and_cannot_be_written(url: str) -> None:
+    with opslog.open(url, agent="a") as store:
+        store["x"] = {"n": 1}
+        store["y"] = {}
+        with opslog.open(url, as_of=1) as past:
+            store["x"] = {"n": 2}
+            assert past.refresh() == []
+            assert dict(past.items()) == {"x": {"n": 1}}
+            assert [commit.clock for commit in past.ops()] == [1]
+            assert [revision.record.clock for revision in past.history("x")] == [1]
+            for write in (lambda: past.set("x", {}), lambda: past.delete("x"), past.undo, past.compact):
+                with pytest.raises(opslog.ReadOnlyError):
+                    write()
+    with opslog.open(url, as_of=10**9) as past:
+        assert past["x"] == {"n": 2}
+
+
+@pytest.mark.parametrize("point", ["yesterday", "2026-11-20T12:00:00", datetime(2026, 1, 1), True, 1.5, ""])  # noqa: DTZ001
+def test_what_is_no_point(url: str, point: Any) -> None:
+    with opslog.open(url, agent="a"):
+        pass
+    with pytest.raises(opslog.UsageError, match="as_of takes a clock"):
+        opslog.open(url, as_of=point)
+
+
+def gone(url: str) -> opslog.Settings:
+    """A store of which the first 20 of 30 commits were folded, and what came before collected."""
+    settings = opslog.Settings(undo_window=10, grace_seconds=0)
+    with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
+        for number in range(30):
+            store[f"{number:02}"] = {"number": number}
+    backend = open_backend(url)
+    compact(backend, REAL)
+    backend.delete([manifest_path(1)])
+    return settings
+
+
+def test_what_was_compacted_away_says_how_far_back_one_can_go(url: str) -> None:
+    gone(url)
+    for point in (0, 5, 29, "2000-01-01T00:00:00Z"):
+        with pytest.raises(opslog.HistoryGoneError, match="the oldest that can be had is at clock 30") as caught:
+            opslog.open(url, as_of=point)
+        assert caught.value.oldest == 30
+    with opslog.open(url, as_of=30) as past:
+        assert len(past) == 30
+        with pytest.raises(opslog.HistoryGoneError, match="all of them are there from 30 on"):
+            past.ops(since=29)
+        assert list(past.ops(since=30)) == []
+
+
+def test_without_a_point_ops_gives_what_is_retained(url: str) -> None:
+    gone(url)
+    with opslog.open(url, read_only=True) as store:
+        assert [commit.clock for commit in store.ops()] == list(range(1, 31)), "its segment is still there"
+
+
+def test_ops_are_those_after_the_clock(url: str) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b") as b:
+        a["x"] = {}
+        b["y"] = {}
+        b["z"] = {}
+        assert [commit.stamp for commit in a.ops()] == [(1, "a"), (1, "b"), (2, "b")]
+        assert [commit.stamp for commit in a.ops(since=0)] == [(1, "a"), (1, "b"), (2, "b")]
+        assert [commit.stamp for commit in a.ops(since=1)] == [(2, "b")]
+        assert list(a.ops(since=99)) == []
+
+
+def test_the_history_of_a_document(url: str) -> None:
+    with opslog.open(url, agent="a") as a, opslog.open(url, agent="b", version=2) as b:
+        a["x"] = {"n": 1}
+        b.refresh()
+        b["x"] = {"n": 2}
+        a.refresh()
+        with a.batch():
+            a["x"] = {"n": 3}
+            del a["x"]
+            a["other"] = {}
+        a.undo()
+        told = [(one.record.op, one.record.stamp, one.undone) for one in a.history("x")]
+        assert told == [("set", (1, "a"), False), ("set", (2, "b"), False), ("delete", (3, "a"), True)]
+        assert a.history("nobody") == []
+
+
+def test_the_oldest_known_revision_may_be_in_a_snapshot(url: str) -> None:
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
+        store["x"] = {"n": 1}
+        store["x"] = {"n": 2}
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        store["x"] = {"n": 3}
+    backend = open_backend(url)
+    compact(backend, REAL)
+    backend.delete([manifest_path(1), "ops/a/00000000000000000001.jsonl"])
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        store["x"] = {"n": 4}
+        found = [one.record for one in store.history("x")]
+        assert [record.clock for record in found] == [3, 4]
+
+
+def test_collected_while_it_is_read(url: str) -> None:
+    """Reading may take longer than the grace period; then it ends with an error and not with a gap."""
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    for _ in range(3):
+        with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
+            store["x"] = {}
+    backend = open_backend(url)
+    with opslog.open(url, read_only=True) as reader:
+        commits = reader.ops()
+        assert next(commits).clock == 1
+        for _ in range(2):
+            with opslog.open(url, agent="b", compact_after=None) as store:
+                store["y"] = {}
+            compact(backend, REAL)
+        with pytest.raises(opslog.HistoryGoneError, match="collected commits before they were read") as caught:
+            list(commits)
+        assert caught.value.oldest > 0
+
+
+def test_times_are_written_in_one_form() -> None:
+    assert format_ts(0) == "1970-01-01T00:00:00.000000Z"
+    assert parse_ts("2026-11-20T12:00:00+02:00") == parse_ts("2026-11-20T10:00:00Z")
+    now = 1_795_521_600.123456
+    assert parse_ts(format_ts(now)) == now
+    with pytest.raises(ValueError, match="has no time zone"):
+        parse_ts("2026-11-20T12:00:00")
