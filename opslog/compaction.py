@@ -274,7 +274,7 @@ class _Plan:
         rows = merge_rows([self.rows, *(stored.rows() for stored in self.merged)]) if self.merged else iter(self.rows)
         if len(self.merged) < len(self.old.runs):
             return rows  # an older run may hold a document that a tombstone here must go on hiding
-        oldest_ts = format_ts(environment.time() - self.settings.tombstone_ttl_seconds)
+        oldest_ts = format_ts(max(0.0, environment.time() - self.settings.tombstone_ttl_seconds))
         return (row for row in rows if not expired(row, oldest_ts))
 
     def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:

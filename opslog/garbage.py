@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 from opslog.backends import Backend, Entry
+from opslog.errors import MissingFileError
 from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, TEMPORARY, run_of, segment_of
 from opslog.manifest import START, Manifest
 from opslog.manifest_store import ManifestStore
@@ -61,7 +62,10 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
     keep = newest.settings.keep_history_seconds
     keep_seconds = math.inf if keep is None else max(keep, newest.settings.grace_seconds)
     count = _retained(manifests, now, keep_seconds)
-    retained = [store.read(number) for number, _ in manifests[-count:]]
+    try:
+        retained = [store.read(number) for number, _ in manifests[-count:]]
+    except MissingFileError:
+        return NOTHING  # somebody has published since, and is collecting
     files = [*backend.list(MANIFESTS), *backend.list(SNAPSHOTS), *backend.list(OPS)]
     return Garbage(
         [entry for _, entry in manifests[:-count]],

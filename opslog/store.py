@@ -38,6 +38,7 @@ from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_s
 from opslog.manifest import Manifest
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
+from opslog.views import Items, Values
 
 T = TypeVar("T")
 
@@ -132,11 +133,11 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def items(self) -> ItemsView[str, T]:
         """(id, document) pairs in order of id, all of them as they were when the iteration began."""
-        return _Items(self)
+        return Items(self, self._documents)
 
     def values(self) -> ValuesView[T]:
         """Documents in order of id, all of them as they were when the iteration began."""
-        return _Values(self)
+        return Values(self, self._documents)
 
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id. Decodes every document."""
@@ -324,7 +325,12 @@ class Store(MutableMapping[str, T], Generic[T]):
         the state is right all the same, and a new `watch` goes on from it.
         """
         while not self._closed:
-            commits, complete = self._take_new()
+            try:
+                commits, complete = self._take_new()
+            except ClosedError:
+                if self._closed:
+                    return  # while it was looking
+                raise
             yield from commits
             if not complete:
                 raise HistoryGoneError(
@@ -458,7 +464,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         period = check_name(period or archive.quarter(self._environment.time()), "period")
         self._writable_log("archive")
         self._refresh_quietly()
-        before = None if older_than is None else format_ts(self._environment.time() - older_than.total_seconds())
+        # No document is from before 1970, however long ago "older" is.
+        since = 0.0 if older_than is None else max(0.0, self._environment.time() - older_than.total_seconds())
+        before = None if older_than is None else format_ts(since)
         records = [
             record
             for record in self.records()
@@ -574,21 +582,3 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _not_in_batch(self, call: str) -> None:
         if self._open_batch is not None:
             raise UsageError(f"{call} cannot be part of a batch: end the batch first")
-
-
-class _Items(ItemsView[str, T]):
-    def __init__(self, store: Store[T]) -> None:
-        super().__init__(store)
-        self._store = store
-
-    def __iter__(self) -> Iterator[tuple[str, T]]:
-        return self._store._documents()
-
-
-class _Values(ValuesView[T]):
-    def __init__(self, store: Store[T]) -> None:
-        super().__init__(store)
-        self._store = store
-
-    def __iter__(self) -> Iterator[T]:
-        return (document for _, document in self._store._documents())

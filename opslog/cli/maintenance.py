@@ -185,9 +185,9 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
     for problem in report.problems:
         write(f"{problem.severity}: {problem}")
     write(
-        f"{'ok' if report.ok else 'DAMAGED'}: checked {counted(report.manifests, 'manifest')}, "
-        f"{counted(report.parts, 'part')} with {counted(report.records, 'record')}, "
-        f"{counted(report.segments, 'segment')} with {counted(report.commits, 'commit')}, "
-        f"{counted(report.archives, 'archive')}, {counted(report.bytes, 'byte')}"
+        f"{'ok' if report.ok else 'DAMAGED'}: checked {counted(report.segments, 'segment')} with "
+        f"{counted(report.commits, 'commit')}, {counted(report.manifests, 'manifest')}, "
+        f"{counted(report.parts, 'part')} and {counted(report.archives, 'archive')} with "
+        f"{counted(report.records, 'record')}, {counted(report.bytes, 'byte')}"
     )
     return 0 if report.ok else 3
