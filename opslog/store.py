@@ -328,9 +328,9 @@ class Store(MutableMapping[str, T], Generic[T]):
             try:
                 commits, complete = self._take_new()
             except ClosedError:
-                if self._closed:
-                    return  # while it was looking
-                raise
+                if self._is_forked:
+                    raise
+                return  # closed while it was looking
             yield from commits
             if not complete:
                 raise HistoryGoneError(
