@@ -64,7 +64,7 @@ class Appender(Protocol):
         :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further
             appends, with the same error.
         :raises AgentFencedError: another process writes this log; nothing of `data` is in it. Refuses all further
-            appends, with the same error.
+            appends, with the same error, until `advance` says what to go on after.
         """
 
     def advance(self, segment: int) -> None:
@@ -79,6 +79,10 @@ class Backend(Protocol):
 
     url: str
     """How messages name this storage."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent to a server, which may charge for them; 0 where there is none."""
 
     def list(self, prefix: str) -> list[Entry]:
         """Every file whose path begins with `prefix`, sorted by path (code points).

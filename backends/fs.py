@@ -91,6 +91,9 @@ class FsBackend:
         if not os.path.isdir(self.root):
             self._make_root(create)
 
+    requests = 0
+    """There is no server."""
+
     # Reading
 
     def list(self, prefix: str) -> list[Entry]:

@@ -98,6 +98,9 @@ class MemoryBackend:
                     _shared[name] = storage
         self._storage = storage
 
+    requests = 0
+    """There is no server."""
+
     def list(self, prefix: str) -> list[Entry]:
         self._check_open()
         check_prefix(prefix)

@@ -25,6 +25,7 @@ ENTRY_POINTS = "opslog.backends"
 _BUILT_IN = {
     "file": "opslog.backends.fs:open_url",
     "memory": "opslog.backends.memory:open_url",
+    "s3": "opslog.backends.s3:open_url",
 }
 
 # The optional extra of opslog that brings what a scheme needs.

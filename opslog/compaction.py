@@ -26,7 +26,14 @@ import msgspec
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Seal, Set, encode_commit
 from opslog.environment import Environment, format_ts
-from opslog.errors import AgentBusyError, AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    AlreadyExistsError,
+    MissingFileError,
+    UsageError,
+    WriteFailedError,
+)
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
 from opslog.layout import index_path, run_name
 from opslog.log import Cursor, Segment, Segments, all_logs, list_log, list_segments
@@ -166,6 +173,8 @@ class Tail:
                 return False  # it came back, wrote and left since its log was read
             appender.advance(self.cursors[agent].segment)
             appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+        except AgentFencedError:
+            return False  # it is alive in another process, and wrote just now
         finally:
             appender.close()
         self._read_log(backend, agent, list_log(backend, agent))

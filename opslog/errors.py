@@ -13,6 +13,7 @@ OpslogError
 │   ├── LockedError                     another process holds this lock
 │   ├── AlreadyExistsError              (backends) somebody else created that path first
 │   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
+│       └── SealedError                 (inside) a seal came first; the store writes the commit again, with a new clock
 ├── ReopenError                         close the store and open it again, then look
 │   ├── CommitUnknownError              the commit may or may not be in the log
 │   └── AgentFencedError                another process took over this agent name; the commit is not in the log
@@ -152,7 +153,18 @@ class CommitUnknownError(ReopenError):
 
 
 class AgentFencedError(ReopenError):
-    """Another process took over this agent name; the commit is definitely not in the log."""
+    """Another process took over this agent name; the commit is definitely not in the log.
+
+    :ivar path: the segment that the other process created, where one is known.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SealedError(WriteFailedError):
+    """A seal stands where this commit was to be, so it has to get a clock above that. The store does that itself."""
 
 
 class DataError(OpslogError):

@@ -17,15 +17,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from opslog.backends import Appender, Backend, Entry
+from opslog.backends import Appender, Backend, Entry, Position
 from opslog.commits import Batch, Commit, Set, SetOp, decode_commits, encode_commit
 from opslog.errors import (
+    AgentFencedError,
     ClosedError,
     CommitUnknownError,
     CorruptError,
     MissingFileError,
     OpslogError,
     ReopenError,
+    SealedError,
     WriteFailedError,
 )
 from opslog.layout import OPS, log_prefix, segment_of, segment_path
@@ -202,27 +204,34 @@ class Pending:
             self._asleep.release()
 
 
+class Hooks(NamedTuple):
+    """What the owner of a log does on the way of a commit; all of it in the order of the log.
+
+    :ivar written: called for each commit that is in the log, with the commit and the bytes of its line.
+    :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
+    :ivar confirm: called with the agent and where an append begins, before anybody is told that it is done; may raise
+        what an append may.
+    :ivar passes_seal: called with the path of the segment that stands where an append was to be: whether it is a seal,
+        which has then been taken in.
+    """
+
+    written: Callable[[Commit, int], None]
+    failed: Callable[[OpslogError], None]
+    confirm: Callable[[str, Position], None]
+    passes_seal: Callable[[str], bool]
+
+
 class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
-    :param written: called for each commit that is in the log, in log order, with the commit and the bytes of its line.
-    :param failed: called once for each group of commits of which some are not, or may not be, in the log.
     :param buffered: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
         nothing that was queued behind it is written.
     """
 
-    def __init__(
-        self,
-        agent: str,
-        appender: Appender,
-        written: Callable[[Commit, int], None],
-        failed: Callable[[OpslogError], None],
-        buffered: bool = False,
-    ) -> None:
+    def __init__(self, agent: str, appender: Appender, hooks: Hooks, buffered: bool = False) -> None:
         self.agent = agent
         self._appender = appender
-        self._written = written
-        self._failed = failed
+        self._hooks = hooks
         self._buffered = buffered
         self._order = threading.Lock()
         self._flushing = threading.RLock()
@@ -333,14 +342,28 @@ class LogWriter:
         try:
             if self._broken is not None:
                 raise ReopenError(f"close this store and open it again: {self._broken}")
-            self._appender.append(data)
+            self._hooks.confirm(self.agent, self._appender.append(data))
             error, durable = None, len(data)
         except WriteFailedError as failed:
             error, durable = failed, failed.durable
+        except AgentFencedError as fenced:
+            error = self._after_fence(fenced, group)
         except ReopenError as broken:
             error = broken
         finally:
             self._settle(group, durable, error)
+
+    def _after_fence(self, fenced: AgentFencedError, group: list[Pending]) -> OpslogError:
+        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal;
+        whatever has a clock already has one that is too small by now."""
+        with self._order:
+            taken = segment_of(fenced.path)
+            if taken is None or not self._hooks.passes_seal(fenced.path):
+                return fenced
+            self._appender.advance(taken[1])
+            group += self._queue
+            self._queue, self.queued_bytes = [], 0
+        return SealedError(f"{fenced.path} is a seal: the commit has to be stamped anew")
 
     def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
         if self._broken is None and (self._buffered or isinstance(error, ReopenError)):
@@ -348,14 +371,14 @@ class LogWriter:
         for pending in group:
             durable -= len(pending.line)
             if durable >= 0:
-                self._written(pending.commit, len(pending.line))
+                self._hooks.written(pending.commit, len(pending.line))
             else:
                 assert error is not None
                 pending.error = _error_of(error, pending.commit)
             pending.done = True
             pending.wake()
         if error is not None:
-            self._failed(error)
+            self._hooks.failed(error)
 
 
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:

@@ -18,6 +18,9 @@ from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.runs import BlockRun, LoadedRun
 
+_FORGET_AFTER = 10_000
+"""So many commits that others folded, and the state is better loaded again than kept beside the snapshot."""
+
 
 class State:
     """What one reader knows.
@@ -46,6 +49,15 @@ class State:
         self.commits += 1
         for record in self.merge.apply(commit):
             self._show(record.id)
+
+    def is_behind(self, newest: Manifest, skip: str | None) -> bool:
+        """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
+        the winners of the old tail had better be forgotten. :param skip: an agent whose log is known anyway."""
+        return newest.commits - self.manifest.commits > _FORGET_AFTER or any(
+            cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
+            for agent, cut in newest.cut.items()
+            if agent != skip
+        )
 
     def get(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""

@@ -16,6 +16,7 @@ class Stats:
         lines, tombstones included.
     :ivar log_segments: retained segments on storage; `log_bytes`: their length; `archive_bytes`: archives on storage.
     :ivar compaction_error: why the last automatic compaction failed, None if it did not.
+    :ivar requests: how many requests this store has sent to a server; 0 where there is none.
     """
 
     documents: int
@@ -31,3 +32,4 @@ class Stats:
     log_bytes: int
     archive_bytes: int
     compaction_error: str | None
+    requests: int

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from opslog import archive, compaction, history
-from opslog.autocompaction import COMPACT_AFTER, AutoCompaction
+from opslog.autocompaction import AutoCompaction
 from opslog.backends import Appender, Backend, forking
 from opslog.background import Worker
 from opslog.batch import OpenBatch
@@ -30,12 +31,13 @@ from opslog.errors import (
     OpslogError,
     ReadOnlyError,
     ReopenError,
+    SealedError,
     UsageError,
 )
+from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
-from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
-from opslog.manifest import Manifest
+from opslog.log import Cursor, Hooks, LogWriter, Pending, bytes_after, list_log, list_segments
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 from opslog.views import Items, Values
@@ -90,12 +92,18 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._unseen: list[Commit] = []
         self._complete = True
         self._looked = environment.monotonic()
+        self._fence = Fence(loader.manifests, environment, state.manifest.settings.grace_seconds)
         self._closed = False
         self._generation = forking.generation
         self._failed: OpslogError | None = None
         self._failure_told = False
         self._log = (
-            LogWriter(agent, appender, self._on_written, self._on_failed, self._buffered)
+            LogWriter(
+                agent,
+                appender,
+                Hooks(self._on_written, self._on_failed, self._fence.confirm, self._passes_seal),
+                self._buffered,
+            )
             if agent and appender
             else None
         )
@@ -245,13 +253,16 @@ class Store(MutableMapping[str, T], Generic[T]):
         log = self._writable_log("undo")
         self._refresh_if_stale()
 
-        with log.quiet() as queue:
-            target = self._state.merge.undoable(log.agent)
-            if target is None:
-                return False
-            pending = queue(self._build(log, lambda ts, clock, agent: Undo(ts, clock, agent, target.clock)))
-        self._finish(log, pending)
-        return True
+        while True:
+            with log.quiet() as queue:
+                target = self._state.merge.undoable(log.agent)
+                if target is None:
+                    return False
+                undo = partial(_undo, target.clock)
+                pending = queue(self._build(log, undo))
+            with suppress(SealedError):
+                self._finish(log, pending)
+                return True
 
     def flush(self) -> None:
         """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
@@ -266,7 +277,10 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _commit(self, build: Callable[[str, int, str], Commit]) -> None:
         log = self._writable_log()
         self._refresh_if_stale()
-        self._finish(log, log.queue(self._build(log, build)))
+        while True:
+            with suppress(SealedError):
+                self._finish(log, log.queue(self._build(log, build)))
+                return
 
     def _build(self, log: LogWriter, build: Callable[[str, int, str], Commit]) -> Callable[[], Commit]:
         """Makes a commit with its ts, clock and agent, when it is called: in the order of the log."""
@@ -286,6 +300,13 @@ class Store(MutableMapping[str, T], Generic[T]):
             log.flush()
         else:
             self._flusher.wake(hurry=log.queued_bytes >= _BUFFER_BYTES)
+
+    def _passes_seal(self, path: str) -> bool:
+        seals = read_seals(self._backend, path)
+        for seal in seals:
+            self._apply_own(seal)
+            self._clock.observe(seal.clock)
+        return bool(seals)
 
     def _on_failed(self, error: OpslogError) -> None:
         if self._buffered:
@@ -366,10 +387,11 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _read_new(self) -> bool:
         """Read what is new into the state and `_unseen`. Returns whether `_unseen` has all of it."""
         self._looked = self._environment.monotonic()
+        self._fence.look()
         newest = self._loader.manifests.newest()
         if newest.number != self._state.manifest.number:
             self._compaction.note_manifest(newest)
-            if self._is_behind(newest):
+            if self._state.is_behind(newest, self._agent):
                 return self._reload()
         try:
             segments = list_segments(self._backend)
@@ -382,17 +404,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         except MissingFileError:
             return self._reload()
         return True
-
-    def _is_behind(self, newest: Manifest) -> bool:
-        """Whether commits were folded that are not read here, or so much of the state is in the snapshot by now that
-        the winners of the old tail had better be forgotten."""
-        cursors = self._state.cursors
-        folded = newest.commits - self._state.manifest.commits
-        return folded > COMPACT_AFTER or any(
-            cut.commits > (cursors[agent].commits if agent in cursors else 0)
-            for agent, cut in newest.cut.items()
-            if agent != self._agent
-        )
 
     def _reload(self) -> bool:
         """Load again, beside ongoing writes; only what they add meanwhile is read while they wait."""
@@ -512,6 +523,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
                 archive_bytes=sum(entry.size for entry in archives),
                 compaction_error=self._compaction.error,
+                requests=self._backend.requests,
             )
 
     # -- life
@@ -582,3 +594,7 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _not_in_batch(self, call: str) -> None:
         if self._open_batch is not None:
             raise UsageError(f"{call} cannot be part of a batch: end the batch first")
+
+
+def _undo(target: int, ts: str, clock: int, agent: str) -> Undo:
+    return Undo(ts, clock, agent, target)

@@ -22,7 +22,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.layout import segment_path
-from opslog.log import Cursor, LogWriter, Pending, bytes_after, list_log, list_segments
+from opslog.log import Cursor, Hooks, LogWriter, Pending, bytes_after, list_log, list_segments
 from opslog.manifest import Cut
 
 
@@ -184,7 +184,15 @@ class Log:
         self.failures: list[OpslogError] = []
         self.clock = 0
         self.writer = LogWriter(
-            "a", self.disk, lambda commit, length: self.written.append(commit.clock), self.failures.append, buffered
+            "a",
+            self.disk,
+            Hooks(
+                lambda commit, length: self.written.append(commit.clock),
+                self.failures.append,
+                lambda agent, position: None,
+                lambda path: False,
+            ),
+            buffered,
         )
 
     def build(self) -> Commit:

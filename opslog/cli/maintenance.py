@@ -156,7 +156,7 @@ def stats_command(session: Session) -> None:
     """Show figures of the store: documents, agents, commits, sizes."""
     with session.reading() as store:
         stats = asdict(store.stats())
-    del stats["compaction_error"]  # of a compaction in this process, which runs none
+    del stats["compaction_error"], stats["requests"]  # of this process, which has only just begun
     if session.json:
         write_json(stats)
     else:

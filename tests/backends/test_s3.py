@@ -1,0 +1,170 @@
+"""S3 through its drivers, on a server in this process: the contract, what answers mean, and a store from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("s3fs", reason="needs opslog[s3]")
+pytest.register_assert_rewrite("opslog.backends.testing")
+
+import opslog  # noqa: E402  (after the rewrite is registered)
+from opslog.backends import Backend, Range, open_backend  # noqa: E402
+from opslog.backends.objects import Driver, Put  # noqa: E402
+from opslog.backends.s3 import S3fsDriver, open_url  # noqa: E402
+from opslog.backends.testing import BackendContract  # noqa: E402
+from opslog.errors import InvalidNameError, MissingFileError, RetryError, WriteFailedError  # noqa: E402
+from opslog.verify import verify  # noqa: E402
+from tests.support.s3_server import PAGE, Fault, S3Server  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+class TestS3fs(BackendContract):
+    @pytest.fixture(autouse=True)
+    def with_server(self, server: S3Server) -> None:
+        self.server = server
+
+    def open_backend(self, space: Path) -> Backend:
+        return open_url(f"s3://bucket{space}", **self.server.options())
+
+
+@pytest.fixture
+def driver(server: S3Server, tmp_path: Path) -> Driver:
+    return S3fsDriver(tmp_path.name, server.options())
+
+
+# -- what answers mean
+
+
+def test_put_if_absent(driver: Driver) -> None:
+    assert driver.put_new("x", b"1") is Put.CREATED
+    assert driver.put_new("x", b"2") is Put.EXISTS
+    assert driver.get("x", 0, None) == b"1"
+    driver.put("x", b"3")
+    assert driver.get("x", 0, None) == b"3"
+    assert driver.requests == 5
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("status", [0, 409, 429, 500, 502, 503, 504])
+def test_what_leaves_the_outcome_of_a_put_open(server: S3Server, driver: Driver, status: int, done: bool) -> None:
+    with server.failing(lambda request: Fault(status, done)):
+        assert driver.put_new("x", b"1") is Put.UNKNOWN
+    assert driver.put_new("x", b"1") is (Put.EXISTS if done else Put.CREATED)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+def test_what_refuses_a_put(server: S3Server, driver: Driver, status: int) -> None:
+    with server.failing(lambda request: Fault(status)):
+        with pytest.raises(WriteFailedError, match="could not be written"):
+            driver.put_new("x", b"1")
+        with pytest.raises(WriteFailedError, match="could not be"):
+            driver.put("x", b"1")
+        with pytest.raises(WriteFailedError, match="could not be"):
+            driver.delete(["x"])
+
+
+@pytest.mark.parametrize("status", [0, 403, 500, 503])
+def test_reading_that_fails(server: S3Server, driver: Driver, status: int) -> None:
+    driver.put_new("x", b"1")
+    with server.failing(lambda request: Fault(status)):
+        for read in (
+            lambda: driver.get("x", 0, None),
+            lambda: driver.get_many([Range("x")]),
+            lambda: list(driver.list("")),
+        ):
+            with pytest.raises(RetryError, match="could not be read"):
+                read()
+    assert driver.get("x", 0, None) == b"1"
+
+
+def test_reading(driver: Driver) -> None:
+    driver.put_new("x", b"0123456789")
+    driver.put_new("empty", b"")
+    assert [driver.get("x", *part) for part in ((0, 3), (3, None), (9, 99), (10, None), (4, 4), (0, 0))] == [
+        b"012",
+        b"3456789",
+        b"9",
+        b"",
+        b"",
+        b"",
+    ]
+    assert driver.get("empty", 0, 5) == b""
+    with pytest.raises(MissingFileError):
+        driver.get("y", 0, 1)
+    with pytest.raises(MissingFileError):
+        driver.get("y", 3, 3)
+    assert driver.get_many([Range("x", 1, 2), Range("y"), Range("empty"), Range("x", 1, 2)]) == [b"1", None, b"", b"1"]
+    assert driver.get_many([]) == []
+
+
+def test_listing_goes_from_page_to_page(server: S3Server, driver: Driver, tmp_path: Path) -> None:
+    count = PAGE * 2 + 7
+    with server.mutex:
+        for number in range(count):
+            server.objects[f"{tmp_path.name}/many/{number:05}"] = (b"x" * (number % 3), 1_000_000.5)
+    before = driver.requests
+    found = list(driver.list("many/"))
+    assert driver.requests - before == 3
+    assert [one.key for one in found] == [f"many/{number:05}" for number in range(count)]
+    assert {one.modified for one in found} == {1_000_000.5}
+    assert [one.key for one in driver.list("many/", after="many/02005")] == ["many/02006"]
+    driver.delete([one.key for one in found])
+    assert list(driver.list("")) == []
+
+
+# -- a store
+
+
+def test_a_store_from_end_to_end(server: S3Server) -> None:
+    url, options = "s3://bucket/a/store", server.options()
+    with (
+        opslog.open(url, agent="a", compact_after=None, **options) as a,
+        opslog.open(url, agent="b", durability="buffered", **options) as b,
+    ):
+        for number in range(40):
+            a[f"é/{number:02}"] = {"number": number}
+        b["b"] = {}
+        b.flush()
+        before = len(server.requests)
+        a["one"] = {}
+        assert [(request.method, request.conditional) for request in server.requests[before:]] == [("PUT", True)]
+        assert a.compact().commits == 9
+        a.undo()
+        b.refresh()
+        a.refresh()
+        expected = dict(a.items())
+        assert dict(b.items()) == expected
+        assert len(expected) == 41
+    with opslog.open(url, read_only=True, **options) as reader:
+        assert dict(reader.items()) == expected
+    backend = open_backend(url, **options)
+    assert verify(backend).problems == []
+
+
+def test_a_missing_store(server: S3Server) -> None:
+    with pytest.raises(opslog.NotFoundError, match="no store at s3://bucket/nowhere"):
+        opslog.open("s3://bucket/nowhere", read_only=True, **server.options())
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3://bucket/x?y=1", "s3://bucket/x#y"])
+def test_what_names_no_prefix(url: str) -> None:
+    with pytest.raises(InvalidNameError, match="s3://"):
+        opslog.open(url, agent="a")
+
+
+def test_a_server_without_put_if_absent_is_refused() -> None:
+    with S3Server() as careless:
+        careless.honours_conditions = False
+        options: dict[str, Any] = careless.options()
+        with pytest.raises(opslog.UsageError, match=r"does not honour put-if-absent .* Known to work: Amazon S3"):
+            opslog.open("s3://bucket/store", agent="a", **options)
+        assert careless.objects == {}

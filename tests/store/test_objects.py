@@ -1,0 +1,372 @@
+"""A store on an object storage: what it costs in requests, what faults leave behind, fencing, seals, leases."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import Backend, objects, open_backend
+from opslog.compaction import LOCK, compact, fold
+from opslog.environment import REAL, Environment
+from opslog.layout import segment_path
+from opslog.verify import verify
+from tests.support.bucket import BUCKETS, Bucket, Fault, Request, open_url
+
+Store = opslog.Store[dict[str, Any]]
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"bucket://{next(_numbers)}"
+
+
+def bucket_of(url: str) -> Bucket:
+    return BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
+
+
+def open_store(url: str, agent: str = "a", **options: Any) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None, **options)
+
+
+def read(url: str) -> dict[str, Any]:
+    with opslog.open(url, read_only=True) as store:
+        return dict(store.items())
+
+
+def damage(url: str) -> list[str]:
+    backend = open_backend(url)
+    return [str(problem) for problem in verify(backend).problems if problem.severity == "error"]
+
+
+@pytest.fixture
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forgets which names this process holds."""
+    return lambda: monkeypatch.setattr(objects, "_held", set())
+
+
+def test_everything_that_a_directory_can_do(url: str) -> None:
+    with open_store(url) as a, open_store(url, "b") as b:
+        for number in range(40):
+            a[f"é-{number:02}"] = {"number": number}
+        with b.batch():
+            b["batch"] = {"of": "b"}
+        assert len(b.refresh()) == 40
+        del b["é-01"]
+        assert b.undo()
+        a.refresh()
+        assert a.compact().commits == 8
+        a.archive(lambda document: document.get("number") == 5, "old")
+        clock = a.stats().clock
+        a["later"] = {}
+        expected = dict(a.items())
+        b.refresh()
+        assert dict(b.items()) == expected
+        assert list(a.load_archive("old")) == ["é-05"]
+        with opslog.open(url, as_of=clock) as past:
+            assert "later" not in past
+            assert len(past) == len(expected) - 1
+        assert len(a.history("é-01")) == 2
+    assert read(url) == expected
+    backend = open_backend(url)
+    assert verify(backend).problems == []
+
+
+# -- what it costs
+
+
+def test_requests(url: str) -> None:
+    with open_store(url) as a, open_store(url, "b") as b:
+        asked = bucket_of(url).asked
+
+        def sent(call: Callable[[], object]) -> Counter[str]:
+            since = len(asked)
+            call()
+            return Counter(request.method for request in asked[since:])
+
+        def batch() -> None:
+            with a.batch():
+                for number in range(100):
+                    a[str(number)] = {}
+
+        assert sent(lambda: a.set("x", {})) == {"put_new": 1}
+        assert sent(batch) == {"put_new": 1}
+        assert sent(a.undo) == {"put_new": 1}
+        b.refresh()
+        assert sent(b.refresh) == {"list": 2}
+        a["new"] = {}
+        assert sent(b.refresh) == {"list": 2, "get": 1}
+        assert b.stats().requests == len(asked)
+
+
+def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
+    with open_store(url) as store:
+        for number in range(40):
+            store[str(number)] = {}
+        store.compact()
+    asked = bucket_of(url).asked
+    since = len(asked)
+    read(url)
+    # One part has two files; after the cut there are 32 segments; the cut's own is asked for nothing.
+    assert Counter(request.method for request in asked[since:]) == {"list": 3, "get": 1 + 2 + 32}
+    since = len(asked)
+    open_store(url, "b").close()
+    assert Counter(request.method for request in asked[since:]) == {
+        "list": 5,
+        "get": 1 + 2 + 32,
+        "put_new": 2,
+        "delete": 1,
+    }
+
+
+def test_threads_share_a_put(url: str) -> None:
+    with open_store(url) as store:
+        with ThreadPoolExecutor(32) as pool:
+            list(pool.map(lambda number: store.set(str(number), {}), range(320)))
+        segments = store.stats().log_segments
+        assert len(store) == 320
+    assert segments <= 320
+    assert len(read(url)) == 320
+
+
+# -- faults
+
+FAULTS = {
+    "unknown": Fault("unknown"),
+    "unknown, and done": Fault("unknown", done=True),
+    "refused": Fault("refused"),
+}
+
+
+def act(url: str, environment: Environment) -> tuple[dict[str, Any], set[str]]:
+    """Writes, compacts and collects; returns what was acknowledged, and the ids of which the outcome is unknown."""
+    known: dict[str, Any] = {}
+    unknown: set[str] = set()
+    settings = opslog.Settings(undo_window=1, grace_seconds=0)
+    for session in range(3):
+        with suppress(opslog.OpslogError):
+            store = opslog.open(url, agent="a", compact_after=None, settings=settings, environment=environment)
+            with store:
+                for number in range(2):
+                    id = f"{session}-{number}"
+                    with suppress(opslog.RetryError, opslog.ReopenError):
+                        try:
+                            store[id] = {"number": number}
+                            known[id] = {"number": number}
+                        except opslog.CommitUnknownError:
+                            unknown.add(id)
+                store.compact()
+    return known, unknown
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """Waiting takes no time, and a deadline comes after a few tries."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += max(seconds, 10.0)
+
+    environment = Environment(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(open_url, "__kwdefaults__", {"create": True, "environment": environment})
+    return environment
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_at_every_request(url: str, quick: Environment, fault: str) -> None:
+    """Acknowledged means there, refused means not there, and the store verifies clean afterwards."""
+    known, unknown = act(url, quick)
+    assert (len(known), unknown) == (6, set())
+    count = len(bucket_of(url).asked)
+    assert count > 60
+    for place in range(count):
+        where = f"{url}-{fault}-{place}"
+        hit: list[Request] = []
+
+        def inject(request: Request, place: int = place, hit: list[Request] = hit) -> Fault | None:
+            if request.number != place:
+                return None
+            hit.append(request)
+            return FAULTS[fault]
+
+        with bucket_of(where).failing(inject):
+            known, unknown = act(where, quick)
+        found = read(where)
+        assert known.items() <= found.items(), f"lost, by a fault at {hit}"
+        assert set(found) == set(known), f"refused, and there: a fault at {hit}"
+        assert unknown == set(), f"one lost answer is always resolved: {hit}"
+        assert damage(where) == [], f"after a fault at {hit}"
+        assert len(known) >= 2, f"a fault at {hit} ends one session, not all"
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_storage_that_never_answers_leaves_an_unknown_outcome(url: str, quick: Environment, done: bool) -> None:
+    with open_store(url) as store:
+        store["x"] = {}
+        fault = Fault("unknown", done)
+        with bucket_of(url).failing(lambda request: fault if request.method in ("put_new", "get") else None):
+            with pytest.raises(opslog.CommitUnknownError, match="may or may not"):
+                store["y"] = {}
+            with pytest.raises(opslog.ReopenError):
+                store["z"] = {}
+        assert set(store) == {"x"}
+    with open_store(url) as store:
+        store["z"] = {}
+    assert set(read(url)) == ({"x", "y", "z"} if done else {"x", "z"})
+
+
+def test_a_put_that_arrives_late_is_ours(url: str, quick: Environment) -> None:
+    """It timed out, was sent again, and then both arrived."""
+    with open_store(url) as store:
+        answers = iter([Fault("unknown", done=True), Fault("unknown"), Fault("unknown")])
+        with bucket_of(url).failing(lambda request: next(answers, None) if request.method == "put_new" else None):
+            store["y"] = {"n": 1}
+        store["z"] = {}
+        assert [commit.clock for commit in store.ops()] == [1, 2]
+
+
+def test_a_refusal_is_no_commit(url: str) -> None:
+    with open_store(url) as store:
+        store["x"] = {}
+        with bucket_of(url).failing(lambda request: Fault("refused")), pytest.raises(opslog.WriteFailedError):
+            store["y"] = {}
+        assert set(store) == {"x"}
+        store["y"] = {}
+    assert set(read(url)) == {"x", "y"}
+
+
+# -- two processes under one name
+
+
+def test_of_two_writers_under_one_name_one_is_fenced(url: str, another_process: Callable[[], None]) -> None:
+    with open_store(url) as first:
+        first["x"] = {"by": 1}
+        with pytest.raises(opslog.AgentBusyError):
+            open_store(url)
+        another_process()
+        with open_store(url) as second:
+            second["y"] = {"by": 2}
+            with pytest.raises(opslog.AgentFencedError, match="another process writes under the agent name 'a'"):
+                first["z"] = {"by": 1}
+            with pytest.raises(opslog.ReopenError):
+                first["z"] = {"by": 1}
+            assert set(first) == {"x"}
+            second["w"] = {}
+    assert set(read(url)) == {"x", "y", "w"}
+    assert damage(url) == []
+
+
+def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_acknowledges(
+    url: str, another_process: Callable[[], None]
+) -> None:
+    now = [0.0]
+    environment = Environment(monotonic=lambda: now[0])
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.5)
+    with open_store(url, environment=environment, settings=settings) as paused:
+        paused["x"] = {}
+        another_process()
+        with open_store(url) as other:
+            for number in range(3):
+                other[str(number)] = {}
+        backend = open_backend(url)
+        compact(backend, REAL)
+        backend.delete([segment_path("a", 2)])  # as a collection after the grace period would
+        now[0] += 1
+        with pytest.raises(opslog.AgentFencedError, match="used, folded and collected"):
+            paused["void"] = {}
+        assert "void" not in paused
+    assert set(read(url)) == {"x", "0", "1", "2"}
+
+
+# -- seals
+
+
+@pytest.mark.parametrize("call", ["set", "batch", "undo", "threads"])
+def test_a_writer_goes_on_after_a_seal(url: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A compaction elsewhere took it for gone."""
+    settings = opslog.Settings(undo_ttl_seconds=0)
+    with open_store(url, settings=settings) as live, open_store(url, "b") as b:
+        live["x"] = {}
+        for number in range(10):
+            b[str(number)] = {}
+        b.refresh()
+        with monkeypatch.context() as patch:
+            patch.setattr(objects, "_held", {(url, "b")})
+            assert compact(open_backend(url), REAL).sealed == ("a",)
+        match call:
+            case "set":
+                live["y"] = {}
+            case "batch":
+                with live.batch():
+                    live["y"] = {}
+                    live["z"] = {}
+            case "threads":
+                with ThreadPoolExecutor(8) as pool:
+                    list(pool.map(lambda number: live.set(f"t{number}", {}), range(40)))
+                assert set(live) == {"x"} | {f"t{number}" for number in range(40)}
+                live["y"] = {}
+            case _:
+                assert not live.undo(), "its window ended with the seal"
+                live["y"] = {}
+        assert live.undo()
+        assert set(live) >= {"x"}
+        clocks = [commit.clock for commit in live.ops() if commit.agent == "a"]
+        assert clocks == sorted(set(clocks))
+        expected = set(live)
+    assert set(read(url)) - {str(number) for number in range(10)} == expected
+    assert damage(url) == []
+
+
+# -- leases and compactors
+
+
+def test_a_lease_is_taken_over_after_its_time(url: str) -> None:
+    def backend() -> Backend:
+        return open_backend(url)
+
+    stored = bucket_of(url).objects
+    with backend().lock(LOCK):
+        with pytest.raises(opslog.LockedError, match=r"is held by pid \d+ on host"), backend().lock(LOCK):
+            pass
+        (key,) = (key for key in stored if key.endswith(".lease"))
+        data, modified = stored[key]
+        stored[key] = data, modified - 61
+        with backend().lock(LOCK), pytest.raises(opslog.LockedError), backend().lock(LOCK):
+            pass
+    with backend().lock(LOCK):
+        pass
+    assert not [key for key in stored if key.endswith(".lease")]
+
+
+def test_many_writers_and_compactors_without_a_lock(url: str) -> None:
+    settings = opslog.Settings(undo_window=3, grace_seconds=0)
+    stores = [open_store(url, f"agent-{number}", settings=settings) for number in range(4)]
+
+    def write(number: int) -> None:
+        for turn in range(60):
+            stores[number][f"{number}-{turn}"] = {"turn": turn}
+
+    def fold_often(_: int) -> None:
+        backend = open_backend(url)
+        for _ in range(15):
+            fold(backend, REAL)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit(write, number) for number in range(4)] + [
+            pool.submit(fold_often, number) for number in range(2)
+        ]
+        for one in done:
+            one.result()
+    for store in stores:
+        store.refresh()
+        assert len(store) == 240
+        store.close()
+    assert len(read(url)) == 240
+    assert damage(url) == []

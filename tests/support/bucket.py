@@ -1,0 +1,121 @@
+"""A bucket in memory, as a `Driver` with faults on request, and stores on it under ``bucket://name``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from opslog.backends import Range, register
+from opslog.backends.objects import Object, ObjectBackend, Put
+from opslog.environment import REAL, Environment
+from opslog.errors import MissingFileError, RetryError, WriteFailedError
+
+
+class Request(NamedTuple):
+    """What is asked: "put_new", "put", "get", "list" or "delete", of which key or prefix."""
+
+    number: int
+    method: str
+    key: str
+
+
+class Fault(NamedTuple):
+    """What becomes of a request.
+
+    :ivar outcome: how it ends: "unknown" (no certain answer), "refused".
+    :ivar done: whether it is carried out all the same.
+    """
+
+    outcome: str
+    done: bool = False
+
+
+class Bucket:
+    """All of it in memory, and safe only under the interpreter's lock.
+
+    :ivar asked: the requests so far; `fault`: what becomes of the next one, None: what it asks for.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, float]] = {}
+        self.asked: list[Request] = []
+        self.fault: Callable[[Request], Fault | None] = lambda request: None
+
+    @property
+    def requests(self) -> int:
+        return len(self.asked)
+
+    @contextmanager
+    def failing(self, fault: Callable[[Request], Fault | None]) -> Iterator[None]:
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = lambda request: None
+
+    def _ask(self, method: str, key: str) -> Fault | None:
+        request = Request(len(self.asked), method, key)
+        self.asked.append(request)
+        return self.fault(request)
+
+    def put_new(self, key: str, data: bytes) -> Put:
+        fault = self._ask("put_new", key)
+        outcome = Put.CREATED
+        if fault is None or fault.done:
+            entry = (bytes(data), time.time())
+            if self.objects.setdefault(key, entry) is not entry:
+                outcome = Put.EXISTS
+        if fault is None:
+            return outcome
+        if fault.outcome == "refused":
+            raise WriteFailedError("refused")
+        return Put.UNKNOWN
+
+    def put(self, key: str, data: bytes) -> None:
+        fault = self._ask("put", key)
+        if fault is None or fault.done:
+            self.objects[key] = (bytes(data), time.time())
+        if fault is not None:
+            raise WriteFailedError(fault.outcome)
+
+    def get(self, key: str, start: int, stop: int | None) -> bytes:
+        if self._ask("get", key):
+            raise RetryError("no answer")
+        if key not in self.objects:
+            raise MissingFileError(key, key)
+        return self.objects[key][0][start:stop]
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        return [self.get(*part) if part.path in self.objects else None for part in ranges]
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
+        if self._ask("list", prefix):
+            raise RetryError("no answer")
+        for key in sorted(self.objects, key=str.encode):
+            if key.startswith(prefix) and key > after:
+                yield Object(key, len(self.objects[key][0]), self.objects[key][1])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        fault = self._ask("delete", keys[0])
+        if fault is None or fault.done:
+            for key in keys:
+                self.objects.pop(key, None)
+        if fault is not None:
+            raise WriteFailedError(fault.outcome)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+BUCKETS: dict[str, Bucket] = {}
+"""By name; made when they are first opened."""
+
+
+def open_url(url: str, *, create: bool = True, environment: Environment = REAL) -> ObjectBackend:
+    name = url.removeprefix("bucket://")
+    return ObjectBackend(BUCKETS.setdefault(name, Bucket()), url, "prefix/", environment=environment)
+
+
+register("bucket", open_url)
