@@ -182,8 +182,7 @@ class ObjectBackend:
     def now(self) -> float:
         self._check_open()
         self.driver.put(self._prefix + _CLOCK, b"")
-        (clock,) = (found for found in self.driver.list(self._prefix + _CLOCK) if found.key == self._prefix + _CLOCK)
-        return clock.modified
+        return next(entry.modified for entry in self.list(LOCKS) if entry.path == _CLOCK)
 
     # Creating and deleting
 

@@ -1,47 +1,23 @@
-"""A store on S3, through s3fs: credentials, profiles, endpoints and all other settings by its conventions.
+"""A store on S3: ``s3://bucket/prefix``.
 
 `opslog.open("s3://bucket/prefix")` takes credentials from where the AWS tools take them; everything else is a
 keyword: ``endpoint_url=`` for MinIO, Ceph, R2 and the like, ``key=``, ``secret=``, ``profile=``, ``client_kwargs=``,
 and whatever `s3fs.S3FileSystem` takes or fsspec's configuration files say.
 
-Settings that are not left to s3fs: no listing cache (it hides what others write), no instance cache (instances are
-shared between threads and do not survive a fork), and no retries of its own above botocore's connection handling,
-because only the caller of a conditional put can tell what a retry means (`opslog.backends.objects`).
+Two drivers send the requests: obstore where it is installed and understands the settings (it costs a fraction of the
+time), and s3fs; ``?driver=s3fs`` asks for one of them. All that matters for a store is above them, in
+`opslog.backends.objects`, and is the same.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import fsspec.asyn
-import s3fs
-from aiohttp import ClientError as ConnectionFailure
-from botocore.exceptions import BotoCoreError, ClientError
-
-from opslog.backends.contract import Range
-from opslog.backends.objects import Object, ObjectBackend, Put
-from opslog.errors import InvalidNameError, MissingFileError, OpslogError, RetryError, WriteFailedError
-
-T = TypeVar("T")
-
-_DEFAULTS: dict[str, Any] = {
-    "config_kwargs": {
-        "max_pool_connections": 64,
-        "connect_timeout": 3,
-        "read_timeout": 10,
-        "retries": {"mode": "standard", "max_attempts": 1},
-    }
-}
-_AT_ONCE = 48
-"""Requests under way at one time."""
-_DELETE_AT_ONCE = 1000
-"""How many keys one request may name."""
-
-_EXISTS, _BUSY = 412, (409, 429)
+from opslog.backends.objects import Driver, ObjectBackend
+from opslog.errors import InvalidNameError
 
 
 def open_url(url: str, *, create: bool = True, **options: Any) -> ObjectBackend:
@@ -53,150 +29,41 @@ def open_url(url: str, *, create: bool = True, **options: Any) -> ObjectBackend:
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidNameError(f"{url!r} names no bucket: write s3://bucket/prefix")
-    unknown = {name for name, _ in parse_qsl(parts.query)}
-    if unknown or parts.fragment:
-        raise InvalidNameError(f"{url!r}: nothing may stand after the prefix; settings are keywords of opslog.open")
+    asked = dict(parse_qsl(parts.query))
+    driver = asked.pop("driver", None)
+    if asked or parts.fragment or driver not in (None, *_DRIVERS):
+        raise InvalidNameError(
+            f"{url!r}: nothing may stand after the prefix but ?driver=s3fs or ?driver=obstore; settings are keywords "
+            "of opslog.open"
+        )
     prefix = parts.path.strip("/")
     return ObjectBackend(
-        S3fsDriver(parts.netloc, options), f"s3://{parts.netloc}/{prefix}".rstrip("/"), f"{prefix}/" if prefix else ""
+        _DRIVERS[driver or _fastest(options)](parts.netloc, options),
+        f"s3://{parts.netloc}/{prefix}".rstrip("/"),
+        f"{prefix}/" if prefix else "",
     )
 
 
-class S3fsDriver:
-    """`opslog.backends.objects.Driver` through s3fs."""
+def _fastest(options: dict[str, Any]) -> str:
+    """obstore where it is installed and understands all of the settings, otherwise s3fs."""
+    if find_spec("obstore") is None:
+        return "s3fs"
+    from opslog.backends.s3_fast import UNDERSTOOD
 
-    def __init__(self, bucket: str, options: dict[str, Any]) -> None:
-        self._requests = 0
-        self._bucket = bucket
-        self._mutex = threading.Lock()
-        config = {**_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-        self._fs = s3fs.S3FileSystem(
-            **{**options, "config_kwargs": config, "use_listings_cache": False, "skip_instance_cache": True}
-        )
-        self._fs.retries = 1
-
-    @property
-    def requests(self) -> int:
-        return self._requests
-
-    def put_new(self, key: str, data: bytes) -> Put:
-        try:
-            self._run(self._call("put_object", Key=key, Body=data, IfNoneMatch="*"))
-        except Exception as error:
-            status = _status(error)
-            if status == _EXISTS:
-                return Put.EXISTS
-            if status is None or status in _BUSY or status >= 500:
-                if status is None and not _is_connection_failure(error):
-                    raise
-                return Put.UNKNOWN
-            raise WriteFailedError(f"s3://{self._bucket}/{key} could not be written: {error}") from error
-        return Put.CREATED
-
-    def put(self, key: str, data: bytes) -> None:
-        self._write(self._call("put_object", Key=key, Body=data), key)
-
-    def get(self, key: str, start: int, stop: int | None) -> bytes:
-        data = self._read(self._get(key, start, stop), key)
-        if data is None:
-            raise MissingFileError(f"no object s3://{self._bucket}/{key}", key)
-        return data
-
-    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        async def get_all() -> list[bytes | None]:
-            slots = asyncio.Semaphore(_AT_ONCE)
-
-            async def get_one(part: Range) -> bytes | None:
-                async with slots:
-                    return await self._get(*part)
-
-            return await asyncio.gather(*map(get_one, ranges))
-
-        return self._read(get_all(), ranges[0].path if ranges else "")
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
-        more: dict[str, str] = {"StartAfter": after} if after else {}
-        while True:
-            page = self._read(self._call("list_objects_v2", Prefix=prefix, **more), prefix)
-            for found in page.get("Contents", ()):
-                yield Object(found["Key"], found["Size"], found["LastModified"].timestamp())
-            if not page.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
-
-    def delete(self, keys: Sequence[str]) -> None:
-        for first in range(0, len(keys), _DELETE_AT_ONCE):
-            named = {"Objects": [{"Key": key} for key in keys[first : first + _DELETE_AT_ONCE]], "Quiet": True}
-            answer = self._write(self._call("delete_objects", Delete=named), keys[first])
-            for failed in answer.get("Errors", ()):
-                raise WriteFailedError(
-                    f"s3://{self._bucket}/{failed.get('Key')} could not be deleted: {failed.get('Message')}; deleting "
-                    "again is safe"
-                )
-
-    def close(self) -> None:
-        """s3fs closes its connections when it is collected."""
-
-    async def _get(self, key: str, start: int, stop: int | None) -> bytes | None:
-        if stop is not None and stop <= start:
-            stop = start + 1  # there are no empty ranges; but whether the object exists is part of the answer
-            empty = True
-        else:
-            empty = False
-        whole = start == 0 and stop is None
-        wanted = {} if whole else {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"}
-        try:
-            answer = await self._call("get_object", Key=key, **wanted)
-            async with answer["Body"] as body:
-                data: bytes = await body.read()
-        except Exception as error:
-            status = _status(error)
-            if status == 404:
-                return None
-            if status == 416:
-                return b""  # it ends before the range begins
-            raise
-        return b"" if empty else data
-
-    async def _call(self, method: str, **arguments: Any) -> Any:
-        with self._mutex:
-            self._requests += 1
-        return await self._fs._call_s3(method, Bucket=self._bucket, **arguments)
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        async def run() -> T:
-            return await work
-
-        result: T = fsspec.asyn.sync(self._fs.loop, run)
-        return result
-
-    def _read(self, work: Coroutine[Any, Any, T], key: str) -> T:
-        try:
-            return self._run(work)
-        except OpslogError:
-            raise
-        except Exception as error:
-            raise RetryError(f"s3://{self._bucket}/{key} could not be read: {_reason(error)}") from error
-
-    def _write(self, work: Coroutine[Any, Any, T], key: str) -> T:
-        try:
-            return self._run(work)
-        except Exception as error:
-            raise WriteFailedError(f"s3://{self._bucket}/{key} could not be written: {_reason(error)}") from error
+    return "obstore" if options.keys() <= UNDERSTOOD and options.get("client_kwargs", {}).keys() <= _PLACE else "s3fs"
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of a refusal, None where there was no answer. s3fs wraps errors in those of Python."""
-    for cause in (error, error.__cause__):
-        if isinstance(cause, ClientError):
-            return int(cause.response["ResponseMetadata"]["HTTPStatusCode"])
-    return None
+def _open_obstore(bucket: str, options: dict[str, Any]) -> Driver:
+    from opslog.backends.s3_fast import ObstoreDriver
+
+    return ObstoreDriver(bucket, options)
 
 
-def _is_connection_failure(error: BaseException) -> bool:
-    kinds = (BotoCoreError, ConnectionFailure, TimeoutError, ConnectionError)
-    return any(isinstance(cause, kinds) for cause in (error, error.__cause__))
+def _open_s3fs(bucket: str, options: dict[str, Any]) -> Driver:
+    from opslog.backends.s3_s3fs import S3fsDriver
+
+    return S3fsDriver(bucket, options)
 
 
-def _reason(error: BaseException) -> str:
-    return str(error.__cause__ or error) or type(error).__name__
+_DRIVERS: dict[str, Callable[[str, dict[str, Any]], Driver]] = {"obstore": _open_obstore, "s3fs": _open_s3fs}
+_PLACE = {"region_name", "endpoint_url"}

@@ -100,12 +100,12 @@ def fold(
     tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
     sealed = tail.seal_idle(backend, environment)
     settings = _with_history(tail.manifest.settings, keep_history)
-    plan = _Plan(backend, tail, settings, full)
-    if not plan.worthwhile and not sealed:
-        garbage = find_garbage(backend, backend.now(), tail.manifest.number)
-        if not garbage.runs and not garbage.segments:
-            return Compaction()
     try:
+        plan = _Plan(backend, tail, settings, full)
+        if not plan.worthwhile and not sealed:
+            garbage = find_garbage(backend, backend.now(), tail.manifest.number)
+            if not garbage.runs and not garbage.segments:
+                return Compaction()
         return plan.carry_out(environment, sealed, progress)
     except (AlreadyExistsError, MissingFileError):
         if manifests.newest_number() == tail.manifest.number:

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("s3fs", reason="needs opslog[s3]")
+pytest.importorskip("s3fs", reason="needs opslog[fast]")
+pytest.importorskip("obstore", reason="needs opslog[fast]")
 pytest.register_assert_rewrite("opslog.backends.testing")
 
 import opslog  # noqa: E402  (after the rewrite is registered)
 from opslog.backends import Backend, Range, open_backend  # noqa: E402
 from opslog.backends.objects import Driver, Put  # noqa: E402
-from opslog.backends.s3 import S3fsDriver, open_url  # noqa: E402
-from opslog.backends.testing import BackendContract  # noqa: E402
+from opslog.backends.s3 import open_url  # noqa: E402
+from opslog.backends.s3_fast import ObstoreDriver  # noqa: E402
+from opslog.backends.s3_s3fs import S3fsDriver  # noqa: E402
+from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, WriteFailedError  # noqa: E402
 from opslog.verify import verify  # noqa: E402
 from tests.support.s3_server import PAGE, Fault, S3Server  # noqa: E402
@@ -33,12 +36,25 @@ class TestS3fs(BackendContract):
         self.server = server
 
     def open_backend(self, space: Path) -> Backend:
-        return open_url(f"s3://bucket{space}", **self.server.options())
+        return open_url(f"s3://bucket{space}?driver=s3fs", **self.server.options())
 
 
-@pytest.fixture
-def driver(server: S3Server, tmp_path: Path) -> Driver:
-    return S3fsDriver(tmp_path.name, server.options())
+class TestObstore(BackendContract):
+    odd_paths = tuple(path for path in ODD_PATHS if "\n" not in path)
+
+    @pytest.fixture(autouse=True)
+    def with_server(self, server: S3Server) -> None:
+        self.server = server
+
+    def open_backend(self, space: Path) -> Backend:
+        return open_url(f"s3://bucket{space}?driver=obstore", **self.server.options())
+
+
+@pytest.fixture(params=[S3fsDriver, ObstoreDriver])
+def driver(request: pytest.FixtureRequest, server: S3Server, tmp_path: Path) -> Iterator[Driver]:
+    driver: Driver = request.param(tmp_path.name, server.options())
+    yield driver
+    driver.close()
 
 
 # -- what answers mean
@@ -51,6 +67,32 @@ def test_put_if_absent(driver: Driver) -> None:
     driver.put("x", b"3")
     assert driver.get("x", 0, None) == b"3"
     assert driver.requests == 5
+
+
+def test_the_driver_is_the_fastest_that_understands_the_settings(server: S3Server) -> None:
+    def chosen(url: str, **options: Any) -> type:
+        backend = open_url(url, **{**server.options(), **options})
+        backend.close()
+        return type(backend.driver)
+
+    assert chosen("s3://b/x") is ObstoreDriver
+    assert chosen("s3://b/x", requester_pays=True) is S3fsDriver
+    assert chosen("s3://b/x", client_kwargs={"verify": False}) is S3fsDriver
+    assert chosen("s3://b/x?driver=s3fs") is S3fsDriver
+
+
+@pytest.mark.parametrize("driver", ["s3fs", "obstore"])
+def test_credentials_come_from_the_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-env")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    backend = open_url(f"s3://bucket/env?driver={driver}", endpoint_url=server.url)
+    before = len(server.signed)
+    backend.create(f"by-{driver}", b"")
+    backend.close()
+    assert all("Credential=from-env/" in signature for signature in server.signed[before:])
+    assert all("/eu-north-1/s3/" in signature for signature in server.signed[before:])
+    assert len(server.signed) > before
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -124,8 +166,9 @@ def test_listing_goes_from_page_to_page(server: S3Server, driver: Driver, tmp_pa
 # -- a store
 
 
-def test_a_store_from_end_to_end(server: S3Server) -> None:
-    url, options = "s3://bucket/a/store", server.options()
+@pytest.mark.parametrize("driver", ["", "?driver=s3fs", "?driver=obstore"])
+def test_a_store_from_end_to_end(server: S3Server, driver: str) -> None:
+    url, options = f"s3://bucket/a/store{driver[-4:]}{driver}", server.options()
     with (
         opslog.open(url, agent="a", compact_after=None, **options) as a,
         opslog.open(url, agent="b", durability="buffered", **options) as b,
@@ -155,7 +198,7 @@ def test_a_missing_store(server: S3Server) -> None:
         opslog.open("s3://bucket/nowhere", read_only=True, **server.options())
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3://bucket/x?y=1", "s3://bucket/x#y"])
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3://bucket/x?y=1", "s3://bucket/x#y", "s3://b/x?driver=z"])
 def test_what_names_no_prefix(url: str) -> None:
     with pytest.raises(InvalidNameError, match="s3://"):
         opslog.open(url, agent="a")

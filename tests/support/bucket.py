@@ -83,19 +83,27 @@ class Bucket:
     def get(self, key: str, start: int, stop: int | None) -> bytes:
         if self._ask("get", key):
             raise RetryError("no answer")
-        if key not in self.objects:
+        found = self.objects.get(key)
+        if found is None:
             raise MissingFileError(key, key)
-        return self.objects[key][0][start:stop]
+        return found[0][start:stop]
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        return [self.get(*part) if part.path in self.objects else None for part in ranges]
+        found: list[bytes | None] = []
+        for part in ranges:
+            try:
+                found.append(self.get(*part))
+            except MissingFileError:
+                found.append(None)
+        return found
 
     def list(self, prefix: str, after: str = "") -> Iterator[Object]:
         if self._ask("list", prefix):
             raise RetryError("no answer")
-        for key in sorted(self.objects, key=str.encode):
+        objects = self.objects.copy()
+        for key in sorted(objects, key=str.encode):
             if key.startswith(prefix) and key > after:
-                yield Object(key, len(self.objects[key][0]), self.objects[key][1])
+                yield Object(key, len(objects[key][0]), objects[key][1])
 
     def delete(self, keys: Sequence[str]) -> None:
         fault = self._ask("delete", keys[0])

@@ -16,8 +16,8 @@ from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape, unescape
 
 PAGE = 1000
 
@@ -52,6 +52,8 @@ class S3Server:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.requests: list[Request] = []
+        self.signed: list[str] = []
+        """The Authorization headers."""
         self.fault: Callable[[Request], Fault | None] = lambda request: None
         self.honours_conditions = True
         self.mutex = threading.Lock()
@@ -106,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.store.mutex:
             request = Request(len(self.store.requests), self.command, key, self.headers.get("If-None-Match") == "*")
             self.store.requests.append(request)
+            self.store.signed.append(self.headers.get("Authorization") or "")
         return key, parse_qs(parts.query, keep_blank_values=True), body, self.store.fault(request)
 
     def _body(self) -> bytes:
@@ -186,20 +189,22 @@ class _Handler(BaseHTTPRequestHandler):
                 key=str.encode,
             )
             page = [(key, *self.store.objects[key]) for key in keys[:PAGE]]
+        text = _encoded if "encoding-type" in query else escape
         items = "".join(
-            f"<Contents><Key>{_text(key.removeprefix(f'{bucket}/'))}</Key><Size>{len(data)}</Size><ETag>&quot;x&quot;</ETag>"
+            f"<Contents><Key>{text(key.removeprefix(f'{bucket}/'))}</Key><Size>{len(data)}</Size><ETag>&quot;x&quot;</ETag>"
             f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(modified))}.{int(modified % 1 * 1000):03}Z"
             "</LastModified></Contents>"
             for key, data, modified in page
         )
         truncated = len(keys) > PAGE
         token = (
-            f"<NextContinuationToken>{_text(page[-1][0].removeprefix(f'{bucket}/'))}</NextContinuationToken>"
+            f"<NextContinuationToken>{text(page[-1][0].removeprefix(f'{bucket}/'))}</NextContinuationToken>"
             if truncated
             else ""
         )
+        kind = "<EncodingType>url</EncodingType>" if "encoding-type" in query else ""
         body = (
-            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><EncodingType>url</EncodingType>'
+            f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>{kind}'
             f"<IsTruncated>{str(truncated).lower()}</IsTruncated>{token}{items}</ListBucketResult>"
         )
         return 200, body.encode(), {"Content-Type": "application/xml"}
@@ -212,7 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
             with self.store.mutex:
                 for key in keys:
                     self.store.objects.pop(f"{bucket.rstrip('/')}/{_plain(key)}", None)
-            return 200, b"<DeleteResult></DeleteResult>", {"Content-Type": "application/xml"}
+            quiet = b"<Quiet>true</Quiet>" in body
+            deleted = "" if quiet else "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+            return 200, f"<DeleteResult>{deleted}</DeleteResult>".encode(), {"Content-Type": "application/xml"}
 
         self._answer(fault, delete)
 
@@ -221,14 +228,10 @@ def _error(code: str, message: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>".encode()
 
 
-def _text(key: str) -> str:
+def _encoded(key: str) -> str:
     """As a listing with url encoding has it."""
-    from urllib.parse import quote
-
     return quote(key, safe="/")
 
 
 def _plain(text: str) -> str:
-    from xml.sax.saxutils import unescape
-
     return unescape(text, {"&quot;": '"', "&apos;": "'", "&#10;": "\n", "&#xA;": "\n"})
