@@ -20,7 +20,7 @@ named below, writing with `WriteFailedError` or `CommitUnknownError`.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -81,17 +81,26 @@ class Backend(Protocol):
     """How messages name this storage."""
 
     @property
+    def segments_grow(self) -> bool:
+        """Whether appends go on in the last segment of a log. Where each of them is a segment of its own, one that is
+        listed is finished."""
+
+    @property
     def requests(self) -> int:
         """How many requests were sent to a server, which may charge for them; 0 where there is none."""
 
-    def list(self, prefix: str) -> list[Entry]:
-        """Every file whose path begins with `prefix`, sorted by path (code points).
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
+        """Every file whose path begins with `prefix` and comes after the path `after`, sorted by path (code points).
 
         `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed.
         Files created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files
         of creations under way or abandoned may appear, with ``.tmp-`` in their names, and so may the storage's own
         files below ``locks/``.
         """
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        """All segments of all logs, as `list` has them; those of an agent with a smaller number than `seen` says may be
+        left out, where that makes it cheaper."""
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer where the file ends earlier.

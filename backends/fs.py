@@ -28,7 +28,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import unquote
 
@@ -50,7 +50,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import ARCHIVE, LOCKS, SNAPSHOTS, TEMPORARY, check_name
+from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
@@ -93,10 +93,11 @@ class FsBackend:
 
     requests = 0
     """There is no server."""
+    segments_grow = True
 
     # Reading
 
-    def list(self, prefix: str) -> list[Entry]:
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
         self._check_open()
         check_prefix(prefix)
         entries: list[Entry] = []
@@ -104,7 +105,10 @@ class FsBackend:
             posix.scan(self.full(prefix), prefix, entries)
         except OSError as error:
             raise self._read_failed(prefix, error) from error
-        return entries
+        return [entry for entry in entries if entry.path > after] if after else entries
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        return self.list(OPS)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         self._check_open()

@@ -11,7 +11,7 @@ import builtins
 import os
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -100,13 +100,21 @@ class MemoryBackend:
 
     requests = 0
     """There is no server."""
+    segments_grow = True
 
-    def list(self, prefix: str) -> list[Entry]:
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
         self._check_open()
         check_prefix(prefix)
         storage = self._storage
         with storage.mutex:
-            return [Entry(path, len(storage.files[path]), storage.modified[path]) for path in storage.below(prefix)]
+            return [
+                Entry(path, len(storage.files[path]), storage.modified[path])
+                for path in storage.below(prefix)
+                if path > after
+            ]
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        return self.list(OPS)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         data = self.read_many([Range(path, start, stop)])[0]

@@ -25,7 +25,7 @@ import builtins
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -47,7 +47,7 @@ from opslog.errors import (
     OpslogError,
     UsageError,
 )
-from opslog.layout import LOCKS, check_name, log_prefix, segment_of, segment_path
+from opslog.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
 
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
@@ -98,8 +98,9 @@ class Driver(Protocol):
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """Many at once, None for each that is not there."""
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
-        """The objects whose key begins with `prefix` and comes after `after`, in order of UTF-8 bytes, page by page."""
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
+        """One page of the objects whose key begins with `prefix` and comes after `after`, in order of UTF-8 bytes, and
+        whether there are more."""
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that do not exist are no error."""
@@ -149,6 +150,8 @@ class ObjectBackend:
         self._is_conditional = False
         """Whether the server was seen to honour put-if-absent."""
 
+    segments_grow = False
+
     @property
     def requests(self) -> int:
         """How many were sent to the server."""
@@ -156,12 +159,32 @@ class ObjectBackend:
 
     # Reading
 
-    def list(self, prefix: str) -> list[Entry]:
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
         self._check_open()
         check_prefix(prefix)
+        return list(self._list(prefix, after, lambda last: last))
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        """Skips what was seen, so that it costs one request for each thousand segments that are new, and at most one
+        more for each agent."""
+        self._check_open()
+
+        def to_unseen(last: str) -> str:
+            """From the end of a page that is full of what was seen of a log, go on where that ends."""
+            agent, number = segment_of(last) or ("", 0)
+            return max(last, segment_path(agent, seen[agent] - 1)) if seen.get(agent, 0) > number else last
+
+        return list(self._list(OPS, "", to_unseen))
+
+    def _list(self, prefix: str, after: str, go_on: Callable[[str], str]) -> Iterator[Entry]:
+        """Page by page; `go_on` says after which path, once it has the last one of a page."""
         skip = len(self._prefix)
-        entries = [Entry(key[skip:], size, modified) for key, size, modified in self.driver.list(self._prefix + prefix)]
-        return sorted(entry for entry in entries if entry.path)
+        more = True
+        while more:
+            page, more = self.driver.list(self._prefix + prefix, self._prefix + after if after else "")
+            yield from (Entry(key[skip:], size, modified) for key, size, modified in page if len(key) > skip)
+            if more:
+                after = go_on(page[-1].key[skip:])
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         self._check_open()

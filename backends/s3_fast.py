@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -26,6 +26,8 @@ UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "clie
 
 _AT_ONCE = 32
 """Requests under way at one time."""
+_PAGE = 1000
+"""How many objects a listing tells of in one answer, at most."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _BUSY = (409, 429)
 
@@ -78,17 +80,14 @@ class ObstoreDriver:
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         return list(self._pool.map(self._get, ranges))
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
+        self._count()
         try:
-            pages = obstore.list(self._store, prefix, offset=after or None, chunk_size=1000)
-            self._count()
-            for number, page in enumerate(pages):
-                if number:
-                    self._count()
-                for found in page:
-                    yield Object(found["path"], found["size"], found["last_modified"].timestamp())
+            page = next(iter(obstore.list(self._store, prefix, offset=after or None, chunk_size=_PAGE)), [])
         except (BaseError, OSError) as error:
             raise RetryError(f"s3://{self._bucket}/{prefix} could not be read: {_reason(error)}") from error
+        found = [Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+        return found, len(found) == _PAGE
 
     def delete(self, keys: Sequence[str]) -> None:
         for first in range(0, len(keys), 1000):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import fsspec.asyn
@@ -91,15 +91,11 @@ class S3fsDriver:
 
         return self._read(get_all(), ranges[0].path if ranges else "")
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
-        more: dict[str, str] = {"StartAfter": after} if after else {}
-        while True:
-            page = self._read(self._call("list_objects_v2", Prefix=prefix, **more), prefix)
-            for found in page.get("Contents", ()):
-                yield Object(found["Key"], found["Size"], found["LastModified"].timestamp())
-            if not page.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
+        start = {"StartAfter": after} if after else {}
+        page = self._read(self._call("list_objects_v2", Prefix=prefix, **start), prefix)
+        found = page.get("Contents", ())
+        return [Object(one["Key"], one["Size"], one["LastModified"].timestamp()) for one in found], page["IsTruncated"]
 
     def delete(self, keys: Sequence[str]) -> None:
         for first in range(0, len(keys), _DELETE_AT_ONCE):

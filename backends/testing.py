@@ -210,6 +210,25 @@ class BackendContract:
         assert _paths(backend, "ops/a/") == ["ops/a/1", "ops/a/2"]
         assert len(_paths(backend)) == 6
 
+    def test_list_after_a_path(self, backend: Backend) -> None:
+        for path in ["a/1", "a/2", "a/3", "a.b", "b/1"]:
+            backend.create(path, b"")
+        assert [entry.path for entry in backend.list("a/", "a/1")] == ["a/2", "a/3"]
+        assert [entry.path for entry in backend.list("a/", "a/2x")] == ["a/3"]
+        assert [entry.path for entry in backend.list("", "a/2")] == ["a/3", "b/1"]
+        assert backend.list("a/", "a/3") == []
+
+    def test_list_of_all_logs(self, backend: Backend) -> None:
+        for agent in "abc":
+            for number in range(1, 6):
+                backend.create(segment_path(agent, number), b"")
+        paths = [entry.path for entry in backend.list_logs({})]
+        assert paths == [segment_path(agent, number) for agent in "abc" for number in range(1, 6)]
+        paths = [entry.path for entry in backend.list_logs({"a": 6, "b": 3, "x": 9})]
+        assert paths == sorted(paths)
+        assert {segment_path("b", number) for number in (3, 4, 5)} <= set(paths)
+        assert {segment_path("c", number) for number in range(1, 6)} <= set(paths)
+
     def test_a_missing_prefix_is_an_empty_list(self, backend: Backend) -> None:
         assert _paths(backend) == []
         assert backend.list("ops/") == []

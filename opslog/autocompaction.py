@@ -36,6 +36,7 @@ class AutoCompaction:
         self._environment = environment
         self._after = after
         self._commits = 0
+        self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
         self._due_at_bytes = COMPACT_AFTER_BYTES
         self._worker = Worker("opslog-compact", self._compact)
@@ -50,10 +51,14 @@ class AutoCompaction:
             self._worker.wake()
 
     def note_manifest(self, newest: Manifest) -> None:
-        """Somebody, or this thread, has compacted."""
+        """Somebody, or this thread, may have compacted. Costs a listing if so, for the length of what is left."""
+        if newest.number == self._manifest:
+            return
+        self._manifest = newest.number
         self.folded = newest.commits
         if self._after is not None:
             self._due_at = max(self._due_at, newest.commits + self._after)
+            self.tail_bytes = bytes_after(list_segments(self._backend), newest.cut)
 
     def close(self) -> None:
         """Let a compaction under way end."""
@@ -67,11 +72,9 @@ class AutoCompaction:
         manifests = ManifestStore(self._backend)
         try:
             self.note_manifest(manifests.newest())
-            self.tail_bytes = bytes_after(list_segments(self._backend), manifests.newest().cut)
             if self._is_due():
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
-                self.tail_bytes = bytes_after(list_segments(self._backend), manifests.newest().cut)
             self.error = None
         except LockedError:
             pass  # somebody else is at it

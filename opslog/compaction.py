@@ -36,7 +36,7 @@ from opslog.errors import (
 )
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
 from opslog.layout import index_path, run_name
-from opslog.log import Cursor, Segment, Segments, all_logs, list_log, list_segments
+from opslog.log import Cursor, LogSource, Segment, Segments, all_logs, list_log, list_segments, log_source
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -139,9 +139,12 @@ class Tail:
     def read(cls, backend: Backend, manifest: Manifest) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(manifest)
-        tail.segments = all_logs(list_segments(backend), manifest.cut)
+        tail.segments = all_logs(list_segments(backend, tail.cursors), manifest.cut)
+        for agent in tail.segments:
+            tail.cursors.setdefault(agent, Cursor(agent))
+        source = log_source(backend, tail.cursors, tail.segments)
         for agent, segments in tail.segments.items():
-            tail._read_log(backend, agent, segments)
+            tail._read_log(source, agent, segments)
         return tail
 
     def cut(self) -> dict[str, Cut]:
@@ -171,7 +174,7 @@ class Tail:
         try:
             if self._read_log(backend, agent, list_log(backend, agent)):
                 return False  # it came back, wrote and left since its log was read
-            appender.advance(self.cursors[agent].segment)
+            appender.advance(self.cursors[agent].cut.last_segment)
             appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
         except AgentFencedError:
             return False  # it is alive in another process, and wrote just now
@@ -180,12 +183,12 @@ class Tail:
         self._read_log(backend, agent, list_log(backend, agent))
         return True
 
-    def _read_log(self, backend: Backend, agent: str, segments: list[Segment]) -> int:
+    def _read_log(self, source: LogSource, agent: str, segments: list[Segment]) -> int:
         """Read a log to its end; returns how many commits were new."""
-        cursor = self.cursors.setdefault(agent, Cursor(agent))
+        cursor = self.cursors[agent]
         starts = self._starts.setdefault(agent, deque(maxlen=self.merge.window))
         before = cursor.commits
-        for start, commit in cursor.read(backend, segments):
+        for start, commit in cursor.read(source, segments):
             self._take(commit)
             starts.append(start)
         return cursor.commits - before

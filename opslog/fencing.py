@@ -11,26 +11,26 @@ from opslog.backends import Backend, Position
 from opslog.commits import Seal, decode_commits
 from opslog.environment import Environment
 from opslog.errors import AgentFencedError, CommitUnknownError, OpslogError
+from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
 
 
 class Fence:
-    """Remembers when the newest manifest was looked at.
+    """Remembers when the newest manifest was looked at, and what it said.
 
-    Nothing is collected that a manifest needs which is younger than the grace period. So who has looked within half of
-    it cannot have created a segment whose number was used and collected; who has not looks again before it says that a
-    commit is done.
+    A segment is collected only when a manifest whose cut is beyond it has been the newest for the grace period. So who
+    has looked within half of that has seen such a manifest, and knows that the number was used; who has not looks again
+    before it says that a commit is done.
     """
 
-    def __init__(self, manifests: ManifestStore, environment: Environment, grace_seconds: float) -> None:
+    def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest) -> None:
         self._manifests = manifests
         self._environment = environment
-        self._grace_seconds = grace_seconds
-        self.look()
+        self.look(newest, environment.monotonic())
 
-    def look(self) -> None:
-        """The newest manifest is looked at now."""
-        self._looked = self._environment.monotonic()
+    def look(self, newest: Manifest, at: float) -> None:
+        """This manifest was the newest at a time of the monotonic clock."""
+        self._newest, self._looked = newest, at
 
     def confirm(self, agent: str, position: Position) -> None:
         """What was appended at `position` is part of the log.
@@ -38,13 +38,15 @@ class Fence:
         :raises AgentFencedError: it is not: a manifest's cut is beyond it, and nobody reads it.
         :raises CommitUnknownError: that cannot be told.
         """
-        if self._environment.monotonic() - self._looked <= self._grace_seconds / 2:
-            return
-        self.look()
-        try:
-            cut = self._manifests.newest().cut.get(agent)
-        except OpslogError as error:
-            raise CommitUnknownError(f"whether its segment is still part of the log cannot be told: {error}") from error
+        now = self._environment.monotonic()
+        if now - self._looked > self._newest.settings.grace_seconds / 2:
+            try:
+                self.look(self._manifests.newest(), now)
+            except OpslogError as error:
+                raise CommitUnknownError(
+                    f"whether its segment is still part of the log cannot be told: {error}"
+                ) from error
+        cut = self._newest.cut.get(agent)
         if cut is not None and cut.segment > position.segment:
             raise AgentFencedError(
                 f"segment {position.segment} of agent {agent!r} was used, folded and collected while this process was "

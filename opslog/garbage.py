@@ -4,8 +4,8 @@ Retained are the newest manifest and all that were still the newest within the g
 whichever is longer), by the storage's clock. Garbage is
 
 - manifests that are not retained;
-- segments wholly before the cut of the oldest retained manifest (cuts only move forward), but never the last of a log,
-  so that numbers are never used twice;
+- segments wholly before the cut of the oldest retained manifest (cuts only move forward, and no log goes on before its
+  cut, so numbers are never used twice);
 - runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded
   manifests and of compactions that failed. A compaction under way aims at a number above it. One that was paused until
   others used its number cannot publish any more: the number exists, or it is below the newest and so no longer the
@@ -108,14 +108,9 @@ def _unneeded_runs(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
 
 
 def _folded_segments(files: list[Entry], oldest: Manifest) -> list[Entry]:
-    last: dict[str, int] = {}
-    segments = []
+    garbage = []
     for entry in files:
         named = segment_of(entry.path)
-        if named:
-            agent, number = named
-            last[agent] = max(number, last.get(agent, 0))
-            segments.append((agent, number, entry))
-    return [
-        entry for agent, number, entry in segments if number < min(last[agent], oldest.cut.get(agent, START).segment)
-    ]
+        if named and named[1] < oldest.cut.get(named[0], START).segment:
+            garbage.append(entry)
+    return garbage

@@ -18,7 +18,7 @@ from opslog.commits import Commit, Record, Stamp, Undo
 from opslog.environment import format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
 from opslog.layout import segment_path
-from opslog.log import Cursor, Segment, all_logs, list_segments
+from opslog.log import Cursor, LogSource, Segment, all_logs, list_segments, log_source
 from opslog.manifest import START, Cut, Manifest
 from opslog.manifest_store import ManifestStore
 from opslog.runs import BlockRun
@@ -115,7 +115,8 @@ def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | N
     for agent, listed in segments.items():
         everything = since is None and listed
         start = Cut(listed[0].number, 0, 0) if everything else oldest.cut.get(agent, START)
-        logs.append(_read_retained(backend, Cursor.at(agent, start), listed, newest))
+        cursor = Cursor.at(agent, start)
+        logs.append(_read_retained(log_source(backend, {agent: cursor}, {agent: listed}), cursor, listed, newest))
     merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
     return (commit for commit in merged if since is None or commit.clock > since)
 
@@ -145,12 +146,12 @@ def _oldest(manifests: ManifestStore) -> Manifest:
             continue  # collected meanwhile
 
 
-def _read_retained(backend: Backend, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
+def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
     """One log from the cursor on, at least up to where the newest manifest has seen it."""
-    for _, commit in cursor.read(backend, listed):
+    for _, commit in cursor.read(source, listed):
         yield commit
     cut = newest.cut.get(cursor.agent, START)
-    if cursor.place < cut.place:
+    if not cursor.has_reached(cut):
         path = segment_path(cursor.agent, cut.segment)
         raise MissingFileError(
             f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path

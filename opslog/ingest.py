@@ -172,7 +172,7 @@ class _Writer:
         try:
             self._check_quiet(agent)
             if cut is not None:
-                appender.advance(cut.segment)
+                appender.advance(cut.last_segment)
             appender.append(lines)
         finally:
             appender.close()

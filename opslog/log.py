@@ -1,38 +1,28 @@
-"""Logs: reading what is new in them, and writing to one's own.
+"""Logs: reading what is new in them.
 
-Reading. A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment
-is either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes
+A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
+either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes
 before reading, so a segment that is not the last of the listing is finished.
-
-Writing. Callers queue their commits in the order of the clock; the first of them to reach the log writes everything
-queued with one append (so one fdatasync, or one PUT). Those who come meanwhile sleep until their commit is written, or
-until one of them is woken to write the next group: group commit without a thread of its own.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from opslog.backends import Appender, Backend, Entry, Position
-from opslog.commits import Batch, Commit, Set, SetOp, decode_commits, encode_commit
+from opslog.backends import Backend, Entry, Range
+from opslog.commits import Batch, Commit, Set, SetOp, decode_commits
 from opslog.errors import (
-    AgentFencedError,
-    ClosedError,
-    CommitUnknownError,
     CorruptError,
     MissingFileError,
-    OpslogError,
-    ReopenError,
-    SealedError,
-    WriteFailedError,
 )
-from opslog.layout import OPS, log_prefix, segment_of, segment_path
+from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 
+_AHEAD = 500
+"""How many segments are fetched at once, at most."""
 _READ_BYTES = 1024 * 1024
 """How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
 
@@ -49,9 +39,9 @@ Segments = dict[str, list[Segment]]
 """Per agent its segments, in order of number."""
 
 
-def list_segments(backend: Backend) -> Segments:
-    """All segments of all logs. One listing."""
-    return _by_agent(backend.list(OPS))
+def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
+    """All segments of all logs, or at least those that are not before a cursor. One listing."""
+    return _by_agent(backend.list_logs({agent: cursor.segment for agent, cursor in (cursors or {}).items()}))
 
 
 def list_log(backend: Backend, agent: str) -> list[Segment]:
@@ -73,13 +63,22 @@ def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
     return {agent: [] for agent in known} | segments
 
 
-def bytes_after(segments: Segments, cut: Mapping[str, Cut]) -> int:
-    """How many bytes of log lie after a cut."""
+def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
+    """How many bytes of log lie after a cut, or after cursors."""
     total = 0
     for agent, listed in segments.items():
         segment, offset = cut.get(agent, START).place
         total += sum(size - (offset if number == segment else 0) for number, size, _ in listed if number >= segment)
     return total
+
+
+class LogSource(Protocol):
+    """What a cursor needs of a backend, for reading."""
+
+    @property
+    def segments_grow(self) -> bool: ...
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -105,7 +104,11 @@ class Cursor:
         """Here, as a manifest says it."""
         return Cut(self.segment, self.offset, self.commits)
 
-    def read(self, backend: Backend, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
+    def has_reached(self, cut: Cut) -> bool:
+        """Whether everything before a cut of this log was read."""
+        return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.last_segment)
+
+    def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
@@ -126,14 +129,16 @@ class Cursor:
                 raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
             expected += 1
             if size > self.offset:
-                yield from self._read_segment(backend)
-        if self.commits and expected == self.segment:
-            raise self._vanished(expected, f"is missing, and {self.commits} commits of this log were read up to it")
+                yield from self._read_segment(source)
+            if not source.segments_grow:
+                self.segment, self.offset = expected, 0
+        if self.offset and expected == self.segment:
+            raise self._vanished(expected, f"is missing, and {self.offset} bytes of it were read before")
 
-    def _read_segment(self, backend: Backend) -> Iterator[tuple[Cut, Commit]]:
+    def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
         path, want = segment_path(self.agent, self.segment), _READ_BYTES
         while True:
-            data = backend.read(path, self.offset, self.offset + want)
+            data = source.read(path, self.offset, self.offset + want)
             end = data.rfind(b"\n") + 1
             if end:
                 yield from self._decode(data[:end], path)
@@ -168,6 +173,58 @@ class Cursor:
         )
 
 
+def log_source(backend: Backend, cursors: Mapping[str, Cursor], segments: Segments) -> LogSource:
+    """What to read logs from, one after the other as the listing has them, from the cursors on. Where each append is a
+    segment of its own, many are fetched at once."""
+    if backend.segments_grow:
+        return backend
+    return _ReadAhead(
+        backend,
+        [
+            (segment_path(agent, segment.number), segment.bytes)
+            for agent, listed in segments.items()
+            for segment in listed
+            if segment.number >= cursors[agent].segment and segment.bytes < _READ_BYTES
+        ],
+    )
+
+
+class _ReadAhead:
+    """Reads segments in the order in which they are `coming` (paths and lengths), a group of them at once, and others
+    one by one."""
+
+    segments_grow = False
+
+    def __init__(self, backend: Backend, coming: list[tuple[str, int]]) -> None:
+        self._backend = backend
+        self._coming = deque(coming)
+        self._announced = {path for path, _ in coming}
+        self._fetched: dict[str, bytes | None] = {}
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if path not in self._announced:
+            return self._backend.read(path, start, stop)
+        if path not in self._fetched:
+            self._fetch(path)
+        data = self._fetched.pop(path)
+        if data is None:
+            raise MissingFileError(f"no file {path} in {self._backend.url}", path)
+        return data[start:stop]
+
+    def _fetch(self, path: str) -> None:
+        """Fetch a segment, and those that come after it."""
+        while self._coming[0][0] != path:
+            self._coming.popleft()
+        group: list[Range] = []
+        size = 0
+        while self._coming and len(group) < _AHEAD and size < _READ_BYTES:
+            coming, length = self._coming.popleft()
+            group.append(Range(coming))
+            size += length
+        found = self._backend.read_many(group)
+        self._fetched = dict(zip((part.path for part in group), found, strict=True))
+
+
 def _own(commit: Commit) -> None:
     """Copy the documents of a commit out of the bytes they were read with, so that those can be forgotten."""
     if isinstance(commit, Set):
@@ -176,212 +233,3 @@ def _own(commit: Commit) -> None:
         for op in commit.ops:
             if isinstance(op, SetOp):
                 op.data = op.data.copy()
-
-
-class Pending:
-    """A commit on its way into the log, and the bed of the thread that waits for it.
-
-    :ivar done: whether its outcome is known; `error`: what went wrong, if anything did.
-    """
-
-    __slots__ = ("_asleep", "commit", "done", "error", "line")
-
-    def __init__(self, commit: Commit) -> None:
-        self.commit = commit
-        self.line = encode_commit(commit)
-        self.done = False
-        self.error: OpslogError | None = None
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
-
-    def sleep(self) -> None:
-        """Wait for `wake`, which may have come already; look again after a while in any case: the wake may have gone to
-        a thread that Ctrl-C took away between queueing and waiting."""
-        self._asleep.acquire(timeout=1.0)
-
-    def wake(self) -> None:
-        with suppress(RuntimeError):  # woken twice
-            self._asleep.release()
-
-
-class Hooks(NamedTuple):
-    """What the owner of a log does on the way of a commit; all of it in the order of the log.
-
-    :ivar written: called for each commit that is in the log, with the commit and the bytes of its line.
-    :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
-    :ivar confirm: called with the agent and where an append begins, before anybody is told that it is done; may raise
-        what an append may.
-    :ivar passes_seal: called with the path of the segment that stands where an append was to be: whether it is a seal,
-        which has then been taken in.
-    """
-
-    written: Callable[[Commit, int], None]
-    failed: Callable[[OpslogError], None]
-    confirm: Callable[[str, Position], None]
-    passes_seal: Callable[[str], bool]
-
-
-class LogWriter:
-    """Puts commits into one's own log, many threads at once.
-
-    :param buffered: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
-        nothing that was queued behind it is written.
-    """
-
-    def __init__(self, agent: str, appender: Appender, hooks: Hooks, buffered: bool = False) -> None:
-        self.agent = agent
-        self._appender = appender
-        self._hooks = hooks
-        self._buffered = buffered
-        self._order = threading.Lock()
-        self._flushing = threading.RLock()
-        self._queue: list[Pending] = []
-        self._writing: list[Pending] = []
-        """The group that a flush took from the queue, until its outcome is known."""
-        self._broken: OpslogError | None = None
-        self._closed = False
-        self.queued_bytes = 0
-
-    def queue(self, build: Callable[[], Commit]) -> Pending:
-        """Put a commit at the end of the queue. `build` makes it, and takes its clock in the order of the queue.
-
-        :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
-        :raises ClosedError: closed by another thread meanwhile.
-        """
-        with self._order:
-            return self._append(build)
-
-    @contextmanager
-    def quiet(self) -> Iterator[Callable[[Callable[[], Commit]], Pending]]:
-        """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use
-        there."""
-        with self._alone():
-            while True:
-                self._flush()
-                with self._order:
-                    if not self._queue:
-                        yield self._append
-                        return
-
-    def wait(self, pending: Pending) -> None:
-        """Return when the commit is durable.
-
-        :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
-        """
-        while not pending.done:
-            if not self._flushing.acquire(blocking=False):
-                pending.sleep()
-                continue
-            try:
-                if not pending.done:
-                    self._flush()
-            finally:
-                self._leave()
-        if pending.error is not None:
-            raise pending.error
-
-    def flush(self) -> None:
-        """Write everything queued. Each commit carries its own error, if any."""
-        with self._alone():
-            self._flush()
-
-    def close(self) -> None:
-        """Write what is queued and give the agent's name back. What comes later is refused."""
-        with self._alone():
-            with self._order:
-                self._closed = True
-            try:
-                self._flush()
-            finally:
-                self._appender.close()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Inside the block nobody else writes."""
-        self._flushing.acquire()
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Let others write, and wake one who waits for that. In this order: who comes in between finds the log free."""
-        self._flushing.release()
-        # A group that was not settled, because of Ctrl-C, waits for somebody to do that.
-        for pending in [*self._writing, *self._queue[:1]]:
-            pending.wake()
-
-    def _flush(self) -> None:
-        if self._writing:
-            # Ctrl-C can end a flush at any place, also before it has come to the write.
-            unsettled = [pending for pending in self._writing if not pending.done]
-            self._settle(unsettled, 0, CommitUnknownError("the write was interrupted"))
-        with self._order:
-            self._writing, self._queue, self.queued_bytes = self._queue, [], 0
-        if self._writing:
-            self._write(self._writing)
-            self._writing = []
-
-    def _append(self, build: Callable[[], Commit]) -> Pending:
-        if self._closed:
-            raise ClosedError("this store was closed meanwhile, and nothing was written: open it again")
-        if self._broken is not None:
-            raise ReopenError(
-                f"nothing more can be written: close this store and open it again, because {self._broken}"
-            )
-        pending = Pending(build())
-        self._queue.append(pending)
-        self.queued_bytes += len(pending.line)
-        return pending
-
-    def _write(self, group: list[Pending]) -> None:
-        data = group[0].line if len(group) == 1 else b"".join([pending.line for pending in group])
-        # Until it is known better: whatever ends this call early (an interrupt, too) leaves the outcome unknown.
-        error: OpslogError | None = CommitUnknownError("the write was interrupted")
-        durable = 0
-        try:
-            if self._broken is not None:
-                raise ReopenError(f"close this store and open it again: {self._broken}")
-            self._hooks.confirm(self.agent, self._appender.append(data))
-            error, durable = None, len(data)
-        except WriteFailedError as failed:
-            error, durable = failed, failed.durable
-        except AgentFencedError as fenced:
-            error = self._after_fence(fenced, group)
-        except ReopenError as broken:
-            error = broken
-        finally:
-            self._settle(group, durable, error)
-
-    def _after_fence(self, fenced: AgentFencedError, group: list[Pending]) -> OpslogError:
-        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal;
-        whatever has a clock already has one that is too small by now."""
-        with self._order:
-            taken = segment_of(fenced.path)
-            if taken is None or not self._hooks.passes_seal(fenced.path):
-                return fenced
-            self._appender.advance(taken[1])
-            group += self._queue
-            self._queue, self.queued_bytes = [], 0
-        return SealedError(f"{fenced.path} is a seal: the commit has to be stamped anew")
-
-    def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
-        if self._broken is None and (self._buffered or isinstance(error, ReopenError)):
-            self._broken = error
-        for pending in group:
-            durable -= len(pending.line)
-            if durable >= 0:
-                self._hooks.written(pending.commit, len(pending.line))
-            else:
-                assert error is not None
-                pending.error = _error_of(error, pending.commit)
-            pending.done = True
-            pending.wake()
-        if error is not None:
-            self._hooks.failed(error)
-
-
-def _error_of(error: OpslogError, commit: Commit) -> OpslogError:
-    """The error of one commit of a group: each caller raises an exception of its own."""
-    outcome = "may or may not be" if isinstance(error, CommitUnknownError) else "is not"
-    return type(error)(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")

@@ -31,6 +31,12 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     def place(self) -> tuple[int, int]:
         return self.segment, self.offset
 
+    @property
+    def last_segment(self) -> int:
+        """The last segment of which something lies before this place. At byte 0 the segment itself need not exist:
+        this is where the log goes on, should it ever."""
+        return self.segment if self.offset else self.segment - 1
+
 
 START = Cut(1, 0, 0)
 """Where every log begins."""

@@ -28,14 +28,17 @@ class ManifestStore:
         self._backend = backend
         self._newest: Manifest | None = None
 
-    def entries(self) -> list[tuple[int, Entry]]:
-        """(number, entry) of every manifest, oldest first."""
-        listed = ((manifest_number(entry.path), entry) for entry in self._backend.list(MANIFESTS))
-        return [(number, entry) for number, entry in listed if number is not None]
+    def entries(self, after: int = 0) -> list[tuple[int, Entry]]:
+        """(number, entry) of every manifest with a number greater than `after`, oldest first."""
+        listed = self._backend.list(MANIFESTS, manifest_path(after) if after else "")
+        numbered = ((manifest_number(entry.path), entry) for entry in listed)
+        return [(number, entry) for number, entry in numbered if number is not None]
 
     def newest_number(self) -> int:
         """The number of the live manifest, 0 where there is none."""
-        entries = self.entries()
+        # The newest that is known is looked for, too: it may be gone with all others.
+        known = self._newest.number - 1 if self._newest is not None else 0
+        entries = self.entries(known) or self.entries()
         return entries[-1][0] if entries else 0
 
     def newest(self) -> Manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
@@ -12,11 +12,14 @@ from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
 from opslog.history import Point, conditions, load_as_of
 from opslog.layout import check_name
+from opslog.log_writer import Buffer
 from opslog.manifest import Settings
 from opslog.state import Loader
-from opslog.store import Durability, Store
+from opslog.store import Store
 
 T = TypeVar("T")
+
+Durability = Literal["fsync", "buffered"]
 
 
 @overload
@@ -30,6 +33,8 @@ def open(
     read_only: bool = ...,
     as_of: Point | None = ...,
     durability: Durability = ...,
+    buffer_seconds: float = ...,
+    buffer_bytes: int = ...,
     compact_after: int | None = ...,
     settings: Settings | None = ...,
     environment: Environment = ...,
@@ -48,6 +53,8 @@ def open(
     read_only: bool = ...,
     as_of: Point | None = ...,
     durability: Durability = ...,
+    buffer_seconds: float = ...,
+    buffer_bytes: int = ...,
     compact_after: int | None = ...,
     settings: Settings | None = ...,
     environment: Environment = ...,
@@ -65,6 +72,8 @@ def open(
     read_only: bool = False,
     as_of: Point | None = None,
     durability: Durability = "fsync",
+    buffer_seconds: float = 0.1,
+    buffer_bytes: int = 64 * 1024,
     compact_after: int | None = COMPACT_AFTER,
     settings: Settings | None = None,
     environment: Environment = REAL,
@@ -81,7 +90,8 @@ def open(
     :param read_only: write nothing, take no agent name.
     :param as_of: open the state as it was at a clock or at a time, for reading only and unmoved by `refresh`.
     :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and what was
-        written in the last 100 ms, or the last 64 KiB, can be lost in a crash; `flush` and `close` make it durable.
+        written last can be lost in a crash: that of `buffer_seconds`, or up to `buffer_bytes`, which go into the log
+        together (on S3, as one object). `flush` and `close` make it durable.
     :param compact_after: compact in the background when so many commits (or 64 MiB) are not folded; None: never.
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.
@@ -94,6 +104,8 @@ def open(
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
     if compact_after is not None and compact_after < 1:
         raise UsageError(f"compact_after is a number of commits from 1 on, or None, not {compact_after!r}")
+    if not buffer_seconds > 0 or buffer_bytes < 1:
+        raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")
     included = None if as_of is None else conditions(as_of)[1]
     writes = not read_only and as_of is None
     if writes:
@@ -108,7 +120,7 @@ def open(
             loader.manifests.create_first(settings or Settings(), environment)
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:
-            appender.advance(state.manifest.cut[agent].segment)
+            appender.advance(state.manifest.cut[agent].last_segment)
     except BaseException:
         if appender is not None:
             appender.close()
@@ -121,7 +133,7 @@ def open(
         agent=agent if writes else None,
         appender=appender,
         schema=Schema(type, version, migrate),
-        durability=durability,
+        buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
         compact_after=compact_after,
         environment=environment,
         included=included,

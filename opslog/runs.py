@@ -7,6 +7,7 @@ store. Every block is verified against its checksum when it is read.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -16,10 +17,10 @@ from opslog.commits import Record, decode_record
 from opslog.errors import CorruptError
 from opslog.layout import index_path
 from opslog.manifest import Part, Run
-from opslog.snapshot import Block, Index, Row, decode_block, decode_index, newest_wins
+from opslog.snapshot import Block, Index, Row, decode_block, decode_index, decode_rows, newest_wins
 
 _READ_BYTES = 1024 * 1024
-"""How much of a part is read at once when all of it is wanted: large enough for one request, small enough to forget."""
+"""How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget."""
 
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
@@ -35,6 +36,32 @@ def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterato
         for block in blocks[first:end]:
             yield decode_block(data[block.offset - start : block.offset - start + block.length], block, path)
         first = end
+
+
+def read_part(backend: Backend, part: Part) -> Iterator[Row]:
+    """The rows of a part, which is read whole, with one request, and verified.
+
+    :raises CorruptError: names the block that is damaged. :raises MissingFileError:
+    """
+    data = backend.read(part.path)
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
+            """Raises at the first block that is damaged."""
+        raise CorruptError(f"{part.path}: is another file than the manifest names", part.path, 0)
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start + _READ_BYTES) + 1 or len(data)
+        yield from decode_rows(data[start:stop], part.path, start)
+        start = stop
+
+
+def read_index(backend: Backend, part: Part) -> Index:
+    """The index of a part. :raises CorruptError: it is damaged, or not of this part. :raises MissingFileError:"""
+    path = index_path(part.path)
+    index = decode_index(backend.read(path), part.path)
+    if index.sha256 != part.sha256:
+        raise CorruptError(f"{path}: is the index of another file than the manifest names", path, 0)
+    return index
 
 
 class StoredRun(Protocol):
@@ -83,11 +110,7 @@ class BlockRun:
     def _index(self, part: Part) -> Index:
         index = self._indexes.get(part.path)
         if index is None:
-            index = decode_index(self._backend.read(index_path(part.path)), part.path)
-            if index.sha256 != part.sha256:
-                path = index_path(part.path)
-                raise CorruptError(f"{path}: is the index of another file than the manifest names", path, 0)
-            self._indexes[part.path] = index
+            index = self._indexes[part.path] = read_index(self._backend, part)
         return index
 
 
@@ -97,14 +120,15 @@ class LoadedRun:
     :ivar lines: per document its line; `dead`: the documents whose line is a tombstone.
     """
 
-    def __init__(self, stored: BlockRun) -> None:
-        self.run = stored.run
+    def __init__(self, backend: Backend, run: Run) -> None:
+        self.run = run
         self.lines: dict[str, bytes] = {}
         self.dead: set[str] = set()
-        for id, line, deleted in stored.rows():
-            self.lines[id] = line
-            if deleted is not None:
-                self.dead.add(id)
+        for part in run.parts:
+            for id, line, deleted in read_part(backend, part):
+                self.lines[id] = line
+                if deleted is not None:
+                    self.dead.add(id)
 
     def get(self, id: str) -> Record | None:
         line = self.lines.get(id)

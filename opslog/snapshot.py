@@ -24,7 +24,7 @@ from opslog.manifest import Part
 BLOCK_BYTES = 64 * 1024
 """A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
 
-PART_BYTES = 16 * 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 """A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries."""
 
 
@@ -158,10 +158,14 @@ def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
             path,
             block.offset,
         )
+    return decode_rows(data, path, block.offset)
+
+
+def decode_rows(data: bytes, path: str, offset: int) -> list[Row]:
+    """The rows of whole lines from byte `offset` of the file `path` on. :raises CorruptError: one is no record."""
     lines = data.split(b"\n")
     return [
-        Row.of(record, line + b"\n")
-        for record, line in zip(decode_records(data, path, block.offset), lines, strict=False)
+        Row.of(record, line + b"\n") for record, line in zip(decode_records(data, path, offset), lines, strict=False)
     ]
 
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
 from opslog.errors import MissingFileError
-from opslog.log import Cursor, Segments, all_logs, bytes_after, list_log, list_segments
+from opslog.log import Cursor, Segments, all_logs, bytes_after, list_log, list_segments, log_source
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
-from opslog.runs import BlockRun, LoadedRun
+from opslog.runs import LoadedRun
 
 _FORGET_AFTER = 10_000
 """So many commits that others folded, and the state is better loaded again than kept beside the snapshot."""
@@ -134,7 +134,7 @@ class Loader:
 
     def _load(self, manifest: Manifest, included: Callable[[Commit], bool]) -> State:
         state = State(manifest, self._load_runs(manifest.runs))
-        segments = list_segments(self.backend)
+        segments = list_segments(self.backend, state.cursors)
         state.tail_bytes = bytes_after(segments, manifest.cut)
         for commit in read_new(self.backend, state.cursors, segments):
             if included(commit):
@@ -142,7 +142,7 @@ class Loader:
         return state
 
     def _load_runs(self, runs: Iterable[Run]) -> list[LoadedRun]:
-        loaded = {run.name: self._runs.get(run.name) or LoadedRun(BlockRun(self.backend, run)) for run in runs}
+        loaded = {run.name: self._runs.get(run.name) or LoadedRun(self.backend, run) for run in runs}
         self._runs = loaded
         return list(loaded.values())
 
@@ -155,13 +155,14 @@ def read_new(
     :param segments: a listing of all logs made just before; `skip`: an agent whose log is left alone.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
-    for agent, listed in all_logs(segments, cursors).items():
-        if agent == skip:
-            continue
-        cursor = cursors.get(agent)
-        if cursor is None:
-            cursor = cursors[agent] = Cursor(agent)
-        for _, commit in cursor.read(backend, listed):
+    logs = all_logs(segments, cursors)
+    if skip is not None:
+        logs.pop(skip, None)
+    for agent in logs:
+        cursors.setdefault(agent, Cursor(agent))
+    source = log_source(backend, cursors, logs)
+    for agent, listed in logs.items():
+        for _, commit in cursors[agent].read(source, listed):
             yield commit
 
 

@@ -9,14 +9,13 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
 from opslog import archive, compaction, history
 from opslog.autocompaction import AutoCompaction
 from opslog.backends import Appender, Backend, forking
-from opslog.background import Worker
 from opslog.batch import OpenBatch
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
@@ -37,19 +36,13 @@ from opslog.errors import (
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
-from opslog.log import Cursor, Hooks, LogWriter, Pending, bytes_after, list_log, list_segments
+from opslog.log import Cursor, bytes_after, list_log, list_segments
+from opslog.log_writer import Buffer, Hooks, LogWriter
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 from opslog.views import Items, Values
 
 T = TypeVar("T")
-
-Durability = Literal["fsync", "buffered"]
-
-_BUFFER_BYTES = 64 * 1024
-_BUFFER_BYTES_MAX = 8 * 1024 * 1024
-"""Beyond this a buffered call waits for the disk: memory must not grow without bound where the disk is slower."""
-_BUFFER_SECONDS = 0.1
 
 _log = logging.getLogger("opslog")
 
@@ -72,7 +65,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         agent: str | None,
         appender: Appender | None,
         schema: Schema[T],
-        durability: Durability,
+        buffer: Buffer | None,
         compact_after: int | None,
         environment: Environment,
         included: Callable[[Commit], bool] | None,
@@ -82,7 +75,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._state = state
         self._agent = agent
         self._schema = schema
-        self._buffered = durability == "buffered"
+        self._buffered = buffer is not None
         self._environment = environment
         self._included = included
         self._clock = LamportClock(state.clock)
@@ -92,7 +85,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._unseen: list[Commit] = []
         self._complete = True
         self._looked = environment.monotonic()
-        self._fence = Fence(loader.manifests, environment, state.manifest.settings.grace_seconds)
+        self._fence = Fence(loader.manifests, environment, state.manifest)
         self._closed = False
         self._generation = forking.generation
         self._failed: OpslogError | None = None
@@ -102,12 +95,11 @@ class Store(MutableMapping[str, T], Generic[T]):
                 agent,
                 appender,
                 Hooks(self._on_written, self._on_failed, self._fence.confirm, self._passes_seal),
-                self._buffered,
+                buffer,
             )
             if agent and appender
             else None
         )
-        self._flusher = Worker("opslog-flush", self._log.flush if self._log else lambda: None, _BUFFER_SECONDS)
         self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_bytes, compact_after)
 
     # -- reading
@@ -261,7 +253,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 undo = partial(_undo, target.clock)
                 pending = queue(self._build(log, undo))
             with suppress(SealedError):
-                self._finish(log, pending)
+                log.finish(pending)
                 return True
 
     def flush(self) -> None:
@@ -279,7 +271,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._refresh_if_stale()
         while True:
             with suppress(SealedError):
-                self._finish(log, log.queue(self._build(log, build)))
+                log.finish(log.queue(self._build(log, build)))
                 return
 
     def _build(self, log: LogWriter, build: Callable[[str, int, str], Commit]) -> Callable[[], Commit]:
@@ -292,14 +284,6 @@ class Store(MutableMapping[str, T], Generic[T]):
             return commit
 
         return stamped
-
-    def _finish(self, log: LogWriter, pending: Pending) -> None:
-        if not self._buffered:
-            log.wait(pending)
-        elif log.queued_bytes >= _BUFFER_BYTES_MAX:
-            log.flush()
-        else:
-            self._flusher.wake(hurry=log.queued_bytes >= _BUFFER_BYTES)
 
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)
@@ -387,15 +371,16 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _read_new(self) -> bool:
         """Read what is new into the state and `_unseen`. Returns whether `_unseen` has all of it."""
         self._looked = self._environment.monotonic()
-        self._fence.look()
         newest = self._loader.manifests.newest()
+        self._fence.look(newest, self._looked)
         if newest.number != self._state.manifest.number:
             self._compaction.note_manifest(newest)
             if self._state.is_behind(newest, self._agent):
                 return self._reload()
         try:
-            segments = list_segments(self._backend)
-            self._compaction.tail_bytes = bytes_after(segments, newest.cut)
+            segments = list_segments(self._backend, self._state.cursors)
+            segments.pop(self._agent or "", None)  # what it writes itself is counted when it is written
+            self._compaction.tail_bytes += bytes_after(segments, self._state.cursors)
             for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
                 with self._state_lock:
                     self._state.apply(commit)
@@ -538,7 +523,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         try:
             if self._log is not None:
                 self._log.flush()
-            self._flusher.close()
             self._compaction.close()
         finally:
             if self._log is not None:

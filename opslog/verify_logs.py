@@ -51,6 +51,9 @@ class LogCheck:
                 self._check_segment(number)
             except MissingFileError as error:
                 self.missing.append(error.path)
+        for segment, offset in sorted(self._cuts):
+            if offset == 0 and segment > max(self._segments, default=0):
+                self._pass_cuts(segment, 0)  # where the log goes on, should it ever
         for (segment, offset), cuts in sorted(self._cuts.items()):
             path = segment_path(self._agent, segment)
             if path not in self.missing:
@@ -66,11 +69,9 @@ class LogCheck:
         """Segments from the oldest retained cut on must be there; those before it may have been collected in any
         order."""
         first = self._manifests[0].cut.get(self._agent, START).segment if self._manifests else min(self._segments)
-        last = max([*self._segments, *(segment for segment, _ in self._cuts)])
+        last = max([*self._segments, *(segment if offset else segment - 1 for segment, offset in self._cuts)])
         there = set(self._segments)
-        self.missing += [segment_path(self._agent, number) for number in range(first, last) if number not in there]
-        if last not in there:
-            self.missing.append(segment_path(self._agent, last))
+        self.missing += [segment_path(self._agent, number) for number in range(first, last + 1) if number not in there]
 
     def _check_segment(self, number: int) -> None:
         path = segment_path(self._agent, number)

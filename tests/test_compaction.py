@@ -275,7 +275,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(
         MemoryBackend,
         "list",
-        lambda self, prefix: [entry._replace(modified=1_000_000.0) for entry in listing(self, prefix)],
+        lambda self, *place: [entry._replace(modified=1_000_000.0) for entry in listing(self, *place)],
     )
     return now
 

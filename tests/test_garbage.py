@@ -33,8 +33,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     listing, create = MemoryBackend.list, MemoryBackend.create
 
-    def list_aged(self: MemoryBackend, prefix: str) -> list[Entry]:
-        return [entry._replace(modified=clock.written.get(entry.path, 1_000_000.0)) for entry in listing(self, prefix)]
+    def list_aged(self: MemoryBackend, prefix: str, after: str = "") -> list[Entry]:
+        entries = listing(self, prefix, after)
+        return [entry._replace(modified=clock.written.get(entry.path, 1_000_000.0)) for entry in entries]
 
     def create_now(self: MemoryBackend, path: str, data: bytes) -> None:
         create(self, path, data)

@@ -22,7 +22,8 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.layout import segment_path
-from opslog.log import Cursor, Hooks, LogWriter, Pending, bytes_after, list_log, list_segments
+from opslog.log import Cursor, bytes_after, list_log, list_segments
+from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.manifest import Cut
 
 
@@ -127,10 +128,11 @@ def test_what_is_missing(backend: Backend) -> None:
         read(Cursor("a"), backend)
     assert caught.value.path == segment_path("a", 3)
     assert read(Cursor("a", 4), backend) == [4]
-    with pytest.raises(MissingFileError, match="2 commits of this log were read up to it"):
+    with pytest.raises(MissingFileError, match="is missing, and 10 bytes of it were read before"):
         read(Cursor("a", 5, 10, 2), backend)
     with pytest.raises(MissingFileError, match=r"ends at byte \d+, and had 9999 bytes before"):
         read(Cursor("a", 4, 9999, 2), backend)
+    assert read(Cursor("a", 5, 0, 2), backend) == [], "where the log goes on, should it ever"
     assert read(Cursor("b"), backend) == []
 
 
@@ -192,7 +194,7 @@ class Log:
                 lambda agent, position: None,
                 lambda path: False,
             ),
-            buffered,
+            Buffer(0.1, 1000) if buffered else None,
         )
 
     def build(self) -> Commit:

@@ -41,9 +41,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(Read(path, start, len(data)))
         return data
 
-    def count_list(self: MemoryBackend, prefix: str) -> list[Entry]:
+    def count_list(self: MemoryBackend, prefix: str, after: str = "") -> list[Entry]:
         seen.append(prefix)
-        return listing(self, prefix)
+        return listing(self, prefix, after)
 
     monkeypatch.setattr(MemoryBackend, "read", count_read)
     monkeypatch.setattr(MemoryBackend, "list", count_list)

@@ -19,7 +19,7 @@ import pytest
 import opslog
 from opslog.backends import posix
 from opslog.layout import segment_path
-from opslog.log import LogWriter
+from opslog.log_writer import LogWriter
 from tests.support.faults import failing
 
 Store = opslog.Store[dict[str, Any]]

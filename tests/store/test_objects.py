@@ -114,16 +114,58 @@ def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
     asked = bucket_of(url).asked
     since = len(asked)
     read(url)
-    # One part has two files; after the cut there are 32 segments; the cut's own is asked for nothing.
-    assert Counter(request.method for request in asked[since:]) == {"list": 3, "get": 1 + 2 + 32}
+    # The manifest, the one part, and the 32 segments after the cut; the cut's own is asked for nothing.
+    assert Counter(request.method for request in asked[since:]) == {"list": 3, "get": 1 + 1 + 32}
     since = len(asked)
     open_store(url, "b").close()
     assert Counter(request.method for request in asked[since:]) == {
         "list": 5,
-        "get": 1 + 2 + 32,
+        "get": 1 + 1 + 32,
         "put_new": 2,
         "delete": 1,
     }
+
+
+def test_a_refresh_passes_over_what_was_seen(url: str) -> None:
+    """However many segments are not collected yet."""
+    bucket_of(url).page = 10
+    with open_store(url, "reader") as reader:
+        for agent in ("a", "b", "c"):
+            with open_store(url, agent) as writer:
+                for number in range(50):
+                    writer[f"{agent}-{number}"] = {}
+        assert len(reader.refresh()) == 150
+        since = len(bucket_of(url).asked)
+        assert reader.refresh() == []
+        lists = [request.key.removeprefix("prefix/") for request in bucket_of(url).asked[since:]]
+        assert lists[0] == "manifests/"
+        assert set(lists[1:]) == {"ops/"}
+        assert len(lists) <= 1 + 3 + 1, "not 16 pages"
+
+
+def test_idle_agents_cost_nothing(url: str) -> None:
+    """Where each append is a segment of its own, all of a log can be collected; its agent goes on behind the cut."""
+    bucket_of(url).page = 10
+    settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
+    for number in range(30):
+        with open_store(url, f"agent-{number}", settings=settings) as store:
+            store[f"of-{number}"] = {}
+    with open_store(url, "reader") as reader:
+        assert len(reader.compact().sealed) == 30
+        reader.compact()
+        assert not [key for key in bucket_of(url).objects if "/ops/" in key]
+        reader.refresh()
+        since = len(bucket_of(url).asked)
+        assert reader.refresh() == []
+        assert [request.method for request in bucket_of(url).asked[since:]] == ["list", "list"]
+        assert damage(url) == []
+        with open_store(url, "agent-7") as back:
+            back["of-7"] = {"back": True}
+            assert "prefix/" + segment_path("agent-7", 3) in bucket_of(url).objects, "after the set and the seal"
+        assert [commit.agent for commit in reader.refresh()] == ["agent-7"]
+        assert reader["of-7"] == {"back": True}
+    assert len(read(url)) == 30
+    assert damage(url) == []
 
 
 def test_threads_share_a_put(url: str) -> None:
@@ -283,6 +325,22 @@ def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_acknow
             paused["void"] = {}
         assert "void" not in paused
     assert set(read(url)) == {"x", "0", "1", "2"}
+
+
+def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: Callable[[], None]) -> None:
+    """It is no later than usual, but its name was used by another process, and what that wrote is collected."""
+    settings = opslog.Settings(undo_window=0, undo_ttl_seconds=0, grace_seconds=1000)
+    with open_store(url, settings=settings) as first:
+        first["x"] = {}
+        another_process()
+        with open_store(url) as second:
+            second["y"] = {}
+        assert compact(open_backend(url), REAL).number == 2
+        open_backend(url).delete([segment_path("a", 2), segment_path("a", 3)])  # as after the grace period
+        first.refresh()
+        with pytest.raises(opslog.AgentFencedError, match="used, folded and collected"):
+            first["void"] = {}
+    assert set(read(url)) == {"x", "y"}
 
 
 # -- seals

@@ -35,11 +35,13 @@ class Fault(NamedTuple):
 class Bucket:
     """All of it in memory, and safe only under the interpreter's lock.
 
+    :ivar page: how many objects one listing tells of.
     :ivar asked: the requests so far; `fault`: what becomes of the next one, None: what it asks for.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, float]] = {}
+        self.page = 1000
         self.asked: list[Request] = []
         self.fault: Callable[[Request], Fault | None] = lambda request: None
 
@@ -97,13 +99,13 @@ class Bucket:
                 found.append(None)
         return found
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Object]:
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
         if self._ask("list", prefix):
             raise RetryError("no answer")
         objects = self.objects.copy()
-        for key in sorted(objects, key=str.encode):
-            if key.startswith(prefix) and key > after:
-                yield Object(key, len(objects[key][0]), objects[key][1])
+        keys = sorted(key for key in objects if key.startswith(prefix) and key > after)
+        page = [Object(key, len(objects[key][0]), objects[key][1]) for key in keys[: self.page]]
+        return page, len(keys) > self.page
 
     def delete(self, keys: Sequence[str]) -> None:
         fault = self._ask("delete", keys[0])
