@@ -90,8 +90,10 @@ def open(
     :param read_only: write nothing, take no agent name.
     :param as_of: open the state as it was at a clock or at a time, for reading only and unmoved by `refresh`.
     :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and what was
-        written last can be lost in a crash: that of `buffer_seconds`, or up to `buffer_bytes`, which go into the log
-        together (on S3, as one object). `flush` and `close` make it durable.
+        written last can be lost in a crash; `flush` and `close` make it durable.
+    :param buffer_seconds: for how long what is buffered waits for more, to go into the log together (on S3, as one
+        object).
+    :param buffer_bytes: how much of it does not wait any longer.
     :param compact_after: compact in the background when so many commits (or 64 MiB) are not folded; None: never.
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from opslog import autocompaction, compaction
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.manifest_store import ManifestStore
+from tests.support.waiting import until
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]
@@ -46,13 +46,6 @@ def folded(url: str) -> int:
 def fill(store: Store, count: int) -> None:
     for number in range(count):
         store[str(number)] = {"number": number}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the test's own timeout ends a wait in vain."""
-    waiting = threading.Event()
-    while not condition():
-        waiting.wait(0.001)
 
 
 def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None:

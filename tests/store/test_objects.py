@@ -18,6 +18,7 @@ from opslog.environment import REAL, Environment
 from opslog.layout import segment_path
 from opslog.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault, Request, open_url
+from tests.support.waiting import until
 
 Store = opslog.Store[dict[str, Any]]
 _numbers = itertools.count()
@@ -176,6 +177,26 @@ def test_threads_share_a_put(url: str) -> None:
         assert len(store) == 320
     assert segments <= 320
     assert len(read(url)) == 320
+
+
+def test_what_is_buffered_shares_a_put(url: str) -> None:
+    asked = bucket_of(url).asked
+    with open_store(url, durability="buffered", buffer_seconds=3600, buffer_bytes=10_000) as store:
+        since = len(asked)
+        for number in range(50):
+            store[str(number)] = {}
+        assert asked[since:] == []
+        store.flush()
+        assert [request.method for request in asked[since:]] == ["put_new"]
+        store["large"] = {"text": "x" * 10_000}
+        until(lambda: len(asked) == since + 2)
+        assert store.stats().log_segments == 2
+
+
+@pytest.mark.parametrize("options", [{"buffer_seconds": 0}, {"buffer_bytes": 0}, {"buffer_seconds": float("nan")}])
+def test_what_no_buffer_can_have(url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(opslog.UsageError, match="a buffer takes"):
+        open_store(url, **options)
 
 
 # -- faults

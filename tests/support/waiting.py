@@ -1,0 +1,13 @@
+"""Waiting for conditions, not for time to pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the test's own timeout ends a wait in vain."""
+    waiting = threading.Event()
+    while not condition():
+        waiting.wait(0.001)
