@@ -11,8 +11,8 @@ What this file guarantees:
   first "exists already" is read back.)
 - A log's numbers are used once. Two live processes under one agent name both see a number as the next one; one of them
   creates it, the other is fenced: `AgentFencedError`, and nothing of what it was writing is in the log.
-- Locks are leases: objects with an owner, that whoever comes after their time may take over. They save work and protect
-  nothing.
+- Locks are leases: objects with an owner, who renews them, and that whoever comes after their time may take over. They
+  save work and protect nothing.
 - In a forked child every call raises `ClosedError`.
 
 Roads not taken: an object's ETag as proof of authorship is not the same everywhere (multipart, encryption); a lock
@@ -26,7 +26,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -285,11 +285,17 @@ class ObjectBackend:
         path = f"{LOCKS}{name}.lease"
         lease = msgspec.json.encode(Lease(this_process(), self.environment.nonce()))
         self._take_lease(name, path, lease)
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
+        renewing.start()
         try:
             yield
         finally:
-            if self._generation == forking.generation and self._read_back(path) == lease:
-                self.driver.delete([self._prefix + path])
+            done.set()
+            if self._generation == forking.generation:
+                renewing.join()  # or it could write the lease anew after it was given back
+                if self._read_back(path) == lease:
+                    self.driver.delete([self._prefix + path])
 
     def _take_lease(self, name: str, path: str, lease: bytes) -> None:
         if self.put_new(path, lease):
@@ -307,6 +313,12 @@ class ObjectBackend:
             name,
             holder,
         )
+
+    def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
+        """Until it is done with, write the lease anew before its time is over, as long as it is one's own."""
+        while not done.wait(self._lease_seconds / 3) and self._read_back(path) == lease:
+            with suppress(OpslogError):  # another try comes in time, and without it no harm is done
+                self.driver.put(self._prefix + path, lease)
 
     # Common ground
 

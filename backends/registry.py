@@ -26,10 +26,12 @@ _BUILT_IN = {
     "file": "opslog.backends.fs:open_url",
     "memory": "opslog.backends.memory:open_url",
     "s3": "opslog.backends.s3:open_url",
+    "gs": "opslog.backends.clouds:open_gs",
+    "az": "opslog.backends.clouds:open_az",
 }
 
 # The optional extra of opslog that brings what a scheme needs.
-_EXTRAS = {"s3": "s3"}
+_EXTRAS = {"s3": "s3", "gs": "fast", "az": "fast"}
 
 _registered: dict[str, Factory] = {}
 

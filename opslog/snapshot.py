@@ -24,7 +24,7 @@ from opslog.manifest import Part
 BLOCK_BYTES = 64 * 1024
 """A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
 
-PART_BYTES = 8 * 1024 * 1024
+PART_BYTES = 4 * 1024 * 1024
 """A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries."""
 
 

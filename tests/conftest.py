@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support import s3_servers
+from tests.support.s3_servers import Server
 
 
 @pytest.fixture
@@ -22,3 +27,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield place
     # Lazily: a test that failed may still have files open.
     subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """S3 servers by name, each started when the first test wants it."""
+    with ExitStack() as stack:
+        running = cache(lambda name: stack.enter_context(s3_servers.running(name, tmp_path_factory.mktemp(name))))
+        yield running
+
+
+@pytest.fixture
+def s3_server(
+    request: pytest.FixtureRequest, _servers: Callable[[str], Server], monkeypatch: pytest.MonkeyPatch
+) -> Server:
+    """A running S3 server, named by an indirect parameter, that this process and its children talk to."""
+    server = _servers(request.param)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server

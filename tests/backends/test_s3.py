@@ -15,9 +15,9 @@ pytest.register_assert_rewrite("opslog.backends.testing")
 import opslog  # noqa: E402  (after the rewrite is registered)
 from opslog.backends import Backend, Range, open_backend  # noqa: E402
 from opslog.backends.objects import Driver, Put  # noqa: E402
+from opslog.backends.obstore_driver import ObstoreDriver  # noqa: E402
 from opslog.backends.s3 import open_url  # noqa: E402
-from opslog.backends.s3_fast import ObstoreDriver  # noqa: E402
-from opslog.backends.s3_s3fs import S3fsDriver  # noqa: E402
+from opslog.backends.s3fs_driver import S3fsDriver  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, WriteFailedError  # noqa: E402
 from opslog.verify import verify  # noqa: E402
@@ -50,11 +50,11 @@ class TestObstore(BackendContract):
         return open_url(f"s3://bucket{space}?driver=obstore", **self.server.options())
 
 
-@pytest.fixture(params=[S3fsDriver, ObstoreDriver])
+@pytest.fixture(params=["s3fs", "obstore"])
 def driver(request: pytest.FixtureRequest, server: S3Server, tmp_path: Path) -> Iterator[Driver]:
-    driver: Driver = request.param(tmp_path.name, server.options())
-    yield driver
-    driver.close()
+    backend = open_url(f"s3://{tmp_path.name}?driver={request.param}", **server.options())
+    yield backend.driver
+    backend.close()
 
 
 # -- what answers mean
