@@ -24,6 +24,7 @@ from opslog.errors import AlreadyExistsError, MissingFileError
 from opslog.log import Cursor, list_log
 from opslog.manifest_store import ManifestStore
 from opslog.merge import reference
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 WINDOW = 3
 """Small, so that its edge is met often."""
@@ -59,12 +60,13 @@ def plain(store: opslog.Store[Any]) -> dict[str, Any]:
 class Agents(RuleBasedStateMachine):
     """See the module's docstring."""
 
+    scheme = "memory"
     plans = Bundle("plans")
 
     @initialize(grace=st.sampled_from([0.0, 50.0]), undo_ttl=st.sampled_from([30.0, 1e9]), ttl=st.sampled_from([1e9]))
     def create(self, grace: float, undo_ttl: float, ttl: float) -> None:
         self.world = World()
-        self.url = f"memory://state-machine-{next(_urls)}"
+        self.url = f"{self.scheme}://state-machine-{next(_urls)}"
         self.options: dict[str, Any] = {
             "environment": self.world.environment,
             "now": lambda: self.world.seconds,
@@ -87,7 +89,7 @@ class Agents(RuleBasedStateMachine):
         """Read what an agent has just written from its log, apart from the store, into the model."""
         cursor = self.cursors.setdefault(name, Cursor(name))
         listed = list_log(self.backend, name)
-        if cursor.segment < listed[0].number:  # what was read here before was folded and collected since
+        if listed and cursor.segment < listed[0].number:  # what was read here before was folded and collected since
             cursor.segment, cursor.offset = listed[0].number, 0
         new = [commit for _, commit in cursor.read(self.backend, listed)]
         written: list[opslog.Commit] = [commit for commit in new if not isinstance(commit, opslog.Seal)]
@@ -237,10 +239,17 @@ class Agents(RuleBasedStateMachine):
             store.close()
 
 
-Agents.TestCase.settings = settings(
+class AgentsOnObjects(Agents):
+    """Likewise where each append is a segment of its own."""
+
+    scheme = "bucket"
+
+
+Agents.TestCase.settings = AgentsOnObjects.TestCase.settings = settings(
     max_examples=300,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestAgents = Agents.TestCase
+TestAgentsOnObjects = AgentsOnObjects.TestCase

@@ -238,7 +238,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
         now[0] += max(seconds, 10.0)
 
     environment = Environment(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(open_url, "__kwdefaults__", {"create": True, "environment": environment})
+    monkeypatch.setattr(open_url, "__kwdefaults__", {**(open_url.__kwdefaults__ or {}), "environment": environment})
     return environment
 
 

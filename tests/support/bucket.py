@@ -41,6 +41,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, float]] = {}
+        self.now = time.time
         self.page = 1000
         self.asked: list[Request] = []
         self.fault: Callable[[Request], Fault | None] = lambda request: None
@@ -66,7 +67,7 @@ class Bucket:
         fault = self._ask("put_new", key)
         outcome = Put.CREATED
         if fault is None or fault.done:
-            entry = (bytes(data), time.time())
+            entry = (bytes(data), self.now())
             if self.objects.setdefault(key, entry) is not entry:
                 outcome = Put.EXISTS
         if fault is None:
@@ -78,7 +79,7 @@ class Bucket:
     def put(self, key: str, data: bytes) -> None:
         fault = self._ask("put", key)
         if fault is None or fault.done:
-            self.objects[key] = (bytes(data), time.time())
+            self.objects[key] = (bytes(data), self.now())
         if fault is not None:
             raise WriteFailedError(fault.outcome)
 
@@ -123,9 +124,13 @@ BUCKETS: dict[str, Bucket] = {}
 """By name; made when they are first opened."""
 
 
-def open_url(url: str, *, create: bool = True, environment: Environment = REAL) -> ObjectBackend:
-    name = url.removeprefix("bucket://")
-    return ObjectBackend(BUCKETS.setdefault(name, Bucket()), url, "prefix/", environment=environment)
+def open_url(
+    url: str, *, create: bool = True, environment: Environment = REAL, now: Callable[[], float] = time.time
+) -> ObjectBackend:
+    """:param now: the storage's own clock; `environment`: what waiting costs."""
+    bucket = BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
+    bucket.now = now
+    return ObjectBackend(bucket, url, "prefix/", environment=environment)
 
 
 register("bucket", open_url)
