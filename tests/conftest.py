@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from opslog.backends import open_backend
 from tests.support import s3_servers
+from tests.support.places import DIRECTORY, Place
 from tests.support.s3_servers import Server
 
 
@@ -46,3 +49,26 @@ def s3_server(
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+@pytest.fixture
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    _servers: Callable[[str], Server],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    """Room for stores: a directory, or what an indirect parameter names (see `tests.support.places`)."""
+    name = getattr(request, "param", DIRECTORY)
+    if name == DIRECTORY:
+        yield Place(str(tmp_path), "", {})
+        return
+    server_name, driver = name.split("-")
+    server = _servers(server_name)
+    for variable, value in server.environment.items():
+        monkeypatch.setenv(variable, value)
+    place = Place(f"{server.url}/{uuid.uuid4().hex}", f"?driver={driver}", {"lease_seconds": 1.0})
+    yield place
+    backend = open_backend(place.base)
+    backend.delete([entry.path for entry in backend.list("")])
+    backend.close()

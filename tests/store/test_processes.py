@@ -1,4 +1,4 @@
-"""Several real processes on one directory: nothing is lost, names are exclusive, forked children keep off."""
+"""Several real processes on one store: nothing is lost, names are exclusive, forked children keep off."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.layout import manifest_path
 from tests.support import programs
+from tests.support.places import DIRECTORY, SERVERS, Place
 from tests.support.processes import start
-
-AGENTS = 4
 
 # repeats, sets per process
 SHORT = pytest.param(2, 1000, id="short")
 LONG = pytest.param(20, 2000, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
-def write_at_once(url: str, sets: int, options: dict[str, Any], compactor: bool) -> None:
-    """Let `AGENTS` processes open and write at the same instant, and hold every view against what they wrote."""
-    names = [f"agent-{number}" for number in range(AGENTS)]
+def write_at_once(url: str, agents: int, sets: int, options: dict[str, Any], compactor: bool) -> None:
+    """Let processes open and write at the same instant, and hold every view against what they wrote."""
+    names = [f"agent-{number}" for number in range(agents)]
     wanted = {f"{name}-{number}": {"agent": name, "number": number} for name in names for number in range(sets)}
     with ExitStack() as stack:
         compacting = stack.enter_context(start(programs.compact, url, {})) if compactor else None
@@ -36,7 +36,7 @@ def write_at_once(url: str, sets: int, options: dict[str, Any], compactor: bool)
             assert compacting.hear() == "ready"
         writers = [stack.enter_context(start(programs.write, url, name, sets, options)) for name in names]
         for said in ("ready", "written"):
-            assert [writer.hear() for writer in writers] == [said] * AGENTS
+            assert [writer.hear() for writer in writers] == [said] * agents
             for writer in writers:
                 writer.tell()
         for name, writer in zip(names, writers, strict=True):
@@ -72,23 +72,30 @@ def assert_equal(documents: dict[str, Any], wanted: dict[str, Any], what: str) -
     ],
 )
 def test_processes_writing_at_once_lose_nothing(
-    tmp_path: Path, repeats: int, sets: int, options: dict[str, Any], grace_seconds: float | None
+    place: Place, repeats: int, sets: int, options: dict[str, Any], grace_seconds: float | None
 ) -> None:
     """:param grace_seconds: of a store that a compaction loop works on; None: no such loop, and the processes create
     the store, all at the same instant."""
     for repeat in range(repeats):
-        url = str(tmp_path / str(repeat))
+        url = place.url(str(repeat))
         if grace_seconds is not None:
             opslog.open(url, agent="first", settings=opslog.Settings(grace_seconds=grace_seconds)).close()
-        write_at_once(url, sets, options, compactor=grace_seconds is not None)
+        write_at_once(url, 4, sets, options, compactor=grace_seconds is not None)
+
+
+@pytest.mark.parametrize("sets", [pytest.param(25, id="short"), pytest.param(500, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", SERVERS, indirect=True)
+def test_processes_on_a_server_lose_nothing(place: Place, sets: int) -> None:
+    opslog.open(place.url(), agent="first", settings=opslog.Settings(grace_seconds=0, undo_window=4)).close()
+    write_at_once(place.url(), 8, sets, {"compact_after": 150}, compactor=True)
 
 
 @pytest.mark.parametrize("repeats", [3, pytest.param(40, marks=pytest.mark.slow)])
-def test_processes_that_create_a_store_at_once_agree_on_its_settings(tmp_path: Path, repeats: int) -> None:
+@pytest.mark.parametrize("place", [DIRECTORY, *SERVERS], indirect=True)
+def test_processes_that_create_a_store_at_once_agree_on_its_settings(place: Place, repeats: int) -> None:
     for repeat in range(repeats):
-        url = str(tmp_path / str(repeat))
-        write_at_once(url, 2, {}, compactor=False)
-        assert [path.name for path in (tmp_path / str(repeat) / "manifests").iterdir()] == [f"{1:020d}.json"]
+        write_at_once(place.url(str(repeat)), 4, 2, {}, compactor=False)
+        assert place.paths("manifests/", str(repeat)) == [manifest_path(1)]
 
 
 def test_a_second_opener_of_a_name_is_told_who_holds_it(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # A Ceph cluster of one machine, with its S3 gateway, for as long as standard input stays open:
 #
-#     tests/support/ceph.sh FOLDER PORT
+#     tests/support/ceph.sh FOLDER PORT MONITOR_PORT
 #
 # FOLDER is for its files and must not exist; everything is kept in memory. Prints "ready" when the gateway answers on
-# http://127.0.0.1:PORT with the key pair testing/testing. The monitor has fixed ports, so there is one of these per machine.
-# Needs Debian's ceph-mon, ceph-osd, ceph-common and radosgw.
+# http://127.0.0.1:PORT with the key pair testing/testing. Needs Debian's ceph-mon, ceph-osd, ceph-common and radosgw.
 set -euo pipefail
-folder=$1 port=$2
+folder=$1 port=$2 monitor=[v2:127.0.0.1:$3]
 mkdir -p "$folder"/{mon,osd,rgw}
 export CEPH_CONF=$folder/ceph.conf
 osd=$(cat /proc/sys/kernel/random/uuid)
@@ -18,7 +17,7 @@ cat >"$CEPH_CONF" <<END
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
 public addr = 127.0.0.1
-mon host = [v2:127.0.0.1:3300,v1:127.0.0.1:6789]
+mon host = $monitor
 auth cluster required = none
 auth service required = none
 auth client required = none
@@ -67,7 +66,7 @@ osd_is_up() { ceph osd stat | grep -q '1 up'; }
 gateway_answers() { curl --silent --output /dev/null "http://127.0.0.1:$port/"; }
 
 monmaptool --create --fsid "$(sed -n 's/^fsid = //p' "$CEPH_CONF")" \
-  --addv a '[v2:127.0.0.1:3300,v1:127.0.0.1:6789]' "$folder/monmap" >/dev/null
+  --addv a "$monitor" "$folder/monmap" >/dev/null
 ceph-mon --mkfs -i a --monmap "$folder/monmap" >"$folder/mkfs.out" 2>&1
 daemon mon ceph-mon -i a -f
 ceph osd new "$osd" >/dev/null

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,12 +45,10 @@ def running(name: str, folder: Path) -> Iterator[Server]:
             missing = [program for program in _CEPH_PROGRAMS if shutil.which(program) is None]
             if missing:
                 pytest.skip(f"Ceph is not installed here: no {missing[0]}")
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
             script = Path(__file__).with_name("ceph.sh")
-            with _process(["bash", str(script), str(folder / "ceph"), str(port)]):
-                yield _with_bucket(f"http://127.0.0.1:{port}")
+            gateway, monitor = _free_ports(2)
+            with _process(["bash", str(script), str(folder / "ceph"), str(gateway), str(monitor)]):
+                yield _with_bucket(f"http://127.0.0.1:{gateway}")
         case _:
             yield Server(os.environ["OPSLOG_TEST_S3_URL"].rstrip("/"), {})
 
@@ -69,6 +67,14 @@ def _process(command: list[str]) -> Iterator[str]:
         process.stdin.close()
         process.wait()
         process.stdout.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def _with_bucket(endpoint: str) -> Server:
