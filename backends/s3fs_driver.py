@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, Any] = {
         "max_pool_connections": 64,
         "connect_timeout": 3,
         "read_timeout": 10,
-        "retries": {"mode": "standard", "max_attempts": 1},
+        "retries": {"mode": "standard", "total_max_attempts": 1},
     }
 }
 _AT_ONCE = 48
@@ -47,9 +47,7 @@ class S3fsDriver:
         self._bucket = bucket
         self._mutex = threading.Lock()
         config = {**_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-        self._fs = s3fs.S3FileSystem(
-            **{**options, "config_kwargs": config, "use_listings_cache": False, "skip_instance_cache": True}
-        )
+        self._fs = s3fs.S3FileSystem(**{**options, "config_kwargs": config, "use_listings_cache": False})
         self._fs.retries = 1
 
     @property

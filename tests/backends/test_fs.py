@@ -224,11 +224,10 @@ from opslog.backends.fs import FsBackend
 backend = FsBackend(sys.argv[1])
 appender = backend.appender("a")
 backend.lock("compaction").__enter__()
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # said by the child, which then has closed what it must not keep
     os.read(int(sys.argv[2]), 1)
     os._exit(0)
-print(child, flush=True)
 input()
 """
 

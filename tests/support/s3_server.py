@@ -34,12 +34,14 @@ class Request(NamedTuple):
 class Fault(NamedTuple):
     """What becomes of a request.
 
-    :ivar status: answer with this status (0: none, the connection is dropped).
+    :ivar status: answer with this status (0: none, the connection is dropped; -1: none, and it stays open).
     :ivar done: whether it is carried out all the same, before the answer.
+    :ivar late: or so many requests later.
     """
 
     status: int
     done: bool = False
+    late: int = 0
 
 
 class S3Server:
@@ -56,6 +58,8 @@ class S3Server:
         """The Authorization headers."""
         self.fault: Callable[[Request], Fault | None] = lambda request: None
         self.honours_conditions = True
+        self.over = threading.Event()
+        self._late: list[tuple[int, Callable[[], object]]] = []
         self.mutex = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
         self._server.daemon_threads = True
@@ -66,6 +70,7 @@ class S3Server:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.over.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -76,6 +81,17 @@ class S3Server:
             yield
         finally:
             self.fault = lambda request: None
+
+    def carry_out_late(self, number: int, work: Callable[[], object] | None = None) -> None:
+        """Do what is due by the request of this number; with `work`, note it."""
+        with self.mutex:
+            if work is not None:
+                self._late.append((number, work))
+                return
+            due = [late for at, late in self._late if at <= number]
+            self._late = [(at, late) for at, late in self._late if at > number]
+        for late in due:
+            late()
 
     def options(self) -> dict[str, Any]:
         """For s3fs."""
@@ -109,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
             request = Request(len(self.store.requests), self.command, key, self.headers.get("If-None-Match") == "*")
             self.store.requests.append(request)
             self.store.signed.append(self.headers.get("Authorization") or "")
+        self.number = request.number
+        self.store.carry_out_late(request.number)
         return key, parse_qs(parts.query, keep_blank_values=True), body, self.store.fault(request)
 
     def _body(self) -> bytes:
@@ -130,7 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is None or fault.done:
             status, body, headers = work()
         if fault is not None:
-            if fault.status == 0:
+            if fault.late:
+                self.store.carry_out_late(self.number + fault.late, work)
+            if fault.status <= 0:
+                if fault.status < 0:
+                    self.store.over.wait()
                 self.close_connection = True
                 return
             status, body, headers = fault.status, _error("Injected", "a fault on request"), {}
