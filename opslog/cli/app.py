@@ -31,6 +31,7 @@ _COMMANDS = {
     "verify": ("maintenance", "Check every file of the store."),
     "import": ("transfer", "Write what another source holds into the store."),
     "export": ("transfer", "Write all documents to a file."),
+    "copy": ("transfer", "Copy the store to another storage, and verify the copy."),
     "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }
@@ -61,7 +62,7 @@ class _Group(click.Group):
 
 app = _Group(
     "opslog",
-    help="A store of JSON documents in a directory, which several processes write to at once.",
+    help="A store of JSON documents in a directory or bucket, which several processes write to at once.",
     epilog="Exit code: 0 done, 1 no (not found, nothing to undo), 2 wrong usage, 3 the store failed.",
     params=common_options(environment=True),
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,4 +1,4 @@
-"""Commands that move documents in and out: import, export."""
+"""Commands that move documents in and out, and whole stores: import, export, copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
@@ -14,7 +14,8 @@ from typing import IO, cast
 import click
 import orjson
 
-from opslog.cli.output import answer, progress, say, unicode_text
+from opslog.backends import open_backend
+from opslog.cli.output import answer, counted, progress, say, unicode_text, write
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 from opslog.commits import Set, encode_commit
@@ -131,6 +132,37 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool) 
         with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
             _export(store.records(), encode, out, (lambda count: bar(count, total)) if bar else None)
     answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
+
+
+@click.command("copy", cls=StoreCommand)
+@click.argument("source")
+@click.argument("target")
+@click.pass_obj
+def copy_command(session: Session, source: str, target: str) -> int:
+    """Copy the store at SOURCE to TARGET, each a directory or URL, and verify the copy.
+
+    The source may be in use; what is written to it meanwhile may be missing in the copy. A copy that was interrupted
+    goes on where it was when it is started again. Exit code 3: something in the copy is damaged.
+    """
+    from opslog.copying import copy
+
+    with (
+        closing(open_backend(source, create=False)) as source_backend,
+        closing(open_backend(target)) as target_backend,
+        progress(session, "copying bytes") as bar,
+    ):
+        done = copy(source_backend, target_backend, bar)
+    errors = [problem for problem in done.report.problems if problem.severity == "error"]
+    if not session.json:
+        for problem in errors:
+            write(f"error: {problem}")
+    told = {"files": done.files, "bytes": done.bytes, "written": done.written, "ok": done.report.ok}
+    text = (
+        f"{'verified' if done.report.ok else 'DAMAGED'}: {counted(done.files, 'file')} with "
+        f"{counted(done.bytes, 'byte')} in {unicode_text(target)}, {done.written} of them written now"
+    )
+    answer(session, told, text)
+    return 0 if done.report.ok else 3
 
 
 def _plain(record: Set) -> bytes:

@@ -1,0 +1,193 @@
+"""Copying stores from one storage to another."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.copying import LOCK, copy
+from opslog.errors import RetryError
+from opslog.layout import segment_path
+from opslog.verify import verify
+from tests.support.bucket import BUCKETS, Bucket, Fault
+
+Store = opslog.Store[dict[str, Any]]
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def bucket() -> str:
+    """A new one in memory."""
+    return f"bucket://copying-{next(_numbers)}"
+
+
+def fill(url: str, **options: Any) -> dict[str, Any]:
+    """A store with a bit of everything."""
+    with (
+        opslog.open(url, agent="a", compact_after=None, **options) as a,
+        opslog.open(url, agent="b", compact_after=None) as b,
+    ):
+        for number in range(100):
+            a[f"{number}"] = {"number": number}
+        a.compact(keep_history="forever")
+        with b.batch():
+            b["x"] = {"text": "é" * 100}
+            b["y"] = {}
+        b.undo()
+        a.refresh()
+        a.archive(lambda document: document.get("number") == 7, "old")
+        for number in range(50):
+            a[f"{number}"] = {"again": number}
+        a.compact()
+        return dict(a.items())
+
+
+def read(url: str) -> dict[str, Any]:
+    with opslog.open(url, read_only=True) as store:
+        return dict(store.items())
+
+
+def files(backend: Backend) -> dict[str, bytes]:
+    found = backend.list("")
+    return {entry.path: backend.read(entry.path) for entry in found if not entry.path.startswith("locks/")}
+
+
+def test_a_copy_is_the_store_with_its_past(tmp_path: Path, bucket: str) -> None:
+    """From a directory into a bucket, and back; and each of them goes on."""
+    expected = fill(str(tmp_path / "first"))
+    first, second, third = open_backend(tmp_path / "first"), open_backend(bucket), open_backend(tmp_path / "third")
+    done = copy(first, second)
+    assert done.report.problems == []
+    assert files(second) == files(first)
+    assert (done.files, done.written) == (len(files(first)), len(files(first)))
+    assert done.bytes == sum(map(len, files(first).values()))
+    with opslog.open(bucket, agent="a") as store:
+        assert dict(store.items()) == expected
+        assert store.load_archive("old") == {"7": {"number": 7}}
+        store["new"] = {}
+        assert store.undo()
+    with opslog.open(bucket, as_of=100) as past:
+        assert len(past) == 100
+    assert verify(second).problems == []
+    assert copy(second, third).report.problems == []
+    with opslog.open(tmp_path / "third", agent="a", compact_after=None) as store:
+        assert dict(store.items()) == expected
+        store["newer"] = {}
+        assert store.compact().number is not None
+    assert verify(third).problems == []
+
+
+def test_a_copy_from_a_bucket_whose_logs_are_all_folded(tmp_path: Path, bucket: str) -> None:
+    settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
+    with opslog.open(bucket, agent="a", settings=settings) as store:
+        store["x"] = {}
+    with opslog.open(bucket, agent="b") as store:
+        store.compact()
+        store.compact()
+    assert copy(open_backend(bucket), open_backend(tmp_path)).report.problems == []
+    with opslog.open(tmp_path, agent="a") as store:
+        store["y"] = {}
+        assert (tmp_path / segment_path("a", 3)).exists(), "after the set and the seal"
+        assert store.compact().number is None
+    assert read(str(tmp_path)).keys() == {"x", "y"}
+    assert verify(open_backend(tmp_path)).problems == []
+
+
+def test_a_copy_goes_on_after_every_failure(tmp_path: Path, bucket: str) -> None:
+    """Whatever fails, the target is no store before it is whole."""
+    expected = fill(str(tmp_path))
+    source = open_backend(tmp_path)
+    count = len(files(source))
+    for place in range(count):
+        url = f"{bucket}-{place}"
+        storage = BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
+        puts = itertools.count()
+
+        def refuse(request: Any, puts: Any = puts, place: int = place) -> Fault | None:
+            is_file = request.method == "put_new" and "/locks/" not in request.key
+            return Fault("refused") if is_file and next(puts) == place else None
+
+        with storage.failing(refuse), pytest.raises(opslog.WriteFailedError):
+            copy(source, open_backend(url))
+        if place < count - 3:
+            with pytest.raises(opslog.OpslogError):
+                read(url)
+        done = copy(source, open_backend(url))
+        assert done.report.problems == []
+        assert done.written <= count - min(place, 1)
+        assert read(url) == expected
+        assert copy(source, open_backend(url)).written == 0
+
+
+def test_a_torn_or_grown_file_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "source", agent="a") as store:
+        store["x"] = {}
+        source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "target")
+        target.create(segment_path("a", 1), b"half a li")
+        assert copy(source, target).written == 2
+    assert files(target) == files(source)
+
+
+def test_another_store_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with opslog.open(tmp_path / name, agent=name) as store:
+            store[name] = {}
+    one, other = open_backend(tmp_path / "one"), open_backend(tmp_path / "other")
+    with pytest.raises(opslog.UsageError, match=r"other holds another store"):
+        copy(one, other)
+    copy(one, open_backend(tmp_path / "copy"))
+    for name in ("one", "copy"):  # both go on under the same name
+        with opslog.open(tmp_path / name, agent="one") as store:
+            store[name] = {}
+    with pytest.raises(opslog.UsageError, match="is not that of the source"):
+        copy(one, open_backend(tmp_path / "copy"))
+    assert read(str(tmp_path / "copy")).keys() == {"one", "copy"}
+
+
+def test_what_is_no_store_and_what_is_being_copied(tmp_path: Path) -> None:
+    source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "target")
+    with pytest.raises(opslog.NotFoundError):
+        copy(source, target)
+    opslog.open(tmp_path / "source", agent="a").close()
+    with target.lock(LOCK), pytest.raises(opslog.LockedError):
+        copy(source, target)
+
+
+def test_a_store_in_use(tmp_path: Path) -> None:
+    """Writers, compactions that collect at once, and archiving go on; each copy is a store that once was."""
+    settings = opslog.Settings(undo_window=2, grace_seconds=0)
+    over = threading.Event()
+
+    def write() -> None:
+        with opslog.open(tmp_path / "source", agent="a", compact_after=40, settings=settings) as store:
+            for number in itertools.count():
+                store[str(number)] = {"number": number}
+                if number % 10 == 9:
+                    store.archive(lambda document: document["number"] % 10 == 3, "old")
+                if over.is_set():
+                    return
+
+    opslog.open(tmp_path / "source", agent="a", settings=settings).close()
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(15):
+            target = tmp_path / f"target-{number}"
+            try:
+                done = copy(open_backend(tmp_path / "source"), open_backend(target))
+            except RetryError:
+                continue  # compactions all along
+            assert [problem for problem in done.report.problems if problem.severity == "error"] == []
+            with opslog.open(target, read_only=True) as store:
+                archived = store.load_archive("old") if store.archives() else {}
+                ids = {int(id) for id in [*store, *archived]}
+                assert ids == set(range(len(ids))), "what was written first is there, in the store or in the archive"
+    finally:
+        over.set()
+        writer.join()
