@@ -7,6 +7,8 @@ faster and keep the same promise) and for *peers*. All contenders of a workload 
 whatever else the machine does hits all of them; a ratio is the median of the ratios within a round. This is opslog's
 own benchmark: it measures what opslog is made for, on small documents.
 
+`python -m benchmarks.s3` does likewise for stores on S3.
+
 A contender is one function in `writing`, `reading` or `maintenance`, decorated with `contender`; a new workload is a
 new name in that decorator, a new peer one more function.
 """

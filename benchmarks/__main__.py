@@ -2,79 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import sqlite3
-from collections.abc import Iterable
-from importlib.metadata import version
-from pathlib import Path
-
-import msgspec
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import maintenance, reading, writing
-from benchmarks.runner import SMALL, WORKLOADS, Result, Scale, measure
+from benchmarks.report import main
+from benchmarks.runner import SMALL, Scale
 
 GROUPS = (writing, reading, maintenance)
 """Importing a group registers its contenders."""
 
-
-def machine() -> dict[str, str]:
-    """What the figures depend on, besides the code. `load` is of the minute before: others may be using the machine."""
-    return {
-        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
-        "load": f"{os.getloadavg()[0]:.2f}",
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        **{name: version(name) for name in ("opslog", "msgspec", "orjson")},
-    }
-
-
-def table(results: Iterable[Result]) -> Table:
-    shown = Table(title="microseconds per operation, and how many times as long opslog takes")
-    for heading in ("workload", "contender", "safe on return"):
-        shown.add_column(heading)
-    for heading in ("median", "least to most", "ratio"):
-        shown.add_column(heading, justify="right")
-    last = None
-    for result in results:
-        if last not in (None, result.workload):
-            shown.add_section()
-        shown.add_row(
-            "" if result.workload == last else result.workload,
-            result.contender,
-            result.durability,
-            f"{result.median_us:,.2f}",
-            f"{result.least_us:,.2f} to {result.most_us:,.2f}",
-            f"{result.ratio:.2f}",
-        )
-        last = result.workload
-    return shown
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure opslog beside floors and peers.")
-    parser.add_argument("--small", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default 7)")
-    parser.add_argument("--only", default="", help="only the workloads whose name contains this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds is 1 or more")
-    scale, rounds = (SMALL, 2) if arguments.small else (Scale(), arguments.rounds)
-    environment = machine()
-    chosen = [workload for workload in WORKLOADS if arguments.only in workload]
-    results = [result for workload in chosen for result in measure(workload, scale, rounds)]
-    console = Console(width=None if os.isatty(1) else 160)
-    console.print(table(results))
-    console.print(", ".join(f"{name} {value}" for name, value in environment.items()), highlight=False)
-    console.print(f"{rounds} rounds of {scale}", highlight=False)
-    if arguments.json is not None:
-        report = {"environment": environment, "scale": scale, "results": results}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("python -m benchmarks", Scale(), SMALL, rounds=7)

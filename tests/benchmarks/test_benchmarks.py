@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 WORKLOADS = {
@@ -18,6 +20,14 @@ WORKLOADS = {
     "open a log, per commit",
     "compact, per new commit",
 }
+
+
+@pytest.mark.slow
+def test_every_workload_on_s3_runs_small() -> None:
+    command = [sys.executable, "-m", "benchmarks.s3", "--small"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "compact with 100 objects, s3fs: " in done.stdout
 
 
 def test_every_workload_runs_small(tmp_path: Path) -> None:

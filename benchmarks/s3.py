@@ -1,0 +1,424 @@
+"""python -m benchmarks.s3: measures stores on S3 beside bare requests and npm @backloghq/opslog-s3.
+
+    python -m benchmarks.s3 [--small] [--rounds N] [--only TEXT] [--json FILE]
+
+All contenders talk to one server: that of `OPSLOG_TEST_S3_URL`, or Ceph where it is installed, or moto. Each floor is
+the bare requests that the work cannot do without, sent by the same driver. The npm package is installed for the run,
+and left out with a word where that cannot be done. Requests are counted by opslog, and by hand for the floors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from botocore.session import Session
+
+import opslog
+from benchmarks.material import document, line
+from benchmarks.report import main
+from benchmarks.runner import Round, Scale, Timer, contender
+from opslog.backends import Backend, open_backend
+from opslog.backends.objects import ObjectBackend
+from opslog.layout import segment_path
+from tests.support import s3_servers
+
+DRIVERS = ("obstore", "s3fs")
+PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1")
+SIZES, LEAST = Scale(writes=200, threads=32, log=10_000), Scale(writes=3, threads=4, log=100)
+
+_server: s3_servers.Server
+_numbers = itertools.count()
+
+
+def new_url(driver: str) -> str:
+    return f"{_server.url}/benchmark-{os.getpid()}-{next(_numbers)}?driver={driver}"
+
+
+class Count:
+    """How many requests a store has sent since this was made; printed in the first round."""
+
+    def __init__(self, store: opslog.Store[Any]) -> None:
+        self._store = store
+        self._before = store.stats().requests
+        self._own = store.stats().requests - self._before
+
+    def tell(self, timer: Timer, what: str) -> None:
+        if timer.number == 0:
+            print(f"{what}: {self._store.stats().requests - self._before - 2 * self._own} requests", flush=True)
+
+
+@contextmanager
+def bare_client() -> Iterator[tuple[Any, str, str]]:
+    """boto's client, with a bucket and a prefix."""
+    _, _, rest = _server.url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    client = Session().create_client("s3")
+    try:
+        yield client, bucket, f"{prefix}/bare-{os.getpid()}-{next(_numbers)}".lstrip("/")
+    finally:
+        client.close()
+
+
+def fill(backend: Backend, count: int) -> None:
+    """The log of another agent, each commit an object of its own."""
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda number: backend.create(segment_path("main", number + 1), line(number)), range(count)))
+
+
+# -- writing
+
+
+def set_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        with opslog.open(new_url(driver), compact_after=None) as store:
+
+            def run(timer: Timer) -> int:
+                count = Count(store)
+                with timer:
+                    for number in range(scale.writes):
+                        store.set(f"task-{number}", document(number, timer.number))
+                count.tell(timer, f"{scale.writes} sets, {driver}")
+                return scale.writes
+
+            yield run
+
+    return start
+
+
+def put_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        backend = open_backend(new_url(driver))
+        assert isinstance(backend, ObjectBackend)
+        bare, keys = backend.driver, itertools.count()
+
+        def run(timer: Timer) -> int:
+            with timer:
+                for number in range(scale.writes):
+                    bare.put_new(f"bare-{os.getpid()}-{id(backend)}/{next(keys)}", line(number))
+            return scale.writes
+
+        yield run
+        backend.close()
+
+    return start
+
+
+def set_at_once_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        with (
+            opslog.open(new_url(driver), compact_after=None) as store,
+            ThreadPoolExecutor(scale.threads) as pool,
+        ):
+
+            def run(timer: Timer) -> int:
+                counted, count = Count(store), scale.writes * 4
+                with timer:
+                    sets = (pool.submit(store.set, f"task-{n}", document(n, timer.number)) for n in range(count))
+                    for one in list(sets):
+                        one.result()
+                counted.tell(timer, f"{count} sets by {scale.threads} threads, {driver}")
+                return count
+
+            yield run
+
+    return start
+
+
+for _driver in DRIVERS:
+    contender("set", f"opslog, {_driver}", "in S3")(set_with(_driver))
+for _driver in DRIVERS:
+    contender("set", f"floor: conditional PUT, {_driver}", "in S3")(put_with(_driver))
+
+
+@contender("set", "floor: PUT, boto3's client", "in S3")
+def put_boto(folder: Path, scale: Scale) -> Iterator[Round]:
+    with bare_client() as (client, bucket, prefix):
+        keys = itertools.count()
+
+        def run(timer: Timer) -> int:
+            with timer:
+                for number in range(scale.writes):
+                    client.put_object(Bucket=bucket, Key=f"{prefix}/{next(keys)}", Body=line(number))
+            return scale.writes
+
+        yield run
+
+
+for _driver in DRIVERS:
+    contender("set, 32 at once", f"opslog, {_driver}", "in S3")(set_at_once_with(_driver))
+
+
+@contender("set, 32 at once", "floor: PUT, boto3's client", "in S3")
+def put_boto_at_once(folder: Path, scale: Scale) -> Iterator[Round]:
+    with bare_client() as (client, bucket, prefix), ThreadPoolExecutor(scale.threads) as pool:
+        keys = itertools.count()
+
+        def put(number: int) -> None:
+            client.put_object(Bucket=bucket, Key=f"{prefix}/{next(keys)}", Body=line(number))
+
+        def run(timer: Timer) -> int:
+            with timer:
+                list(pool.map(put, range(scale.writes * 4)))
+            return scale.writes * 4
+
+        yield run
+
+
+# -- reading
+
+
+def open_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        url = new_url(driver)
+        opslog.open(url, agent="first").close()
+        fill(open_backend(url), scale.log)
+
+        def run(timer: Timer) -> int:
+            with timer:
+                store = opslog.open(url, read_only=True)
+            assert len(store) == scale.log
+            if timer.number == 0:
+                before = store.stats().requests
+                own = store.stats().requests - before
+                print(f"open with {scale.log} objects, {driver}: {before - own} requests", flush=True)
+            store.close()
+            return 1
+
+        yield run
+
+    return start
+
+
+def refresh_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        url = new_url(driver)
+        opslog.open(url, agent="first").close()
+        fill(open_backend(url), scale.log)
+        with opslog.open(url, agent="writer") as writer, opslog.open(url, read_only=True) as reader:
+
+            def run(timer: Timer) -> int:
+                writer["new"] = document(timer.number)
+                count = Count(reader)
+                with timer:
+                    assert len(reader.refresh()) == 1
+                count.tell(timer, f"refresh, 1 of {scale.log} new, {driver}")
+                return 1
+
+            yield run
+
+    return start
+
+
+def compact_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        def run(timer: Timer) -> int:
+            url = new_url(driver)
+            with opslog.open(url, agent="first", compact_after=None) as store:
+                fill(open_backend(url), scale.log)
+                count = Count(store)
+                with timer:
+                    assert store.compact().number is not None
+                count.tell(timer, f"compact with {scale.log} objects, {driver}")
+            return 1
+
+        yield run
+
+    return start
+
+
+for _driver in DRIVERS:
+    contender("open, 10,000 objects", f"opslog, {_driver}", "")(open_with(_driver))
+
+
+@contender("open, 10,000 objects", "floor: LIST and GET, boto3's client, 32 threads", "")
+def get_boto(folder: Path, scale: Scale) -> Iterator[Round]:
+    with bare_client() as (client, bucket, prefix), ThreadPoolExecutor(32) as pool:
+
+        def put(number: int) -> None:
+            client.put_object(Bucket=bucket, Key=f"{prefix}/{number:05}", Body=line(number))
+
+        list(pool.map(put, range(scale.log)))
+
+        def run(timer: Timer) -> int:
+            with timer:
+                pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+                keys = [found["Key"] for page in pages for found in page["Contents"]]
+                read = pool.map(lambda key: json.loads(client.get_object(Bucket=bucket, Key=key)["Body"].read()), keys)
+                assert len({commit["id"]: commit for commit in read}) == scale.log
+            return 1
+
+        yield run
+
+
+for _driver in DRIVERS:
+    contender("refresh, 1 of 10,000 new", f"opslog, {_driver}", "")(refresh_with(_driver))
+for _driver in DRIVERS:
+    contender("compact, 10,000 objects", f"opslog, {_driver}", "in S3")(compact_with(_driver))
+
+
+# -- the npm package
+
+
+class Npm:
+    """One store of the package, in a process of its own. :ivar call: a command of `npm_s3.mjs`, and its result."""
+
+    def __init__(self, prefix: str, agent: str) -> None:
+        bucket = _server.url.partition("://")[2].partition("/")[0]
+        driver = Path(__file__).with_name("npm_s3.mjs")
+        self._process = subprocess.Popen(
+            ["node", str(driver), str(_modules), bucket, prefix, agent],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def call(self, *command: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the npm package ended at {command[0]}"
+        return json.loads(answer)["result"]
+
+    def __enter__(self) -> Npm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=60)
+
+
+NPM = "npm @backloghq/opslog-s3 0.4.1"
+_modules: Path
+
+
+def new_prefix() -> str:
+    return f"npm-{os.getpid()}-{next(_numbers)}"
+
+
+def some(first: int, count: int, revision: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"task-{number}", document(number, revision)) for number in range(first, first + count)]
+
+
+def npm_store(count: int) -> str:
+    """The prefix of a store with so many sets."""
+    at = new_prefix()
+    with Npm(at, "main") as store:
+        store.call("open")
+        store.call("set", some(0, count))
+        store.call("close")
+    return at
+
+
+def set_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Npm(new_prefix(), "a") as store:
+        store.call("open")
+
+        def run(timer: Timer) -> int:
+            with timer:
+                store.call("set", some(0, scale.writes, timer.number))
+            return scale.writes
+
+        yield run
+
+
+def set_npm_at_once(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Npm(new_prefix(), "a") as store:
+        store.call("open")
+
+        def run(timer: Timer) -> int:
+            with timer:
+                for first in range(0, scale.writes * 4, scale.threads):
+                    store.call("setAtOnce", some(first, scale.threads, timer.number))
+            return scale.writes * 4
+
+        yield run
+
+
+def open_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    at = npm_store(scale.log)
+
+    def run(timer: Timer) -> int:
+        with Npm(at, f"reader-{timer.number}") as store:
+            with timer:
+                count = store.call("open")
+            assert count == scale.log, f"{NPM}: {count} of {scale.log} documents"
+        return 1
+
+    yield run
+
+
+def refresh_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    at = npm_store(scale.log)
+    with Npm(at, "writer") as writer, Npm(at, "reader") as reader:
+        writer.call("open")
+        reader.call("open")
+
+        def run(timer: Timer) -> int:
+            writer.call("set", [("new", document(timer.number))])
+            with timer:
+                reader.call("refresh")
+            return 1
+
+        yield run
+
+
+def compact_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    def run(timer: Timer) -> int:
+        with Npm(npm_store(scale.log), "main") as store:
+            store.call("open")
+            with timer:
+                store.call("compact")
+        return 1
+
+    yield run
+
+
+def register_npm(modules: Path) -> None:
+    global _modules  # noqa: PLW0603  (known only once it is installed)
+    _modules = modules
+    contender("set", NPM, "in S3")(set_npm)
+    contender("set, 32 at once", NPM, "in S3")(set_npm_at_once)
+    contender("open, 10,000 objects", NPM, "")(open_npm)
+    contender("refresh, 1 of 10,000 new", NPM, "")(refresh_npm)
+    contender("compact, 10,000 objects", NPM, "in S3")(compact_npm)
+
+
+def install_npm(folder: Path) -> Path | None:
+    """Where the package is, None where it cannot be had."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        print("without the npm package: there is no npm here", file=sys.stderr)
+        return None
+    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"without the npm package: {done.stderr.strip()}", file=sys.stderr)
+        return None
+    return folder / "node_modules"
+
+
+if __name__ == "__main__":
+    ceph = "ceph" if shutil.which("radosgw") else "moto"
+    chosen = "named" if "OPSLOG_TEST_S3_URL" in os.environ else ceph
+    with (
+        tempfile.TemporaryDirectory(prefix="opslog-bench-s3-") as place,
+        s3_servers.running(chosen, Path(place)) as _server,
+    ):
+        os.environ.update(_server.environment)
+        installed = install_npm(Path(place) / "npm")
+        if installed is not None:
+            register_npm(installed)
+        print(f"server: {chosen}", flush=True)
+        main("python -m benchmarks.s3", SIZES, LEAST, rounds=3)
