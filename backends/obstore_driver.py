@@ -90,9 +90,17 @@ class ObstoreDriver:
         return found, len(found) == _PAGE
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._count(-(-len(keys) // self._delete_at_once))
+        groups = [keys[first : first + self._delete_at_once] for first in range(0, len(keys), self._delete_at_once)]
+        list(self._pool.map(self._delete, groups))
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        self._count()
         try:
             obstore.delete(self._store, list(keys))
+        except FileNotFoundError:
+            # Some storages say so, and may have left the others alone.
+            for key in keys if len(keys) > 1 else ():
+                self._delete([key])
         except (BaseError, OSError) as error:
             raise self._not_written(keys[0], error) from error
 

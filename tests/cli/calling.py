@@ -17,6 +17,8 @@ import orjson
 from opslog.cli.app import run
 
 PROGRAM = (sys.executable, "-W", "error", "-m", "opslog")
+# An interrupt may come between the making of an object and the `with` that would close it: no fault of the program.
+INTERRUPTED_PROGRAM = (*PROGRAM[:-2], "-W", "ignore::ResourceWarning", *PROGRAM[-2:])
 
 
 class Told(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import opslog
-from tests.cli.calling import PROGRAM, call, shell
+from tests.cli.calling import INTERRUPTED_PROGRAM, PROGRAM, call, shell
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_watch_ends_when_its_reader_leaves_even_if_nothing_happens(store: Path) 
 
 def test_watch_takes_no_name_and_ends_with_an_interrupt(store: Path) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, "-s", str(store), "--agent", "main", "watch", "--every", "0.01"],
+        [*INTERRUPTED_PROGRAM, "-s", str(store), "--agent", "main", "watch", "--every", "0.01"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,7 +93,7 @@ def test_watch_takes_no_name_and_ends_with_an_interrupt(store: Path) -> None:
 
 def test_an_interrupt_says_nothing(store: Path) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, "-s", str(store), "set", "a", "-"],
+        [*INTERRUPTED_PROGRAM, "-s", str(store), "set", "a", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

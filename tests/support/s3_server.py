@@ -1,8 +1,9 @@
 """An S3 server inside this process, with faults on request.
 
-It knows what a store needs: put, put-if-absent, get with ranges, listings with pages, deletion of many. It is atomic
-and its listings are consistent, as those of S3 are. `fault` is asked before every request and may have it answered with
-an error, dropped before or after it was carried out, or carried out late.
+It knows what a store needs: put, put-if-absent (in the words of Google Cloud Storage, too), get with ranges, listings
+with pages, deletion of one and of many. It is atomic and its listings are consistent, as those of S3 are. `fault` is
+asked before every request and may have it answered with an error, dropped before or after it was carried out, or
+carried out late.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         key, _, body, fault = self._begin()
-        conditional = self.headers.get("If-None-Match") == "*" and self.store.honours_conditions
+        asked = self.headers.get("If-None-Match") == "*" or self.headers.get("x-goog-if-generation-match") == "0"
+        conditional = asked and self.store.honours_conditions
 
         def put() -> tuple[int, bytes, dict[str, str]]:
             with self.store.mutex:
@@ -230,6 +232,15 @@ class _Handler(BaseHTTPRequestHandler):
             f"<IsTruncated>{str(truncated).lower()}</IsTruncated>{token}{items}</ListBucketResult>"
         )
         return 200, body.encode(), {"Content-Type": "application/xml"}
+
+    def do_DELETE(self) -> None:
+        key, _, _, fault = self._begin()
+
+        def delete() -> tuple[int, bytes, dict[str, str]]:
+            with self.store.mutex:
+                return (404, b"", {}) if self.store.objects.pop(key, None) is None else (204, b"", {})
+
+        self._answer(fault, delete)
 
     def do_POST(self) -> None:
         bucket, _, body, fault = self._begin()
