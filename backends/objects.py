@@ -46,6 +46,7 @@ from opslog.errors import (
     MissingFileError,
     OpslogError,
     UsageError,
+    WriteFailedError,
 )
 from opslog.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
 
@@ -342,7 +343,11 @@ class ObjectBackend:
         if self._is_conditional:
             return
         key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
-        first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
+        try:
+            first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
+        except WriteFailedError:
+            self.driver.put(key, b"")  # if this is refused, too, then for another reason
+            first = second = Put.CREATED
         self.driver.delete([key])
         if (first, second) == (Put.CREATED, Put.CREATED):
             raise UsageError(

@@ -7,21 +7,39 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExists
 from obstore.exceptions import BaseError
 
+from opslog.backends import forking
 from opslog.backends.contract import Range
 from opslog.backends.objects import Object, Put
-from opslog.errors import InvalidNameError, MissingFileError, RetryError, WriteFailedError
+from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
 
 _AT_ONCE = 32
 """Requests under way at one time."""
 _PAGE = 1000
 """How many objects a listing tells of in one answer, at most."""
+_UNKNOWN_TO_IT = 501
 _STATUS = re.compile(r"status code: (\d{3})")
+
+
+_used_in: int | None = None
+"""The generation of forks (`opslog.backends.forking`) in which obstore was used first."""
+
+
+def is_usable() -> bool:
+    """Not in a child that was forked after obstore was used: it would hang there."""
+    return _used_in in (None, forking.generation)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """The threads that wait for many requests at once, for all stores of this process."""
+    return ThreadPoolExecutor(_AT_ONCE, "opslog-objects")
 
 
 class ObstoreDriver:
@@ -36,6 +54,13 @@ class ObstoreDriver:
     def __init__(
         self, open_store: Callable[..., Any], url: str, busy: Collection[int] = (409, 429), delete_at_once: int = 1000
     ) -> None:
+        global _used_in  # noqa: PLW0603  (there is one runtime of obstore in a process, and it does not survive a fork)
+        if not is_usable():
+            raise UsageError(
+                f"{url}: obstore was used by the parent of this process, and cannot be in a forked child: start it "
+                "with spawn, or add ?driver=s3fs to an s3:// address"
+            )
+        _used_in = forking.generation
         self._requests = 0
         self._url = url
         self._busy = busy
@@ -46,7 +71,6 @@ class ObstoreDriver:
             # Only the caller of a conditional put can tell what another try means.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "opslog-objects")
 
     @property
     def requests(self) -> int:
@@ -60,7 +84,7 @@ class ObstoreDriver:
             return Put.UNKNOWN if _status(error) in self._busy else Put.EXISTS
         except (BaseError, OSError) as error:
             status = _status(error)
-            if status is None or status in self._busy or status >= 500:
+            if status is None or status in self._busy or (status >= 500 and status != _UNKNOWN_TO_IT):
                 return Put.UNKNOWN
             raise self._not_written(key, error) from error
         return Put.CREATED
@@ -78,7 +102,7 @@ class ObstoreDriver:
         return data
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        return list(self._pool.map(self._get, ranges))
+        return list(_pool().map(self._get, ranges))
 
     def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
         self._count()
@@ -91,7 +115,7 @@ class ObstoreDriver:
 
     def delete(self, keys: Sequence[str]) -> None:
         groups = [keys[first : first + self._delete_at_once] for first in range(0, len(keys), self._delete_at_once)]
-        list(self._pool.map(self._delete, groups))
+        list(_pool().map(self._delete, groups))
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._count()
@@ -105,7 +129,7 @@ class ObstoreDriver:
             raise self._not_written(keys[0], error) from error
 
     def close(self) -> None:
-        self._pool.shutdown()
+        """obstore closes its connections when it is collected."""
 
     def _put(self, key: str, data: bytes, mode: Any) -> None:
         self._count()

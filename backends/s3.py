@@ -65,9 +65,13 @@ def open_url(
 
 
 def _fastest(options: dict[str, Any]) -> str:
-    """obstore where it is installed and understands all of the settings, otherwise s3fs."""
+    """obstore where it is installed, can be used, and understands all of the settings; otherwise s3fs."""
     is_understood = options.keys() <= UNDERSTOOD and options.get("client_kwargs", {}).keys() <= _PLACE
-    return "obstore" if is_understood and find_spec("obstore") is not None else "s3fs"
+    if not is_understood or find_spec("obstore") is None:
+        return "s3fs"
+    from opslog.backends import obstore_driver
+
+    return "obstore" if obstore_driver.is_usable() else "s3fs"
 
 
 def _open_s3fs(bucket: str, options: dict[str, Any]) -> Driver:

@@ -40,7 +40,7 @@ _AT_ONCE = 48
 _DELETE_AT_ONCE = 1000
 """How many keys one request may name."""
 
-_EXISTS, _BUSY = 412, (409, 429)
+_EXISTS, _BUSY, _UNKNOWN_TO_IT = 412, (409, 429), 501
 
 
 class S3fsDriver:
@@ -75,7 +75,7 @@ class S3fsDriver:
             status = _status(error)
             if status == _EXISTS:
                 return Put.EXISTS
-            if status is None or status in _BUSY or status >= 500:
+            if status is None or status in _BUSY or (status >= 500 and status != _UNKNOWN_TO_IT):
                 if status is None and not _is_connection_failure(error):
                     raise
                 return Put.UNKNOWN

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import opslog
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support.places import SERVERS, Place
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -42,11 +44,22 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("history", "compact_every"),
-    [("httpx", 97), pytest.param("redis", 500)],
+    ("history", "compact_every", "url"),
+    [("httpx", 97, "memory://httpx"), ("redis", 500, "memory://redis"), ("httpx", 97, "bucket://httpx")],
 )
-def test_a_real_history_gives_the_true_trees(history: str, compact_every: int) -> None:
-    url = f"memory://history-{history}"
+def test_a_real_history_gives_the_true_trees(history: str, compact_every: int, url: str) -> None:
+    replay(history, compact_every, url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("place", SERVERS, indirect=True)
+def test_a_real_history_on_a_server_gives_the_true_trees(place: Place) -> None:
+    replay("httpx", 97, place.url())
+
+
+def replay(history: str, compact_every: int, url: str) -> None:
+    """Make a history again in a store, and hold it against git's trees."""
     trees = {point["after_commits"]: point["tree"] for point in lines(f"{history}-tree")}
     clocks: dict[int, int] = {}
     settings = opslog.Settings(grace_seconds=0)

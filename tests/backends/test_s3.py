@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,27 @@ def test_a_store_from_end_to_end(server: S3Server, driver: str) -> None:
     assert verify(backend).problems == []
 
 
+def test_a_forked_child_opens_stores_of_its_own(server: S3Server, forked: Callable[[Callable[[], None]], None]) -> None:
+    url, options = "s3://bucket/forked", server.options()
+    with opslog.open(url, agent="parent", **options) as store:
+        store["a"] = {}
+
+        def child() -> None:
+            with opslog.open(url, agent="child", **options) as own:
+                own["b"] = {}
+            try:
+                opslog.open(f"{url}?driver=obstore", agent="child", **options)
+            except opslog.UsageError as error:
+                assert "start it with spawn" in str(error)  # noqa: PT017  (pytest's own way needs its machinery)
+            else:
+                raise AssertionError("obstore was used in a forked child")
+
+        forked(child)
+        assert [commit.agent for commit in store.refresh()] == ["child"]
+        store["c"] = {}
+        assert set(store) == {"a", "b", "c"}
+
+
 def test_a_missing_store(server: S3Server) -> None:
     with pytest.raises(opslog.NotFoundError, match="no store at s3://bucket/nowhere"):
         opslog.open("s3://bucket/nowhere", read_only=True, **server.options())
@@ -208,10 +229,13 @@ def test_what_names_no_prefix(url: str) -> None:
         opslog.open(url, agent="a")
 
 
-def test_a_server_without_put_if_absent_is_refused() -> None:
-    with S3Server() as careless:
-        careless.honours_conditions = False
-        options: dict[str, Any] = careless.options()
+@pytest.mark.parametrize("driver", ["s3fs", "obstore"])
+@pytest.mark.parametrize("says_so", [False, True])
+def test_a_server_without_put_if_absent_is_refused(driver: str, says_so: bool) -> None:
+    with S3Server() as other:
+        other.honours_conditions, other.refuses_conditions = says_so, says_so
         with pytest.raises(opslog.UsageError, match=r"does not honour put-if-absent .* Known to work: Amazon S3"):
-            opslog.open("s3://bucket/store", agent="a", **options)
-        assert careless.objects == {}
+            opslog.open(f"s3://bucket/store?driver={driver}", agent="a", **other.options())
+        assert other.objects == {}
+        with other.failing(lambda request: Fault(403)), pytest.raises(WriteFailedError):
+            opslog.open(f"s3://bucket/store?driver={driver}", agent="a", **other.options())

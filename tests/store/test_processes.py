@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -122,31 +121,6 @@ def test_a_second_opener_in_the_same_process_is_refused_until_close(tmp_path: Pa
     ):
         opslog.open(tmp_path, agent="planner")
     opslog.open(tmp_path, agent="planner").close()
-
-
-@pytest.fixture
-def forked(capfd: pytest.CaptureFixture[str]) -> Callable[[Callable[[], None]], None]:
-    """Runs a function in a forked child, and fails if it fails there."""
-
-    def run(function: Callable[[], None]) -> None:
-        with warnings.catch_warnings():
-            # That other threads run (a buffered store's own, for one) is what makes these tests worth while.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                function()
-                code = 0
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-            except BaseException as error:  # noqa: BLE001  (nothing of the child's may reach the test runner)
-                os.write(2, repr(error).encode())
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, capfd.readouterr().err
-
-    return run
 
 
 def touches(store: opslog.Store[Any]) -> dict[str, Callable[[], object]]:

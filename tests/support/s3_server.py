@@ -49,7 +49,7 @@ class S3Server:
     """Serve with `with S3Server() as server:`; `server.url` is the endpoint.
 
     :ivar objects: key (with the bucket) to (bytes, time); `requests`: what was asked.
-    :ivar honours_conditions: whether it knows put-if-absent.
+    :ivar honours_conditions: whether it knows put-if-absent; `refuses_conditions`: whether it answers 501 to it.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,7 @@ class S3Server:
         """The Authorization headers."""
         self.fault: Callable[[Request], Fault | None] = lambda request: None
         self.honours_conditions = True
+        self.refuses_conditions = False
         self.over = threading.Event()
         self._late: list[tuple[int, Callable[[], object]]] = []
         self.mutex = threading.Lock()
@@ -171,6 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         conditional = asked and self.store.honours_conditions
 
         def put() -> tuple[int, bytes, dict[str, str]]:
+            if asked and self.store.refuses_conditions:
+                return 501, _error("NotImplemented", "conditions"), {}
             with self.store.mutex:
                 if conditional and key in self.store.objects:
                     return 412, _error("PreconditionFailed", "exists"), {}
