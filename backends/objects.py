@@ -28,7 +28,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -45,10 +46,13 @@ from opslog.errors import (
     LockedError,
     MissingFileError,
     OpslogError,
+    RetryError,
     UsageError,
     WriteFailedError,
 )
 from opslog.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
+
+T = TypeVar("T")
 
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
@@ -56,6 +60,8 @@ DEADLINE_SECONDS = 60.0
 _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
+_READS_MAX = 4
+"""How often a read is tried, over about a second. It changes nothing, so its failure may be told early."""
 
 
 class Put(Enum):
@@ -182,7 +188,8 @@ class ObjectBackend:
         skip = len(self._prefix)
         more = True
         while more:
-            page, more = self.driver.list(self._prefix + prefix, self._prefix + after if after else "")
+            start = self._prefix + after if after else ""
+            page, more = self._patiently(partial(self.driver.list, self._prefix + prefix, start))
             yield from (Entry(key[skip:], size, modified) for key, size, modified in page if len(key) > skip)
             if more:
                 after = go_on(page[-1].key[skip:])
@@ -193,7 +200,7 @@ class ObjectBackend:
         if stop is not None and stop <= start:
             stop = start
         try:
-            return self.driver.get(self._prefix + path, start, stop)
+            return self._patiently(lambda: self.driver.get(self._prefix + path, start, stop))
         except MissingFileError as error:
             raise MissingFileError(f"no object {path} in {self.url}", path) from error
 
@@ -201,7 +208,18 @@ class ObjectBackend:
         self._check_open()
         for part in ranges:
             check_path(part.path)
-        return self.driver.get_many([part._replace(path=self._prefix + part.path) for part in ranges])
+        wanted = [part._replace(path=self._prefix + part.path) for part in ranges]
+        return self._patiently(lambda: self.driver.get_many(wanted))
+
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """What a reading request gives, asked again a few times if there was no answer."""
+        pause = _PAUSE_SECONDS
+        for _ in range(_READS_MAX - 1):
+            with suppress(RetryError):
+                return request()
+            self.environment.sleep(pause)
+            pause *= 4
+        return request()
 
     def now(self) -> float:
         self._check_open()

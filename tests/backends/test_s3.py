@@ -110,8 +110,9 @@ def test_what_refuses_a_put(server: S3Server, driver: Driver, status: int) -> No
             driver.put_new("x", b"1")
         with pytest.raises(WriteFailedError, match="could not be"):
             driver.put("x", b"1")
-        with pytest.raises(WriteFailedError, match="could not be"):
-            driver.delete(["x"])
+        if status != 404:  # what is not there is as good as deleted
+            with pytest.raises(WriteFailedError, match="could not be"):
+                driver.delete(["x"])
 
 
 @pytest.mark.parametrize("status", [0, 403, 500, 503])

@@ -295,6 +295,19 @@ def test_a_put_that_arrives_late_is_ours(url: str, quick: Environment) -> None:
         assert [commit.clock for commit in store.ops()] == [1, 2]
 
 
+def test_a_read_without_an_answer_is_asked_again(url: str, quick: Environment) -> None:
+    with open_store(url) as store:
+        store["x"] = {}
+    answers = iter([Fault("unknown")] * 3)
+    with bucket_of(url).failing(lambda request: next(answers, None) if request.method == "list" else None):
+        assert read(url) == {"x": {}}
+    with bucket_of(url).failing(lambda request: Fault("unknown") if request.method == "get" else None):
+        before = len(bucket_of(url).asked)
+        with pytest.raises(opslog.RetryError, match="no answer"):
+            read(url)
+        assert len(bucket_of(url).asked) - before <= 5, "and then given up"
+
+
 def test_a_refusal_is_no_commit(url: str) -> None:
     with open_store(url) as store:
         store["x"] = {}

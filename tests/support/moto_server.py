@@ -33,6 +33,7 @@ class Handler(WSGIRequestHandler):
 
 if __name__ == "__main__":
     server = make_server("127.0.0.1", 0, serve_one, threaded=True, request_handler=Handler)
+    server.socket.listen(1024)
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()
     threading.Thread(target=server.serve_forever, daemon=True).start()
