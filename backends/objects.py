@@ -169,7 +169,7 @@ class ObjectBackend:
     def list(self, prefix: str, after: str = "") -> list[Entry]:
         self._check_open()
         check_prefix(prefix)
-        return list(self._list(prefix, after, lambda last: last))
+        return sorted(self._list(prefix, after, lambda last: last))
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
         """Skips what was seen, so that it costs one request for each thousand segments that are new, and at most one
@@ -181,7 +181,7 @@ class ObjectBackend:
             agent, number = segment_of(last) or ("", 0)
             return max(last, segment_path(agent, seen[agent] - 1)) if seen.get(agent, 0) > number else last
 
-        return list(self._list(OPS, "", to_unseen))
+        return sorted(self._list(OPS, "", to_unseen))
 
     def _list(self, prefix: str, after: str, go_on: Callable[[str], str]) -> Iterator[Entry]:
         """Page by page; `go_on` says after which path, once it has the last one of a page."""
@@ -190,7 +190,8 @@ class ObjectBackend:
         while more:
             start = self._prefix + after if after else ""
             page, more = self._patiently(partial(self.driver.list, self._prefix + prefix, start))
-            yield from (Entry(key[skip:], size, modified) for key, size, modified in page if len(key) > skip)
+            # Some storages begin a page before what it should come after.
+            yield from (Entry(key[skip:], size, modified) for key, size, modified in page if key[skip:] > after)
             if more:
                 after = go_on(page[-1].key[skip:])
 

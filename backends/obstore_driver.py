@@ -24,6 +24,8 @@ _AT_ONCE = 32
 _PAGE = 1000
 """How many objects a listing tells of in one answer, at most."""
 _UNKNOWN_TO_IT = 501
+_BEYOND = "Wanted range starting at"
+"""What obstore itself says of a range behind the end, where a storage answers with something else than 416."""
 _STATUS = re.compile(r"status code: (\d{3})")
 
 
@@ -149,7 +151,7 @@ class ObstoreDriver:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            if _status(error) == 416:
+            if _status(error) == 416 or _BEYOND in str(error):
                 return b""  # it ends before the range begins
             raise RetryError(f"{self._url}/{path} could not be read: {_reason(error)}") from error
 
