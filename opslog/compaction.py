@@ -150,7 +150,7 @@ class Tail:
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
         places = (
-            (agent, self._starts[agent][0] if self.merge.recent.get(agent) else cursor.cut)
+            (agent, _of_a_commit(self._starts[agent][0]) if self.merge.recent.get(agent) else cursor.cut)
             for agent, cursor in self.cursors.items()
         )
         return {agent: place for agent, place in places if place.commits}
@@ -199,6 +199,14 @@ class Tail:
         self.ts = max(self.ts, commit.ts)
 
 
+def _places(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
+    return {agent: cut.place for agent, cut in cuts.items()}
+
+
+def _of_a_commit(start: Cut) -> Cut:
+    return start if start.offset else msgspec.structs.replace(start, there=True)
+
+
 class _Plan:
     """What one compaction will write. Making it costs the tail; it has not changed anything yet."""
 
@@ -222,7 +230,9 @@ class _Plan:
     @property
     def worthwhile(self) -> bool:
         """Whether carrying it out would change anything but the number."""
-        return bool(self.rows) or self.rewrites or self.cut != self.old.cut or self.settings != self.old.settings
+        if self.rows or self.rewrites or self.settings != self.old.settings:
+            return True
+        return _places(self.cut) != _places(self.old.cut)
 
     def _winners(self, runs: list[BlockRun]) -> Iterator[Row]:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""

@@ -90,10 +90,12 @@ class Cursor:
     offset: int = START.offset
     commits: int = START.commits
     clock: int = 0
+    needed: int = 0
+    """The last segment that must be there, as the manifest says from whose cut it began."""
 
     @classmethod
     def at(cls, agent: str, cut: Cut) -> Cursor:
-        return cls(agent, cut.segment, cut.offset, cut.commits)
+        return cls(agent, cut.segment, cut.offset, cut.commits, needed=cut.needed_segment)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -106,7 +108,7 @@ class Cursor:
 
     def has_reached(self, cut: Cut) -> bool:
         """Whether everything before a cut of this log was read."""
-        return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.last_segment)
+        return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.needed_segment)
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
@@ -132,8 +134,10 @@ class Cursor:
                 yield from self._read_segment(source)
             if not source.segments_grow:
                 self.segment, self.offset = expected, 0
-        if self.offset and expected == self.segment:
-            raise self._vanished(expected, f"is missing, and {self.offset} bytes of it were read before")
+        if expected == self.segment and (self.offset or self.needed == expected):
+            raise self._vanished(
+                expected, f"is missing, and was there, and read or folded up to byte {self.offset} of it"
+            )
 
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
         path, want = segment_path(self.agent, self.segment), _READ_BYTES

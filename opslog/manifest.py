@@ -16,16 +16,18 @@ FORMAT = 1
 """The format version this program writes, and the newest it reads."""
 
 
-class Cut(msgspec.Struct, frozen=True, gc=False):
+class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A place in a log, at a commit boundary.
 
     :ivar segment: the number of the segment, from 1; `offset`: bytes from its start.
     :ivar commits: how many commits of this log lie before this place.
+    :ivar there: at byte 0, whether the segment is there. If not, this is where the log goes on, should it ever.
     """
 
     segment: int
     offset: int
     commits: int
+    there: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -33,9 +35,13 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def last_segment(self) -> int:
-        """The last segment of which something lies before this place. At byte 0 the segment itself need not exist:
-        this is where the log goes on, should it ever."""
+        """The last segment of which something lies before this place."""
         return self.segment if self.offset else self.segment - 1
+
+    @property
+    def needed_segment(self) -> int:
+        """The last segment that must be there because of this cut."""
+        return self.segment if self.there else self.last_segment
 
 
 START = Cut(1, 0, 0)

@@ -52,7 +52,8 @@ class LogCheck:
             except MissingFileError as error:
                 self.missing.append(error.path)
         for segment, offset in sorted(self._cuts):
-            if offset == 0 and segment > max(self._segments, default=0):
+            is_behind = offset == 0 and segment > max(self._segments, default=0)
+            if is_behind and segment_path(self._agent, segment) not in self.missing:
                 self._pass_cuts(segment, 0)  # where the log goes on, should it ever
         for (segment, offset), cuts in sorted(self._cuts.items()):
             path = segment_path(self._agent, segment)
@@ -69,7 +70,8 @@ class LogCheck:
         """Segments from the oldest retained cut on must be there; those before it may have been collected in any
         order."""
         first = self._manifests[0].cut.get(self._agent, START).segment if self._manifests else min(self._segments)
-        last = max([*self._segments, *(segment if offset else segment - 1 for segment, offset in self._cuts)])
+        needed = (cut.needed_segment for cuts in self._cuts.values() for _, cut in cuts)
+        last = max([*self._segments, *needed])
         there = set(self._segments)
         self.missing += [segment_path(self._agent, number) for number in range(first, last + 1) if number not in there]
 

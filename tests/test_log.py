@@ -128,11 +128,13 @@ def test_what_is_missing(backend: Backend) -> None:
         read(Cursor("a"), backend)
     assert caught.value.path == segment_path("a", 3)
     assert read(Cursor("a", 4), backend) == [4]
-    with pytest.raises(MissingFileError, match="is missing, and 10 bytes of it were read before"):
+    with pytest.raises(MissingFileError, match="up to byte 10 of it"):
         read(Cursor("a", 5, 10, 2), backend)
     with pytest.raises(MissingFileError, match=r"ends at byte \d+, and had 9999 bytes before"):
         read(Cursor("a", 4, 9999, 2), backend)
     assert read(Cursor("a", 5, 0, 2), backend) == [], "where the log goes on, should it ever"
+    with pytest.raises(MissingFileError, match="is missing, and was there"):
+        read(Cursor.at("a", Cut(5, 0, 2, there=True)), backend)
     assert read(Cursor("b"), backend) == []
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import opslog
+from opslog.backends import open_backend
 from opslog.layout import segment_path
+from opslog.verify import verify
 
 
 @pytest.fixture
@@ -86,3 +88,18 @@ def test_a_log_that_never_reached_a_manifest_cannot_be_missed(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "ops" / "a")
     with opslog.open(tmp_path, read_only=True) as store:
         assert set(store) == {"b"}
+
+
+def test_the_last_segment_is_missed_also_when_the_cut_is_at_its_beginning(tmp_path: Path) -> None:
+    settings = opslog.Settings(undo_window=1)
+    for number in range(2):
+        with opslog.open(tmp_path, agent="a", compact_after=None, settings=settings) as store:
+            store[str(number)] = {}
+    with opslog.open(tmp_path, agent="b") as store:
+        assert store.compact().commits == 1
+    (tmp_path / segment_path("a", 2)).unlink()
+    with pytest.raises(opslog.CorruptError) as caught:
+        opslog.open(tmp_path, read_only=True)
+    assert caught.value.path == segment_path("a", 2)
+    errors = [problem for problem in verify(open_backend(tmp_path)).problems if problem.severity == "error"]
+    assert [problem.path for problem in errors] == [segment_path("a", 2)]
