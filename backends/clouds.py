@@ -45,7 +45,9 @@ def _open(
     if place.query:
         raise InvalidNameError(f"{url!r}: nothing may stand after the prefix; settings are keywords of opslog.open")
     return ObjectBackend(
-        ObstoreDriver(partial(store, place.bucket, **options), place.bucket_url, busy, delete_at_once),
+        ObstoreDriver(
+            partial(store, place.bucket, **options), place.bucket_url, busy=busy, delete_at_once=delete_at_once
+        ),
         place.url,
         place.prefix,
         deadline_seconds=deadline_seconds,

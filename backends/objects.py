@@ -54,6 +54,8 @@ from opslog.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segmen
 
 T = TypeVar("T")
 
+CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 10.0
+"""In seconds: how long drivers wait for a connection, and then for each part of an answer."""
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
 

@@ -16,13 +16,15 @@ from obstore.exceptions import BaseError
 
 from opslog.backends import forking
 from opslog.backends.contract import Range
-from opslog.backends.objects import Object, Put
+from opslog.backends.objects import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
 
 _AT_ONCE = 32
 """Requests under way at one time."""
 _PAGE = 1000
 """How many objects a listing tells of in one answer, at most."""
+_TIMEOUT = timedelta(seconds=60)
+"""Of a whole request, should its bytes come one by one."""
 _UNKNOWN_TO_IT = 501
 _BEYOND = "Wanted range starting at"
 """What obstore itself says of a range behind the end, where a storage answers with something else than 416."""
@@ -51,10 +53,18 @@ class ObstoreDriver:
     :param url: of the bucket, for messages.
     :param busy: the HTTP statuses by which this storage says that somebody else is at the same object.
     :param delete_at_once: how many objects one request deletes.
+    :param connect_timeout: in seconds; `read_timeout`: how long to wait for the next byte.
     """
 
     def __init__(
-        self, open_store: Callable[..., Any], url: str, busy: Collection[int] = (409, 429), delete_at_once: int = 1000
+        self,
+        open_store: Callable[..., Any],
+        url: str,
+        *,
+        busy: Collection[int] = (409, 429),
+        delete_at_once: int = 1000,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        read_timeout: float = READ_TIMEOUT,
     ) -> None:
         global _used_in  # noqa: PLW0603  (there is one runtime of obstore in a process, and it does not survive a fork)
         if not is_usable():
@@ -69,7 +79,12 @@ class ObstoreDriver:
         self._delete_at_once = delete_at_once
         self._mutex = threading.Lock()
         self._store = open_store(
-            client_options={"allow_http": True, "connect_timeout": "3s", "timeout": "60s"},
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=connect_timeout),
+                "read_timeout": timedelta(seconds=read_timeout),
+                "timeout": _TIMEOUT,
+            },
             # Only the caller of a conditional put can tell what another try means.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )

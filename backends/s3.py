@@ -22,13 +22,16 @@ import fsspec.config
 
 from opslog.backends.names import split_url
 from opslog.backends.objects import DEADLINE_SECONDS, LEASE_SECONDS, Driver, ObjectBackend
-from opslog.errors import InvalidNameError, RetryError
+from opslog.errors import InvalidNameError, RetryError, UsageError
 
-UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs"}
-"""The settings that obstore can be given: where the bucket is, and who comes."""
+UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs", "config_kwargs"}
+"""The settings that obstore can be given: where the bucket is, who comes, and how long to wait."""
 
 _PLACE = {"region_name", "endpoint_url"}
 """Those of `client_kwargs`."""
+
+_PATIENCE = {"connect_timeout", "read_timeout"}
+"""Those of `config_kwargs`."""
 
 
 def open_url(
@@ -66,12 +69,18 @@ def open_url(
 
 def _fastest(options: dict[str, Any]) -> str:
     """obstore where it is installed, can be used, and understands all of the settings; otherwise s3fs."""
-    is_understood = options.keys() <= UNDERSTOOD and options.get("client_kwargs", {}).keys() <= _PLACE
-    if not is_understood or find_spec("obstore") is None:
+    if _not_understood(options) or find_spec("obstore") is None:
         return "s3fs"
     from opslog.backends import obstore_driver
 
     return "obstore" if obstore_driver.is_usable() else "s3fs"
+
+
+def _not_understood(options: dict[str, Any]) -> list[str]:
+    """The settings that obstore cannot be given."""
+    inner = {"client_kwargs": _PLACE, "config_kwargs": _PATIENCE}
+    unknown = [f"{name}[{key!r}]" for name in inner for key in sorted(options.get(name, {}).keys() - inner[name])]
+    return sorted(options.keys() - UNDERSTOOD) + unknown
 
 
 def _open_s3fs(bucket: str, options: dict[str, Any]) -> Driver:
@@ -83,11 +92,16 @@ def _open_s3fs(bucket: str, options: dict[str, Any]) -> Driver:
 def _open_obstore(bucket: str, options: dict[str, Any]) -> Driver:
     if find_spec("obstore") is None:
         raise InvalidNameError("driver=obstore needs the module obstore. Install it with: pip install 'opslog[fast]'")
+    if unknown := _not_understood(options):
+        raise UsageError(
+            f"driver=obstore does not understand the setting {unknown[0]}: leave it out, or use driver=s3fs"
+        )
     from obstore.store import S3Store
 
     from opslog.backends.obstore_driver import ObstoreDriver
 
-    return ObstoreDriver(partial(S3Store, bucket, **_settings(options)), f"s3://{bucket}")
+    patience = options.get("config_kwargs", {})
+    return ObstoreDriver(partial(S3Store, bucket, **_settings(options)), f"s3://{bucket}", **patience)
 
 
 _DRIVERS: dict[str, Callable[[str, dict[str, Any]], Driver]] = {"obstore": _open_obstore, "s3fs": _open_s3fs}

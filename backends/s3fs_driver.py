@@ -22,7 +22,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from opslog.backends import forking
 from opslog.backends.contract import Range
-from opslog.backends.objects import Object, Put
+from opslog.backends.objects import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
 from opslog.errors import MissingFileError, OpslogError, RetryError, WriteFailedError
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ T = TypeVar("T")
 _DEFAULTS: dict[str, Any] = {
     "config_kwargs": {
         "max_pool_connections": 64,
-        "connect_timeout": 3,
-        "read_timeout": 10,
+        "connect_timeout": CONNECT_TIMEOUT,
+        "read_timeout": READ_TIMEOUT,
         "retries": {"mode": "standard", "total_max_attempts": 1},
     }
 }

@@ -19,7 +19,7 @@ from opslog.backends.obstore_driver import ObstoreDriver  # noqa: E402
 from opslog.backends.s3 import open_url  # noqa: E402
 from opslog.backends.s3fs_driver import S3fsDriver  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
-from opslog.errors import InvalidNameError, MissingFileError, RetryError, WriteFailedError  # noqa: E402
+from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError  # noqa: E402
 from opslog.verify import verify  # noqa: E402
 from tests.support.s3_server import PAGE, Fault, S3Server  # noqa: E402
 
@@ -78,7 +78,11 @@ def test_the_driver_is_the_fastest_that_understands_the_settings(server: S3Serve
     assert chosen("s3://b/x") is ObstoreDriver
     assert chosen("s3://b/x", requester_pays=True) is S3fsDriver
     assert chosen("s3://b/x", client_kwargs={"verify": False}) is S3fsDriver
+    assert chosen("s3://b/x", config_kwargs={"max_pool_connections": 8}) is S3fsDriver
+    assert chosen("s3://b/x", config_kwargs={"read_timeout": 8}) is ObstoreDriver
     assert chosen("s3://b/x?driver=s3fs") is S3fsDriver
+    with pytest.raises(UsageError, match=r"does not understand the setting client_kwargs\['verify'\]: leave it out"):
+        chosen("s3://b/x?driver=obstore", client_kwargs={"verify": False})
 
 
 @pytest.mark.parametrize("driver", ["s3fs", "obstore"])
@@ -127,6 +131,25 @@ def test_reading_that_fails(server: S3Server, driver: Driver, status: int) -> No
             with pytest.raises(RetryError, match="could not be read"):
                 read()
     assert driver.get("x", 0, None) == b"1"
+
+
+@pytest.mark.parametrize("name", ["s3fs", "obstore"])
+def test_a_server_that_says_nothing(server: S3Server, name: str) -> None:
+    """The wait has an end, and what it means is as of any other reply that is lost."""
+    backend = open_url(f"s3://silent?driver={name}", **server.options(), config_kwargs={"read_timeout": 0.1})
+    driver = backend.driver
+    for key, done in (("a", False), ("b", True)):
+        with server.failing(lambda request, done=done: Fault(-1, done)):  # type: ignore[misc]
+            assert driver.put_new(key, b"1") is Put.UNKNOWN
+            with pytest.raises(RetryError, match="could not be read"):
+                driver.get(key, 0, None)
+            with pytest.raises(WriteFailedError, match="could not be"):
+                driver.delete([key])
+    answers = iter([Fault(-1, done=True)])
+    with server.failing(lambda request: next(answers, None)):
+        backend.create("c", b"1")
+    assert driver.get("c", 0, None) == b"1"
+    backend.close()
 
 
 def test_reading(driver: Driver) -> None:
