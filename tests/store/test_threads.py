@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import opslog
+from tests.support.places import DIRECTORY, SERVERS, Place
 
 Store = opslog.Store[dict[str, Any]]
 
 THREADS = 16
+EVERYWHERE = pytest.mark.parametrize("place", [DIRECTORY, *SERVERS], indirect=True)
 
 
 def at_once(*works: Callable[[], object]) -> list[Any]:
@@ -55,8 +57,9 @@ class Running:
 
 @pytest.mark.parametrize("sets", [60, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
-def test_threads_setting_at_once_lose_nothing_and_keep_one_order(tmp_path: Path, sets: int, durability: Any) -> None:
-    with opslog.open(tmp_path, agent="a", durability=durability, compact_after=None) as store:
+@EVERYWHERE
+def test_threads_setting_at_once_lose_nothing_and_keep_one_order(place: Place, sets: int, durability: Any) -> None:
+    with opslog.open(place.url(), agent="a", durability=durability, compact_after=None) as store:
 
         def setting(thread: int) -> Callable[[], None]:
             def work() -> None:
@@ -84,7 +87,7 @@ def test_threads_setting_at_once_lose_nothing_and_keep_one_order(tmp_path: Path,
     # Memory took them in the same order: the last one in the log is what everybody saw at the end.
     last = next(commit for commit in reversed(commits) if isinstance(commit, opslog.Set) and commit.id == "shared")
     assert documents["shared"] == last.document
-    with opslog.open(tmp_path, read_only=True) as fresh:
+    with opslog.open(place.url(), read_only=True) as fresh:
         assert dict(fresh.items()) == documents
 
 
@@ -110,13 +113,14 @@ def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.Mo
     assert lengths == [1, THREADS - 1]
 
 
-def test_readers_never_see_half_a_batch(tmp_path: Path) -> None:
+@EVERYWHERE
+def test_readers_never_see_half_a_batch(place: Place) -> None:
     """Each batch moves an amount between accounts; the sum is always the same, for the writers' own store and for
     another one."""
     accounts = [f"account-{number}" for number in range(8)]
     with (
-        opslog.open(tmp_path, agent="a", compact_after=50) as store,
-        opslog.open(tmp_path, agent="b", compact_after=None) as other,
+        opslog.open(place.url(), agent="a", compact_after=50, **place.options) as store,
+        opslog.open(place.url(), agent="b", compact_after=None) as other,
     ):
         with store.batch():
             for account in accounts:
@@ -125,7 +129,7 @@ def test_readers_never_see_half_a_batch(tmp_path: Path) -> None:
         moving = threading.Lock()
 
         def move(thread: int) -> None:
-            for step in range(40):
+            for step in range(40 if place.is_directory else 8):
                 source, target = accounts[(thread + step) % 8], accounts[(thread * 3 + step * 5 + 1) % 8]
                 if source == target:
                     continue
@@ -161,8 +165,9 @@ def test_a_batch_is_seen_by_its_own_thread_alone(tmp_path: Path) -> None:
         assert at_once(lambda: dict(store.items())) == [{"x": {"turn": 2}, "y": {}, "z": {}}]
 
 
-def test_each_commit_is_undone_once_by_concurrent_undos(tmp_path: Path) -> None:
-    with opslog.open(tmp_path, agent="a", compact_after=None) as store:
+@EVERYWHERE
+def test_each_commit_is_undone_once_by_concurrent_undos(place: Place) -> None:
+    with opslog.open(place.url(), agent="a", compact_after=None) as store:
         for number in range(40):
             store["x"] = {"number": number}
         # The window of 32 commits counts the undos, too: the 16th still reaches what was set 31 commits before it.
@@ -171,21 +176,22 @@ def test_each_commit_is_undone_once_by_concurrent_undos(tmp_path: Path) -> None:
         targets = [commit.target for commit in store.ops() if isinstance(commit, opslog.Undo)]
         assert targets == list(range(40, 24, -1))
         assert store.undo() is False
-    with opslog.open(tmp_path, read_only=True) as fresh:
+    with opslog.open(place.url(), read_only=True) as fresh:
         assert fresh["x"] == {"number": 23}
 
 
-def test_everything_at_once(tmp_path: Path) -> None:
+@EVERYWHERE
+def test_everything_at_once(place: Place) -> None:
     """Sets, batches, undos, refreshes and compactions of two stores, in many threads; both end in the same state, which
     is what a fresh open finds."""
-    settings = opslog.Settings(grace_seconds=0, undo_window=8)
+    settings, rounds = opslog.Settings(grace_seconds=0, undo_window=8), 60 if place.is_directory else 12
     with (
-        opslog.open(tmp_path, agent="a", compact_after=40, settings=settings) as a,
-        opslog.open(tmp_path, agent="b", compact_after=None) as b,
+        opslog.open(place.url(), agent="a", compact_after=40, settings=settings, **place.options) as a,
+        opslog.open(place.url(), agent="b", compact_after=None) as b,
     ):
 
         def write(store: Store, thread: int) -> None:
-            for number in range(60):
+            for number in range(rounds):
                 store[f"{thread}-{number}"] = {"number": number}
                 with store.batch():
                     store["shared"] = {"thread": thread, "number": number}
@@ -207,17 +213,18 @@ def test_everything_at_once(tmp_path: Path) -> None:
         b.refresh()
         documents = dict(a.items())
         assert dict(b.items()) == documents
-        assert {f"{thread}-{number}" for thread in range(6) for number in range(60)} - {"taken-back"} <= set(documents)
-    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert {f"{thread}-{number}" for thread in range(6) for number in range(rounds)} <= set(documents)
+    with opslog.open(place.url(), read_only=True) as fresh:
         assert dict(fresh.items()) == documents
         assert len(fresh) == len(documents)
 
 
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
-def test_closing_beside_everything(tmp_path: Path, durability: Any) -> None:
+@EVERYWHERE
+def test_closing_beside_everything(place: Place, durability: Any) -> None:
     """What was acknowledged before the store was closed is there; what came later was refused."""
     for turn in range(5):
-        store = opslog.open(tmp_path, agent="a", durability=durability, compact_after=30)
+        store = opslog.open(place.url(), agent="a", durability=durability, compact_after=30)
         begun = threading.Barrier(7)
 
         def write(thread: int, store: Store, begun: threading.Barrier, turn: int) -> set[str]:
@@ -249,7 +256,7 @@ def test_closing_beside_everything(tmp_path: Path, durability: Any) -> None:
         for future in others:
             future.result()
         acknowledged = {id for future in writing for id in future.result()}
-        with opslog.open(tmp_path, read_only=True) as fresh:
+        with opslog.open(place.url(), read_only=True) as fresh:
             assert acknowledged <= set(fresh)
             attempted = {id for id in fresh if id.startswith(f"{turn}-")}
             assert len(attempted - acknowledged) <= 5, "at most the one that each thread was about to have acknowledged"
