@@ -9,15 +9,16 @@ from opslog.backends import Backend
 from opslog.background import Worker
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
-from opslog.log import bytes_after, list_segments
+from opslog.log import cost_after, list_segments
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
 
 COMPACT_AFTER = 10_000
 """Default length of the tail, in commits, from which a store compacts by itself."""
 
-COMPACT_AFTER_BYTES = 64 * 1024 * 1024
-"""Length of the tail, in bytes, from which it does so whatever the number of commits."""
+COMPACT_AFTER_COST = 64 * 1024 * 1024
+"""What the tail takes to read, in bytes (`opslog.log.cost_after`), from which it does so whatever the number of
+commits: 64 MiB, or about a thousand segments."""
 
 _log = logging.getLogger("opslog")
 
@@ -25,12 +26,13 @@ _log = logging.getLogger("opslog")
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
-    :ivar folded: how many commits the newest known manifest has folded; `tail_bytes`: length of the logs after its cut.
+    :ivar folded: how many commits the newest known manifest has folded; `tail_cost`: what it takes to read
+        the logs after its cut, as of `cost_after`.
     :ivar error: why the last attempt failed, None if it did not.
     """
 
     def __init__(
-        self, backend: Backend, environment: Environment, manifest: Manifest, tail_bytes: int, after: int | None
+        self, backend: Backend, environment: Environment, manifest: Manifest, tail_cost: int, after: int | None
     ) -> None:
         self._backend = backend
         self._environment = environment
@@ -38,10 +40,10 @@ class AutoCompaction:
         self._commits = 0
         self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
-        self._due_at_bytes = COMPACT_AFTER_BYTES
+        self._due_at_cost = COMPACT_AFTER_COST
         self._worker = Worker("opslog-compact", self._compact)
         self.folded = manifest.commits
-        self.tail_bytes = tail_bytes
+        self.tail_cost = tail_cost
         self.error: str | None = None
 
     def note_commits(self, commits: int) -> None:
@@ -58,14 +60,14 @@ class AutoCompaction:
         self.folded = newest.commits
         if self._after is not None:
             self._due_at = max(self._due_at, newest.commits + self._after)
-            self.tail_bytes = bytes_after(list_segments(self._backend), newest.cut)
+            self.tail_cost = cost_after(list_segments(self._backend), newest.cut)
 
     def close(self) -> None:
         """Let a compaction under way end."""
         self._worker.close()
 
     def _is_due(self) -> bool:
-        return self._commits >= self._due_at or self.tail_bytes >= self._due_at_bytes
+        return self._commits >= self._due_at or self.tail_cost >= self._due_at_cost
 
     def _compact(self) -> None:
         assert self._after is not None
@@ -84,4 +86,4 @@ class AutoCompaction:
         # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
         # many agents within its undo window) would be compacted at every commit.
         self._due_at = max(self._due_at, self._commits + self._after)
-        self._due_at_bytes = self.tail_bytes + COMPACT_AFTER_BYTES
+        self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST

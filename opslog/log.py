@@ -21,6 +21,10 @@ from opslog.errors import (
 from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 
+SEGMENT_COST = 64 * 1024
+"""What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
+segment, and there are many."""
+
 _AHEAD = 500
 """How many segments are fetched at once, at most."""
 _READ_BYTES = 1024 * 1024
@@ -70,6 +74,15 @@ def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
         segment, offset = cut.get(agent, START).place
         total += sum(size - (offset if number == segment else 0) for number, size, _ in listed if number >= segment)
     return total
+
+
+def cost_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
+    """What it takes to read the logs after a cut, or after cursors: their bytes, and `SEGMENT_COST` for each segment
+    that begins there."""
+    beginning = sum(
+        (number, 0) >= cut.get(agent, START).place for agent, listed in segments.items() for number, _, _ in listed
+    )
+    return bytes_after(segments, cut) + SEGMENT_COST * beginning
 
 
 class LogSource(Protocol):

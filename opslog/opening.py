@@ -94,7 +94,8 @@ def open(
     :param buffer_seconds: for how long what is buffered waits for more, to go into the log together (on S3, as one
         object).
     :param buffer_bytes: how much of it does not wait any longer.
-    :param compact_after: compact in the background when so many commits (or 64 MiB) are not folded; None: never.
+    :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
+        not folded; None: never.
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.
     :param storage_options: what the backend takes.

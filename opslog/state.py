@@ -12,7 +12,7 @@ from contextlib import suppress
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set, decode_record
 from opslog.errors import MissingFileError
-from opslog.log import Cursor, Segments, all_logs, bytes_after, list_log, list_segments, log_source
+from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_segments, log_source
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -29,7 +29,8 @@ class State:
     :ivar visible: the winners of the tail that also win against the snapshot, tombstones included.
     :ivar documents: how many documents there are.
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
-        folded ones included; `tail_bytes`: length of the logs after the manifest's cut, when it was loaded.
+        folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
+        (`cost_after`), when it was loaded.
     """
 
     def __init__(self, manifest: Manifest, runs: list[LoadedRun]) -> None:
@@ -40,7 +41,7 @@ class State:
         self.documents = manifest.documents
         self.clock = manifest.clock
         self.commits = manifest.commits
-        self.tail_bytes = 0
+        self.tail_cost = 0
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
 
     def apply(self, commit: Commit) -> None:
@@ -135,7 +136,7 @@ class Loader:
     def _load(self, manifest: Manifest, included: Callable[[Commit], bool]) -> State:
         state = State(manifest, self._load_runs(manifest.runs))
         segments = list_segments(self.backend, state.cursors)
-        state.tail_bytes = bytes_after(segments, manifest.cut)
+        state.tail_cost = cost_after(segments, manifest.cut)
         for commit in read_new(self.backend, state.cursors, segments):
             if included(commit):
                 state.apply(commit)

@@ -15,7 +15,7 @@ import msgspec
 
 from opslog import archive, compaction, history
 from opslog.autocompaction import AutoCompaction
-from opslog.backends import Appender, Backend, forking
+from opslog.backends import Appender, Backend, Position, forking
 from opslog.batch import OpenBatch
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
@@ -36,7 +36,7 @@ from opslog.errors import (
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
-from opslog.log import Cursor, bytes_after, list_log, list_segments
+from opslog.log import SEGMENT_COST, Cursor, cost_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
@@ -94,13 +94,13 @@ class Store(MutableMapping[str, T], Generic[T]):
             LogWriter(
                 agent,
                 appender,
-                Hooks(self._on_written, self._on_failed, self._fence.confirm, self._passes_seal),
+                Hooks(self._on_written, self._on_failed, self._confirm, self._passes_seal),
                 buffer,
             )
             if agent and appender
             else None
         )
-        self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_bytes, compact_after)
+        self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_cost, compact_after)
 
     # -- reading
 
@@ -297,11 +297,16 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._failed = self._failed or error  # memory holds what the log does not; the next call will say so
             _log.error("buffered commits were not written: %s", error)
 
+    def _confirm(self, agent: str, position: Position) -> None:
+        if position.offset == 0:
+            self._compaction.tail_cost += SEGMENT_COST
+        self._fence.confirm(agent, position)
+
     def _on_written(self, commit: Commit, length: int) -> None:
         """A commit of ours is in the log."""
         if not self._buffered:
             self._apply_own(commit)
-        self._compaction.tail_bytes += length
+        self._compaction.tail_cost += length
         self._compaction.note_commits(self._state.commits)
 
     def _apply_own(self, commit: Commit) -> None:
@@ -380,7 +385,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         try:
             segments = list_segments(self._backend, self._state.cursors)
             segments.pop(self._agent or "", None)  # what it writes itself is counted when it is written
-            self._compaction.tail_bytes += bytes_after(segments, self._state.cursors)
+            self._compaction.tail_cost += cost_after(segments, self._state.cursors)
             for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
                 with self._state_lock:
                     self._state.apply(commit)

@@ -13,7 +13,9 @@ import opslog
 from opslog import autocompaction, compaction
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
+from opslog.log import SEGMENT_COST
 from opslog.manifest_store import ManifestStore
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.waiting import until
 
 _numbers = itertools.count()
@@ -60,11 +62,27 @@ def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None
 
 
 def test_it_runs_when_the_tail_is_large_enough(url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_BYTES", 100_000)
+    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100_000)
     with opslog.open(url, agent="a") as store:
         for number in range(40):
             store[str(number)] = {"text": "x" * 3000}
         until(lambda: folded(url) > 0)
+
+
+def test_on_object_storages_it_runs_when_there_are_many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a request for whoever opens the store."""
+    url = f"bucket://autocompaction-{next(_numbers)}"
+    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100 * SEGMENT_COST)
+    with opslog.open(url, agent="a") as a:
+        fill(a, 99)
+        assert folded(url) == 0
+        fill(a, 2)
+        until(lambda: folded(url) >= 100 - 32)
+    with opslog.open(url, agent="b", compact_after=None) as b, opslog.open(url, agent="c") as c:
+        fill(b, 99)
+        c.refresh()
+        c["x"] = {}
+        until(lambda: folded(url) >= 199 - 3 * 32)
 
 
 def test_it_counts_what_others_write_and_what_was_there(url: str, runs: list[str]) -> None:
