@@ -19,7 +19,7 @@ from opslog.backends.contract import Range
 from opslog.backends.objects import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
 
-_AT_ONCE = 32
+_AT_ONCE = 64
 """Requests under way at one time."""
 _PAGE = 1000
 """How many objects a listing tells of in one answer, at most."""

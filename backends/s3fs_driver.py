@@ -19,6 +19,7 @@ import s3fs
 from aiobotocore.session import AioSession
 from aiohttp import ClientError as ConnectionFailure
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.handlers import add_expect_header
 
 from opslog.backends import forking
 from opslog.backends.contract import Range
@@ -27,18 +28,19 @@ from opslog.errors import MissingFileError, OpslogError, RetryError, WriteFailed
 
 T = TypeVar("T")
 
+_AT_ONCE = 64
+"""Requests under way at one time."""
+_DELETE_AT_ONCE = 1000
+"""How many keys one request may name."""
+
 _DEFAULTS: dict[str, Any] = {
     "config_kwargs": {
-        "max_pool_connections": 64,
+        "max_pool_connections": _AT_ONCE,
         "connect_timeout": CONNECT_TIMEOUT,
         "read_timeout": READ_TIMEOUT,
         "retries": {"mode": "standard", "total_max_attempts": 1},
     }
 }
-_AT_ONCE = 48
-"""Requests under way at one time."""
-_DELETE_AT_ONCE = 1000
-"""How many keys one request may name."""
 
 _EXISTS, _BUSY, _UNKNOWN_TO_IT = 412, (409, 429), 501
 
@@ -173,7 +175,10 @@ class S3fsDriver:
 @lru_cache(maxsize=8)
 def _session(profile: str | None, variables: frozenset[tuple[str, str]], generation: int) -> AioSession:
     """What clients are made from. Shared by those who would get the same one: it takes a third of a second."""
-    return AioSession(profile=profile)
+    session = AioSession(profile=profile)
+    # Asking first whether the body is welcome would cost every put a second round trip.
+    session.unregister("before-call.s3", add_expect_header)
+    return session
 
 
 def _status(error: BaseException) -> int | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks import maintenance, reading, writing
-from benchmarks.report import main
+from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
 GROUPS = (writing, reading, maintenance)
 """Importing a group registers its contenders."""
 
 if __name__ == "__main__":
-    main("python -m benchmarks", Scale(), SMALL, rounds=7)
+    run(parser("python -m benchmarks", rounds=7).parse_args(), Scale(), SMALL)

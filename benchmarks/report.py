@@ -50,21 +50,29 @@ def table(results: Iterable[Result]) -> Table:
     return shown
 
 
-def main(program: str, sizes: Scale, least: Scale, rounds: int) -> None:
-    """Measure what is registered, as the command line says, and print it.
+def at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return int(text)
 
-    :param sizes: what is measured; `least`: with ``--small``.
-    """
+
+def parser(program: str, rounds: int) -> argparse.ArgumentParser:
+    """The command line that all benchmarks have in common."""
     parser = argparse.ArgumentParser(prog=program, description="Measure opslog beside floors and peers.")
     parser.add_argument("--small", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds that count (default {rounds})")
+    parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"rounds that count (default {rounds})")
     parser.add_argument("--only", default="", help="only the workloads whose name contains this")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds is 1 or more")
+    return parser
+
+
+def run(arguments: argparse.Namespace, sizes: Scale, least: Scale, extra: dict[str, str] | None = None) -> None:
+    """Measure what is registered, as the command line says, and print it.
+
+    :param sizes: what is measured; `least`: with ``--small``. :param extra: what else the figures depend on.
+    """
     scale, rounds = (least, 2) if arguments.small else (sizes, arguments.rounds)
-    environment = machine()
+    environment = machine() | (extra or {})
     chosen = [workload for workload in WORKLOADS if arguments.only in workload]
     results = [result for workload in chosen for result in measure(workload, scale, rounds)]
     console = Console(width=None if os.isatty(1) else 160)

@@ -1,10 +1,11 @@
 """python -m benchmarks.s3: measures stores on S3 beside bare requests and npm @backloghq/opslog-s3.
 
-    python -m benchmarks.s3 [--small] [--rounds N] [--only TEXT] [--json FILE]
+    python -m benchmarks.s3 [--latency MS] [--small] [--rounds N] [--only TEXT] [--json FILE]
 
-All contenders talk to one server: that of `OPSLOG_TEST_S3_URL`, or Ceph where it is installed, or moto. Each floor is
-the bare requests that the work cannot do without, sent by the same driver. The npm package is installed for the run,
-and left out with a word where that cannot be done. Requests are counted by opslog, and by hand for the floors.
+All contenders talk to one server: that of `OPSLOG_TEST_S3_URL`, or Ceph where it is installed, or moto; with
+``--latency`` through a proxy that holds every answer back for so long. Each floor is the bare requests that the work
+cannot do without, sent by the same driver. The npm package is installed for the run, and left out with a word where
+that cannot be done. Requests are counted by opslog, and by hand for the floors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +28,21 @@ from botocore.session import Session
 
 import opslog
 from benchmarks.material import document, line
-from benchmarks.report import main
+from benchmarks.report import parser, run
 from benchmarks.runner import Round, Scale, Timer, contender
-from opslog.backends import Backend, open_backend
+from benchmarks.slow_network import slower
+from opslog.backends import open_backend
 from opslog.backends.objects import ObjectBackend
 from opslog.layout import segment_path
 from tests.support import s3_servers
 
 DRIVERS = ("obstore", "s3fs")
 PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1")
-SIZES, LEAST = Scale(writes=200, threads=32, log=10_000), Scale(writes=3, threads=4, log=100)
+SIZES, LEAST = Scale(writes=200, threads=32, log=10_000), Scale(writes=3, threads=4, log=200)
 
 _server: s3_servers.Server
+_direct: dict[str, Any]
+"""The options for filling a store without the latency."""
 _numbers = itertools.count()
 
 
@@ -70,10 +75,31 @@ def bare_client() -> Iterator[tuple[Any, str, str]]:
         client.close()
 
 
-def fill(backend: Backend, count: int) -> None:
-    """The log of another agent, each commit an object of its own."""
+def filled(count: int) -> str:
+    """The address of a store with the log of an agent, each commit an object of its own."""
+    url = new_url("obstore")
+    opslog.open(url, agent="first", **_direct).close()
+    backend = open_backend(url, **_direct)
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda number: backend.create(segment_path("main", number + 1), line(number)), range(count)))
+    return url.partition("?")[0]
+
+
+@cache
+def read_only(count: int) -> str:
+    """As `filled`, the same store for all."""
+    return filled(count)
+
+
+@cache
+def written(count: int) -> str:
+    """A store after so many sets of one writer, as its automatic compactions left it."""
+    url = new_url("obstore")
+    with opslog.open(url, agent="main", **_direct) as store:
+        for number in range(count):
+            store.set(f"task-{number}", document(number))
+        print(f"after {count} sets {store.stats().tail_commits} are not folded", flush=True)
+    return url.partition("?")[0]
 
 
 # -- writing
@@ -178,11 +204,9 @@ def put_boto_at_once(folder: Path, scale: Scale) -> Iterator[Round]:
 # -- reading
 
 
-def open_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
+def open_with(driver: str, prepare: Callable[[int], str], what: str) -> Callable[[Path, Scale], Iterator[Round]]:
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
-        url = new_url(driver)
-        opslog.open(url, agent="first").close()
-        fill(open_backend(url), scale.log)
+        url = f"{prepare(scale.log)}?driver={driver}"
 
         def run(timer: Timer) -> int:
             with timer:
@@ -191,7 +215,7 @@ def open_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
             if timer.number == 0:
                 before = store.stats().requests
                 own = store.stats().requests - before
-                print(f"open with {scale.log} objects, {driver}: {before - own} requests", flush=True)
+                print(f"open {what}, {driver}: {before - own} requests", flush=True)
             store.close()
             return 1
 
@@ -202,17 +226,18 @@ def open_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
 
 def refresh_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
-        url = new_url(driver)
-        opslog.open(url, agent="first").close()
-        fill(open_backend(url), scale.log)
-        with opslog.open(url, agent="writer") as writer, opslog.open(url, read_only=True) as reader:
+        url = f"{filled(scale.log)}?driver={driver}"
+        with (
+            opslog.open(url, agent="writer", compact_after=None) as writer,
+            opslog.open(url, read_only=True) as reader,
+        ):
 
             def run(timer: Timer) -> int:
                 writer["new"] = document(timer.number)
                 count = Count(reader)
                 with timer:
                     assert len(reader.refresh()) == 1
-                count.tell(timer, f"refresh, 1 of {scale.log} new, {driver}")
+                count.tell(timer, f"refresh, 1 new of {scale.log}, {driver}")
                 return 1
 
             yield run
@@ -220,16 +245,19 @@ def refresh_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
     return start
 
 
+def compacted(scale: Scale) -> int:
+    return scale.log // 5
+
+
 def compact_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
         def run(timer: Timer) -> int:
-            url = new_url(driver)
+            url = f"{filled(compacted(scale))}?driver={driver}"
             with opslog.open(url, agent="first", compact_after=None) as store:
-                fill(open_backend(url), scale.log)
                 count = Count(store)
                 with timer:
                     assert store.compact().number is not None
-                count.tell(timer, f"compact with {scale.log} objects, {driver}")
+                count.tell(timer, f"compact {compacted(scale)} objects, {driver}")
             return 1
 
         yield run
@@ -238,17 +266,13 @@ def compact_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
 
 
 for _driver in DRIVERS:
-    contender("open, 10,000 objects", f"opslog, {_driver}", "")(open_with(_driver))
+    contender("open, 10,000 objects", f"opslog, {_driver}", "")(open_with(_driver, read_only, "all objects"))
 
 
 @contender("open, 10,000 objects", "floor: LIST and GET, boto3's client, 32 threads", "")
 def get_boto(folder: Path, scale: Scale) -> Iterator[Round]:
-    with bare_client() as (client, bucket, prefix), ThreadPoolExecutor(32) as pool:
-
-        def put(number: int) -> None:
-            client.put_object(Bucket=bucket, Key=f"{prefix}/{number:05}", Body=line(number))
-
-        list(pool.map(put, range(scale.log)))
+    with bare_client() as (client, bucket, _), ThreadPoolExecutor(32) as pool:
+        prefix = read_only(scale.log).removeprefix(f"s3://{bucket}/") + "/ops/main/"
 
         def run(timer: Timer) -> int:
             with timer:
@@ -262,9 +286,11 @@ def get_boto(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 for _driver in DRIVERS:
-    contender("refresh, 1 of 10,000 new", f"opslog, {_driver}", "")(refresh_with(_driver))
+    contender("open after 10,000 sets", f"opslog, {_driver}", "")(open_with(_driver, written, "after all sets"))
 for _driver in DRIVERS:
-    contender("compact, 10,000 objects", f"opslog, {_driver}", "in S3")(compact_with(_driver))
+    contender("refresh, 1 new of 10,000", f"opslog, {_driver}", "")(refresh_with(_driver))
+for _driver in DRIVERS:
+    contender("compact, 2,000 objects", f"opslog, {_driver}", "in S3")(compact_with(_driver))
 
 
 # -- the npm package
@@ -273,7 +299,7 @@ for _driver in DRIVERS:
 class Npm:
     """One store of the package, in a process of its own. :ivar call: a command of `npm_s3.mjs`, and its result."""
 
-    def __init__(self, prefix: str, agent: str) -> None:
+    def __init__(self, prefix: str, agent: str, endpoint: str | None = None) -> None:
         bucket = _server.url.partition("://")[2].partition("/")[0]
         driver = Path(__file__).with_name("npm_s3.mjs")
         self._process = subprocess.Popen(
@@ -281,6 +307,7 @@ class Npm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=os.environ | ({"AWS_ENDPOINT_URL": endpoint} if endpoint else {}),
             text=True,
         )
 
@@ -312,14 +339,18 @@ def some(first: int, count: int, revision: int = 0) -> list[tuple[str, dict[str,
     return [(f"task-{number}", document(number, revision)) for number in range(first, first + count)]
 
 
-def npm_store(count: int) -> str:
+def npm_filled(count: int) -> str:
     """The prefix of a store with so many sets."""
     at = new_prefix()
-    with Npm(at, "main") as store:
+    with Npm(at, "main", _direct.get("endpoint_url")) as store:
         store.call("open")
-        store.call("set", some(0, count))
+        for first in range(0, count, 32):
+            store.call("setAtOnce", some(first, min(32, count - first)))
         store.call("close")
     return at
+
+
+npm_read_only = cache(npm_filled)
 
 
 def set_npm(folder: Path, scale: Scale) -> Iterator[Round]:
@@ -348,7 +379,7 @@ def set_npm_at_once(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 def open_npm(folder: Path, scale: Scale) -> Iterator[Round]:
-    at = npm_store(scale.log)
+    at = npm_read_only(scale.log)
 
     def run(timer: Timer) -> int:
         with Npm(at, f"reader-{timer.number}") as store:
@@ -361,7 +392,7 @@ def open_npm(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 def refresh_npm(folder: Path, scale: Scale) -> Iterator[Round]:
-    at = npm_store(scale.log)
+    at = npm_filled(scale.log)
     with Npm(at, "writer") as writer, Npm(at, "reader") as reader:
         writer.call("open")
         reader.call("open")
@@ -377,7 +408,7 @@ def refresh_npm(folder: Path, scale: Scale) -> Iterator[Round]:
 
 def compact_npm(folder: Path, scale: Scale) -> Iterator[Round]:
     def run(timer: Timer) -> int:
-        with Npm(npm_store(scale.log), "main") as store:
+        with Npm(npm_filled(compacted(scale)), "main") as store:
             store.call("open")
             with timer:
                 store.call("compact")
@@ -392,8 +423,9 @@ def register_npm(modules: Path) -> None:
     contender("set", NPM, "in S3")(set_npm)
     contender("set, 32 at once", NPM, "in S3")(set_npm_at_once)
     contender("open, 10,000 objects", NPM, "")(open_npm)
-    contender("refresh, 1 of 10,000 new", NPM, "")(refresh_npm)
-    contender("compact, 10,000 objects", NPM, "in S3")(compact_npm)
+    contender("open after 10,000 sets", NPM, "")(open_npm)
+    contender("refresh, 1 new of 10,000", NPM, "")(refresh_npm)
+    contender("compact, 2,000 objects", NPM, "in S3")(compact_npm)
 
 
 def install_npm(folder: Path) -> Path | None:
@@ -410,15 +442,22 @@ def install_npm(folder: Path) -> Path | None:
 
 
 if __name__ == "__main__":
+    _parser = parser("python -m benchmarks.s3", rounds=3)
+    _parser.add_argument("--latency", type=float, default=0.0, metavar="MS", help="hold every answer back for so long")
+    _arguments = _parser.parse_args()
     ceph = "ceph" if shutil.which("radosgw") else "moto"
     chosen = "named" if "OPSLOG_TEST_S3_URL" in os.environ else ceph
-    with (
-        tempfile.TemporaryDirectory(prefix="opslog-bench-s3-") as place,
-        s3_servers.running(chosen, Path(place)) as _server,
-    ):
+    with ExitStack() as _stack:
+        place = Path(_stack.enter_context(tempfile.TemporaryDirectory(prefix="opslog-bench-s3-")))
+        _server = _stack.enter_context(s3_servers.running(chosen, place))
         os.environ.update(_server.environment)
-        installed = install_npm(Path(place) / "npm")
+        _endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        _direct = {"endpoint_url": _endpoint} if _endpoint else {}
+        if _arguments.latency:
+            if not _endpoint:
+                sys.exit("--latency needs a server in AWS_ENDPOINT_URL, and is for those that are near")
+            os.environ["AWS_ENDPOINT_URL"] = _stack.enter_context(slower(_endpoint, _arguments.latency))
+        installed = install_npm(place / "npm")
         if installed is not None:
             register_npm(installed)
-        print(f"server: {chosen}", flush=True)
-        main("python -m benchmarks.s3", SIZES, LEAST, rounds=3)
+        run(_arguments, SIZES, LEAST, {"server": chosen, "latency": f"{_arguments.latency:g} ms"})

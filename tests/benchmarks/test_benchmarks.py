@@ -27,7 +27,7 @@ def test_every_workload_on_s3_runs_small() -> None:
     command = [sys.executable, "-m", "benchmarks.s3", "--small"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "compact with 100 objects, s3fs: " in done.stdout
+    assert "compact 40 objects, s3fs: " in done.stdout
 
 
 def test_every_workload_runs_small(tmp_path: Path) -> None:

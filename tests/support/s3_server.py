@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,8 +56,8 @@ class S3Server:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.requests: list[Request] = []
-        self.signed: list[str] = []
-        """The Authorization headers."""
+        self.headers: list[Message] = []
+        """Those of the requests."""
         self.fault: Callable[[Request], Fault | None] = lambda request: None
         self.honours_conditions = True
         self.refuses_conditions = False
@@ -126,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.store.mutex:
             request = Request(len(self.store.requests), self.command, key, self.headers.get("If-None-Match") == "*")
             self.store.requests.append(request)
-            self.store.signed.append(self.headers.get("Authorization") or "")
+            self.store.headers.append(self.headers)
         self.number = request.number
         self.store.carry_out_late(request.number)
         return key, parse_qs(parts.query, keep_blank_values=True), body, self.store.fault(request)
