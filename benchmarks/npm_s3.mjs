@@ -14,9 +14,9 @@ const client = new S3Client({ endpoint: process.env.AWS_ENDPOINT_URL, region: "u
 let store;
 
 const commands = {
-  open: async () => {
+  open: async (options = {}) => {
     store = new Store();
-    await store.open(prefix, { backend: new S3Backend({ bucket, prefix, client }), agentId });
+    await store.open(prefix, { backend: new S3Backend({ bucket, prefix, client }), agentId, ...options });
     return store.count();
   },
   set: async (documents) => {
