@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from opslog.backends import Backend, Entry, Range
 from opslog.commits import Batch, Commit, Set, SetOp, decode_commits
-from opslog.errors import (
-    CorruptError,
-    MissingFileError,
-)
+from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 
@@ -207,8 +205,8 @@ def log_source(backend: Backend, cursors: Mapping[str, Cursor], segments: Segmen
 
 
 class _ReadAhead:
-    """Reads segments in the order in which they are `coming` (paths and lengths), a group of them at once, and others
-    one by one."""
+    """Reads segments in the order in which they are `coming` (paths and lengths), a group of them at once and each
+    once, and others one by one."""
 
     segments_grow = False
 
@@ -219,10 +217,11 @@ class _ReadAhead:
         self._fetched: dict[str, bytes | None] = {}
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if path not in self._announced:
-            return self._backend.read(path, start, stop)
+        if path in self._announced:
+            with suppress(RetryError):  # one by one it shows which of them it was
+                self._fetch(path)
         if path not in self._fetched:
-            self._fetch(path)
+            return self._backend.read(path, start, stop)
         data = self._fetched.pop(path)
         if data is None:
             raise MissingFileError(f"no file {path} in {self._backend.url}", path)
@@ -238,6 +237,7 @@ class _ReadAhead:
             coming, length = self._coming.popleft()
             group.append(Range(coming))
             size += length
+            self._announced.discard(coming)
         found = self._backend.read_many(group)
         self._fetched = dict(zip((part.path for part in group), found, strict=True))
 

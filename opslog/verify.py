@@ -219,7 +219,7 @@ class _Verification:
         missing: list[str] = []
         for _ in range(_LOOKS_MAX):
             retained = self._retained
-            segments = [segment.number for segment in list_log(self._backend, agent)]
+            segments = list_log(self._backend, agent)
             if not segments and not any(agent in manifest.cut for manifest in retained):
                 return
             check = LogCheck(self._reader, agent, segments, retained)

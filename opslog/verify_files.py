@@ -21,6 +21,7 @@ from opslog.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, 
 from opslog.environment import parse_ts
 from opslog.errors import CorruptError, InvalidNameError, MissingFileError, RetryError
 from opslog.layout import check_name, index_path
+from opslog.log import LogSource
 from opslog.manifest import Manifest, Part
 from opslog.snapshot import Block, Index, decode_index
 
@@ -100,10 +101,13 @@ class Reader:
         self._total = total
         self._progress = progress
 
-    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """:raises MissingFileError: there is no such file. :raises CorruptError: the storage cannot read it."""
+    def read(self, path: str, start: int = 0, stop: int | None = None, source: LogSource | None = None) -> bytes:
+        """:raises MissingFileError: there is no such file. :raises CorruptError: the storage cannot read it.
+
+        :param source: what to read from, if not the backend itself.
+        """
         try:
-            data = self.backend.read(path, start, stop)
+            data = (source or self.backend).read(path, start, stop)
         except RetryError as error:
             raise CorruptError(f"the storage cannot read this: {error}", path, start) from error
         self.bytes += len(data)
@@ -111,11 +115,11 @@ class Reader:
             self._progress(self.bytes, max(self._total, self.bytes))
         return data
 
-    def lines(self, path: str) -> Iterator[tuple[int, bytes]]:
+    def lines(self, path: str, source: LogSource | None = None) -> Iterator[tuple[int, bytes]]:
         """(offset, whole lines), piece by piece; what follows the last newline comes as a last piece without one."""
         offset, want = 0, _READ_BYTES
         while True:
-            data = self.read(path, offset, offset + want)
+            data = self.read(path, offset, offset + want, source)
             end = data.rfind(b"\n") + 1
             if end:
                 yield offset, data[:end]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from opslog.commits import Commit, Seal, Undo, decode_commits
 from opslog.errors import CorruptError, MissingFileError
 from opslog.layout import manifest_path, segment_path
+from opslog.log import Cursor, Segment, log_source
 from opslog.manifest import START, Cut, Manifest
 from opslog.verify_files import Reader, Report, decode_each
 
@@ -18,17 +19,18 @@ from opslog.verify_files import Reader, Report, decode_each
 class LogCheck:
     """The check of one log.
 
-    :param segments: the numbers of its segments, in order, from a listing.
+    :param segments: its segments, in order, from a listing.
     :param manifests: all that are retained, oldest first.
     :ivar report: what was found; `missing`: segments that some of the manifests need and that are not there.
     """
 
-    def __init__(self, reader: Reader, agent: str, segments: Sequence[int], manifests: Sequence[Manifest]) -> None:
+    def __init__(self, reader: Reader, agent: str, segments: list[Segment], manifests: Sequence[Manifest]) -> None:
         self.report = Report()
         self.missing: list[str] = []
         self._reader = reader
         self._agent = agent
-        self._segments = segments
+        self._segments = [segment.number for segment in segments]
+        self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
         self._manifests = manifests
         self._clock = 0
         self._commits = 0
@@ -41,7 +43,7 @@ class LogCheck:
                 cut = manifest.cut[agent]
                 self._cuts.setdefault(cut.place, []).append((manifest, cut))
         # How many commits lie before the first retained one: what all cuts must agree on.
-        self._collected: int | None = 0 if segments and segments[0] == START.segment else None
+        self._collected: int | None = 0 if self._segments[:1] == [START.segment] else None
 
     def run(self) -> None:
         """Check everything; to be called once."""
@@ -79,7 +81,7 @@ class LogCheck:
         path = segment_path(self._agent, number)
         self._pass_cuts(number, 0)
         try:
-            for offset, lines in self._reader.lines(path):
+            for offset, lines in self._reader.lines(path, self._source):
                 if lines.endswith(b"\n"):
                     self._check_lines(number, lines, offset, path)
                 else:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import opslog
-from opslog.backends import Backend, objects, open_backend
+from opslog.backends import Backend, Range, objects, open_backend
 from opslog.compaction import LOCK, compact, fold
 from opslog.environment import REAL, Environment
 from opslog.layout import segment_path
@@ -125,6 +126,32 @@ def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
         "put_new": 2,
         "delete": 1,
     }
+
+
+def test_verify_reads_many_segments_at_once_and_names_the_one_that_it_cannot(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(url) as store:
+        for number in range(60):
+            store[str(number)] = {}
+    groups: list[int] = []
+    real = objects.ObjectBackend.read_many
+
+    def read_many(self: objects.ObjectBackend, ranges: Sequence[Range]) -> list[bytes | None]:
+        groups.append(len(ranges))
+        return real(self, ranges)
+
+    monkeypatch.setattr(objects.ObjectBackend, "read_many", read_many)
+    assert damage(url) == []
+    assert groups == [60]
+    path = segment_path("a", 7)
+    with bucket_of(url).failing(lambda request: Fault("unknown") if request.key.endswith(path) else None):
+        backend = open_backend(url, environment=replace(REAL, sleep=lambda seconds: None))
+        report = verify(backend)
+    errors = [problem for problem in report.problems if problem.severity == "error"]
+    assert errors[0].path == path
+    assert "the storage cannot read this" in errors[0].message
+    assert report.commits == 59
 
 
 def test_a_refresh_passes_over_what_was_seen(url: str) -> None:
