@@ -20,6 +20,7 @@ named below, writing with `WriteFailedError` or `CommitUnknownError`.
 from __future__ import annotations
 
 import builtins
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -46,6 +47,10 @@ class Range(NamedTuple):
     path: str
     start: int = 0
     stop: int | None = None
+
+
+Buffer = bytes | mmap.mmap
+"""Bytes that can be sliced and searched."""
 
 
 class Appender(Protocol):
@@ -110,6 +115,13 @@ class Backend(Protocol):
 
     def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
         """Many reads at once, results in the order asked for; None where there is no such file."""
+
+    def map(self, path: str) -> Buffer | None:
+        """All bytes of a file that is not empty, to look into without reading it; None where this storage cannot do
+        that. They stay as they are when the file is deleted.
+
+        :raises MissingFileError: there is no such file.
+        """
 
     def create(self, path: str, data: bytes) -> None:
         """Create a file atomically, durably and exclusively.

@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import unquote
 
 from opslog.backends import flock, forking, posix
-from opslog.backends.contract import Entry, Range
+from opslog.backends.contract import Buffer, Entry, Range
 from opslog.backends.fs_log import FsAppender
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL
@@ -116,9 +116,7 @@ class FsBackend:
         try:
             return posix.read_range(self.full(path), start, stop)
         except OSError as error:
-            if error.errno in posix.MISSING:
-                raise MissingFileError(f"no file {self.full(path)}", path) from error
-            raise self._read_failed(path, error) from error
+            raise self._not_read(path, error) from error
 
     def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
         return [self._read_if_there(part) for part in ranges]
@@ -128,6 +126,14 @@ class FsBackend:
             return self.read(*part)
         except MissingFileError:
             return None
+
+    def map(self, path: str) -> Buffer | None:
+        self._check_open()
+        check_path(path)
+        try:
+            return posix.map_file(self.full(path))
+        except OSError as error:
+            raise self._not_read(path, error) from error
 
     def now(self) -> float:
         self._check_open()
@@ -327,6 +333,11 @@ class FsBackend:
 
     def sync_directory(self, directory: str) -> None:
         posix.fsync_directory(self.full(directory))
+
+    def _not_read(self, path: str, error: OSError) -> OpslogError:
+        if error.errno in posix.MISSING:
+            return MissingFileError(f"no file {self.full(path)}", path)
+        return self._read_failed(path, error)
 
     def _read_failed(self, path: str, error: OSError) -> OpslogError:
         full = self.full(path)

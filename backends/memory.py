@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from opslog.backends import forking
-from opslog.backends.contract import Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL
 from opslog.errors import (
@@ -128,6 +128,15 @@ class MemoryBackend:
             check_path(part.path)
         with self._storage.mutex:
             return [self._slice(part) for part in ranges]
+
+    def map(self, path: str) -> Buffer | None:
+        self._check_open()
+        check_path(path)
+        with self._storage.mutex:
+            data = self._storage.files.get(path)
+        if data is None:
+            raise MissingFileError(f"no file {path} in {self.url}", path)
+        return bytes(data)
 
     def _slice(self, part: Range) -> bytes | None:
         data = self._storage.files.get(part.path)

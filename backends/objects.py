@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from opslog.backends import forking
-from opslog.backends.contract import Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
 from opslog.errors import (
@@ -213,6 +213,9 @@ class ObjectBackend:
             check_path(part.path)
         wanted = [part._replace(path=self._prefix + part.path) for part in ranges]
         return self._patiently(lambda: self.driver.get_many(wanted))
+
+    def map(self, path: str) -> Buffer | None:
+        return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
         """What a reading request gives, asked again a few times if there was no answer."""

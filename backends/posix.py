@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 
@@ -49,6 +50,15 @@ def read_range(full: str, start: int, stop: int | None) -> bytes:
                 break
             data += more
         return data
+    finally:
+        os.close(descriptor)
+
+
+def map_file(full: str) -> mmap.mmap:
+    """All of a file that is not empty."""
+    descriptor = os.open(full, os.O_RDONLY)
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
 

@@ -192,6 +192,16 @@ class BackendContract:
         assert backend.read_many(ranges) == [b"c", b"aaaa", None, b"bb", b"a", b"aaaa"]
         assert backend.read_many([]) == []
 
+    def test_a_mapped_file_stays_when_it_is_deleted(self, backend: Backend) -> None:
+        backend.create("digits", b"0123456789")
+        mapped = backend.map("digits")
+        backend.delete(["digits"])
+        if mapped is not None:
+            assert (mapped[2:5], mapped[:], mapped.find(b"7")) == (b"234", b"0123456789", 7)
+            with pytest.raises(MissingFileError) as caught:
+                backend.map("digits")
+            assert caught.value.path == "digits"
+
     # list
 
     def test_list_is_sorted_by_path_and_has_sizes(self, backend: Backend) -> None:

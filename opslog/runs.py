@@ -1,26 +1,34 @@
 """Reading runs from storage: whole into memory, or block by block on demand. Both give the same answers.
 
 `LoadedRun` holds each record as its line, undecoded: one dictionary entry and one bytes object per document.
-`BlockRun` holds the block indexes and one block per part: what compaction uses, whose cost must not be that of the
-store. Every block is verified against its checksum when it is read.
+`BlockRun` finds documents where they are: its cost is that of what is asked for, not that of the store. Every block is
+verified against its checksum when it is looked at first.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from opslog.backends import Backend
-from opslog.commits import Record, decode_record
+from opslog.backends import Backend, Buffer
+from opslog.commits import Record, Set, decode_record, decode_records, decode_verified
 from opslog.errors import CorruptError
 from opslog.layout import index_path
 from opslog.manifest import Part, Run
-from opslog.snapshot import Block, Index, Row, decode_block, decode_index, decode_rows, newest_wins
+from opslog.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
 
 _READ_BYTES = 1024 * 1024
 """How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget."""
+LOADED_BYTES = 8 * 1024 * 1024
+"""A run of this size or more stays on storage."""
+_REMEMBERED_BYTES = 64 * 1024 * 1024
+"""How much memory a run on storage takes for the blocks that were looked at."""
+_FENCE = 4
+"""How many lines of a block a lookup decodes."""
 
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
@@ -38,8 +46,8 @@ def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterato
         first = end
 
 
-def read_part(backend: Backend, part: Part) -> Iterator[Row]:
-    """The rows of a part, which is read whole, with one request, and verified.
+def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
+    """A part, which is read whole, with one request, and verified: whole lines, and where they begin.
 
     :raises CorruptError: names the block that is damaged. :raises MissingFileError:
     """
@@ -51,7 +59,7 @@ def read_part(backend: Backend, part: Part) -> Iterator[Row]:
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start + _READ_BYTES) + 1 or len(data)
-        yield from decode_rows(data[start:stop], part.path, start)
+        yield data[start:stop], start
         start = stop
 
 
@@ -64,54 +72,25 @@ def read_index(backend: Backend, part: Part) -> Index:
     return index
 
 
+T = TypeVar("T", Record, Row)
+
+
 class StoredRun(Protocol):
     """What the layers above need of a run, however it is read."""
 
     run: Run
 
     def get(self, id: str) -> Record | None:
-        """The record of a document in this run."""
+        """The record of a document in this run, None where it has none."""
 
-    def rows(self) -> Iterator[Row]:
-        """All rows in order of id."""
+    def is_live(self, id: str) -> bool | None:
+        """Whether that record is a set; None where there is none."""
 
+    def records(self) -> Iterator[Record]:
+        """All records in order of id."""
 
-class BlockRun:
-    """A run that stays on storage. Not thread-safe. Lookups in ascending order of id read each block once."""
-
-    def __init__(self, backend: Backend, run: Run) -> None:
-        self.run = run
-        self._backend = backend
-        self._indexes: dict[str, Index] = {}
-        self._block: Block | None = None
-        self._found: dict[str, Row] = {}
-
-    def get(self, id: str) -> Record | None:
-        for part in self.run.parts:
-            if part.first <= id <= part.last:
-                return self._get_from(part, id)
-        return None
-
-    def _get_from(self, part: Part, id: str) -> Record | None:
-        block = self._index(part).find(id)
-        if block is None:
-            return None
-        if block is not self._block:
-            (rows,) = read_blocks(self._backend, part.path, [block])
-            self._block, self._found = block, {row.id: row for row in rows}
-        row = self._found.get(id)
-        return None if row is None else row.record
-
-    def rows(self) -> Iterator[Row]:
-        for part in self.run.parts:
-            for block in read_blocks(self._backend, part.path, self._index(part).blocks):
-                yield from block
-
-    def _index(self, part: Part) -> Index:
-        index = self._indexes.get(part.path)
-        if index is None:
-            index = self._indexes[part.path] = read_index(self._backend, part)
-        return index
+    def hold(self) -> None:
+        """Make sure, where the storage can, that everything stays readable although it may be collected meanwhile."""
 
 
 class LoadedRun:
@@ -125,26 +104,185 @@ class LoadedRun:
         self.lines: dict[str, bytes] = {}
         self.dead: set[str] = set()
         for part in run.parts:
-            for id, line, deleted in read_part(backend, part):
-                self.lines[id] = line
-                if deleted is not None:
-                    self.dead.add(id)
+            for data, offset in read_part(backend, part):
+                for id, line, deleted in decode_rows(data, part.path, offset):
+                    self.lines[id] = line
+                    if deleted is not None:
+                        self.dead.add(id)
 
     def get(self, id: str) -> Record | None:
         line = self.lines.get(id)
         return None if line is None else decode_record(line)
 
+    def is_live(self, id: str) -> bool | None:
+        return id not in self.dead if id in self.lines else None
+
+    def records(self) -> Iterator[Record]:
+        return map(decode_record, self.lines.values())
+
+    def hold(self) -> None:
+        """It is in memory."""
+
+
+class BlockRun:
+    """A run that stays on storage. What was looked at is remembered, up to `_REMEMBERED_BYTES`. Not thread-safe.
+
+    A lookup costs a search in memory and the decoding of a few lines; the first one in a block reads and verifies it,
+    the first one in a part reads its index.
+    """
+
+    def __init__(self, backend: Backend, run: Run) -> None:
+        self.run = run
+        self._firsts = [part.first for part in run.parts]
+        self._parts = [_StoredPart(backend, part) for part in run.parts]
+        self._opened: dict[tuple[int, int], _OpenBlock] = {}
+        self._remembered = 0
+
+    def get(self, id: str) -> Record | None:
+        number = bisect.bisect_right(self._firsts, id) - 1
+        if number < 0 or id > self.run.parts[number].last:
+            return None
+        place = self._parts[number].place(id)
+        block = self._opened.get((number, place))
+        return (block or self._open(number, place)).find(id)
+
+    def is_live(self, id: str) -> bool | None:
+        record = self.get(id)
+        return None if record is None else isinstance(record, Set)
+
+    def records(self) -> Iterator[Record]:
+        for part, data, offset in self._data():
+            yield from decode_records(data, part.path, offset)
+
     def rows(self) -> Iterator[Row]:
-        for line in self.lines.values():
-            yield Row.of(decode_record(line), line)
+        """All records as rows, in order of id."""
+        for part, data, offset in self._data():
+            yield from decode_rows(data, part.path, offset)
+
+    def hold(self) -> None:
+        for part in self._parts:
+            part.mapped()
+
+    def _data(self) -> Iterator[tuple[Part, bytes, int]]:
+        """Everything, verified: whole lines of a part, and where they begin in it."""
+        for part in self._parts:
+            for data, offset in part.data():
+                yield part.part, data, offset
+
+    def _open(self, number: int, place: int) -> _OpenBlock:
+        block = self._opened[number, place] = self._parts[number].open(place)
+        self._remembered += block.size
+        while self._remembered > _REMEMBERED_BYTES and len(self._opened) > 1:
+            oldest = next(iter(self._opened))
+            self._remembered -= self._opened.pop(oldest).size
+        return block
+
+
+class _StoredPart:
+    """A part of a run that stays on storage."""
+
+    def __init__(self, backend: Backend, part: Part) -> None:
+        self.part = part
+        self._backend = backend
+        self._blocks: list[Block] = []
+        self._firsts: list[str] = []
+        self._mapped: Buffer | None = None
+        self._maps = True
+
+    def place(self, id: str) -> int:
+        """The number of the one block that may hold an id of this part."""
+        if not self._firsts:
+            self._read_index()
+        return max(0, bisect.bisect_right(self._firsts, id) - 1)
+
+    def open(self, place: int) -> _OpenBlock:
+        block, path, buffer = self._blocks[place], self.part.path, self.mapped()
+        if buffer is None:
+            data = self._backend.read(path, block.offset, block.offset + block.length)
+            buffer, start = data, 0
+        else:
+            data, start = buffer[block.offset : block.offset + block.length], block.offset
+        check_block(data, block, path)
+        return _OpenBlock(path, block.offset, data, buffer, start)
+
+    def data(self) -> Iterator[tuple[bytes, int]]:
+        """All of it, verified: whole lines, and where they begin."""
+        buffer = self.mapped()
+        if buffer is None:
+            yield from read_part(self._backend, self.part)
+            return
+        if not self._firsts:
+            self._read_index()
+        for block in self._blocks:
+            data = buffer[block.offset : block.offset + block.length]
+            check_block(data, block, self.part.path)
+            yield data, block.offset
+
+    def mapped(self) -> Buffer | None:
+        """Its bytes, without reading them, if the storage can do that."""
+        if self._mapped is None and self._maps:
+            self._mapped = self._backend.map(self.part.path)
+            self._maps = self._mapped is not None
+        return self._mapped
+
+    def _read_index(self) -> None:
+        self._blocks = read_index(self._backend, self.part).blocks
+        self._firsts = [block.first for block in self._blocks]
+
+
+class _OpenBlock:
+    """A verified block, with the id of every fourth line: a lookup searches those and decodes four lines.
+
+    :param data: its bytes; `offset`: where they are in the file `path`.
+    :param buffer: where to take them from later, from its byte `start` on.
+    :ivar size: about how many bytes of memory it takes.
+    """
+
+    __slots__ = ("_buffer", "_ids", "_starts", "size")
+
+    def __init__(self, path: str, offset: int, data: bytes, buffer: Buffer, start: int) -> None:
+        records = decode_records(data, path, offset)
+        lengths = [len(line) + 1 for line in data.split(b"\n")]
+        starts = list(itertools.accumulate(lengths[: len(records)], initial=start))
+        self._buffer = buffer
+        self._ids = [record.id for record in records[::_FENCE]]
+        self._starts = [*starts[:-1:_FENCE], starts[-1]]
+        self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
+
+    def find(self, id: str) -> Record | None:
+        place = bisect.bisect_right(self._ids, id) - 1
+        if place < 0:
+            return None
+        start, stop = self._starts[place : place + 2]
+        for record in decode_verified(self._buffer[start:stop]):
+            if record.id == id:
+                return record
+        return None
+
+
+def load_run(backend: Backend, run: Run) -> StoredRun:
+    """A run the way its size asks for: a small one in memory, a large one where it is."""
+    return LoadedRun(backend, run) if run.bytes < LOADED_BYTES else BlockRun(backend, run)
+
+
+def newest_records(runs: Sequence[StoredRun]) -> Iterator[Record]:
+    """The records of several runs, newest first, in order of id: the newest of each id."""
+    if len(runs) == 1:
+        return runs[0].records()
+    return newest_wins(_merged(run.records() for run in runs))
 
 
 def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
     """The rows of several sources, newest first, each in order of id, as one in order of id: the newest row of each
     id."""
-    keyed = [_keyed(age, rows) for age, rows in enumerate(sources)]
-    return newest_wins(heapq.merge(*keyed, key=lambda item: item[:2]))
+    return newest_wins(_merged(sources))
 
 
-def _keyed(age: int, rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:
-    return ((row.id, age, row) for row in rows)
+def _merged(sources: Iterable[Iterable[T]]) -> Iterator[tuple[str, int, T]]:
+    """Records or rows, each with its id and the age of where it comes from, sorted by both."""
+    keyed = [_keyed(age, source) for age, source in enumerate(sources)]
+    return heapq.merge(*keyed, key=lambda item: item[:2])
+
+
+def _keyed(age: int, source: Iterable[T]) -> Iterator[tuple[str, int, T]]:
+    return ((item.id, age, item) for item in source)

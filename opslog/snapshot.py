@@ -7,11 +7,10 @@ one read. Archives have the same two files.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +19,8 @@ from opslog.commits import Delete, Record, decode_record, decode_records
 from opslog.errors import CorruptError
 from opslog.layout import index_path, part_path
 from opslog.manifest import Part
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 64 * 1024
 """A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
@@ -64,11 +65,6 @@ class Index(msgspec.Struct, frozen=True):
     records: int
     sha256: str
     blocks: list[Block]
-
-    def find(self, id: str) -> Block | None:
-        """The one block that may hold this id."""
-        place = bisect.bisect_right(self.blocks, id, key=lambda block: block.first)
-        return self.blocks[place - 1] if place else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +145,8 @@ def decode_index(data: bytes, data_path: str) -> Index:
     return decode_checked(data, Index, index_path(data_path))
 
 
-def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
-    """The rows of one block of the file `path`. :raises CorruptError: its bytes are not those that were written."""
+def check_block(data: bytes, block: Block, path: str) -> None:
+    """:raises CorruptError: these are not the bytes that were written of this block of the file `path`."""
     if len(data) != block.length or crc32(data) != block.crc32:
         raise CorruptError(
             f"{path}: the {block.length} bytes from {block.offset} on do not fit their checksum: the file was damaged. "
@@ -158,6 +154,11 @@ def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
             path,
             block.offset,
         )
+
+
+def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
+    """The rows of one block of the file `path`. :raises CorruptError: its bytes are not those that were written."""
+    check_block(data, block, path)
     return decode_rows(data, path, block.offset)
 
 
@@ -193,8 +194,8 @@ def runs_to_merge(sizes: list[int]) -> int:
         merging = end
 
 
-def newest_wins(rows: Iterable[tuple[str, int, Row]]) -> Iterator[Row]:
-    """Of rows sorted by (id, age of the run), the first of each id."""
+def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
+    """Of rows or records sorted by (id, age of the run), the first of each id."""
     previous: str | None = None
     for id, _, row in rows:
         if id != previous:

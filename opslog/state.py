@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from opslog.backends import Backend
-from opslog.commits import Commit, Record, Set, decode_record
-from opslog.errors import MissingFileError
+from opslog.commits import Commit, Record, Set
+from opslog.errors import MissingFileError, RetryError
 from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_segments, log_source
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
-from opslog.runs import LoadedRun
+from opslog.runs import StoredRun, load_run, newest_records
 
 _FORGET_AFTER = 10_000
 """So many commits that others folded, and the state is better loaded again than kept beside the snapshot."""
@@ -26,30 +26,53 @@ class State:
     """What one reader knows.
 
     :ivar manifest: what it started from; `runs`: the snapshot, newest first.
-    :ivar visible: the winners of the tail that also win against the snapshot, tombstones included.
-    :ivar documents: how many documents there are.
+    :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
+        better.
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
         folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
         (`cost_after`), when it was loaded.
+
+    Taking in commits never looks into the snapshot: reading does, and may raise MissingFileError when another
+    compaction has replaced it and collected it meanwhile. The caller then loads again.
     """
 
-    def __init__(self, manifest: Manifest, runs: list[LoadedRun]) -> None:
+    def __init__(self, manifest: Manifest, runs: list[StoredRun]) -> None:
         self.manifest = manifest
         self.runs = runs
         self.merge = Merge(manifest.settings.undo_window)
-        self.visible: dict[str, Record] = {}
-        self.documents = manifest.documents
+        self.winners: dict[str, Record] = {}
         self.clock = manifest.clock
         self.commits = manifest.commits
         self.tail_cost = 0
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self._documents = manifest.documents
+        self._counted: dict[str, bool] = {}
+        """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
+        self._uncounted: set[str] = set()
 
     def apply(self, commit: Commit) -> None:
         """Take in the next commit of its log."""
         self.clock = max(self.clock, commit.clock)
         self.commits += 1
         for record in self.merge.apply(commit):
-            self._show(record.id)
+            winner = self.merge.winner(record.id)
+            if winner is None:
+                self.winners.pop(record.id, None)
+            else:
+                self.winners[record.id] = winner
+            self._uncounted.add(record.id)
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are. Costs a lookup for each that was written since this was asked last."""
+        for id in sorted(self._uncounted):
+            before = self._counted.get(id)
+            if before is None:
+                before = bool(self._stored_live(id))
+            now = self._counted[id] = self.contains(id)
+            self._documents += now - before
+            self._uncounted.discard(id)
+        return self._documents
 
     def is_behind(self, newest: Manifest, skip: str | None) -> bool:
         """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
@@ -62,56 +85,76 @@ class State:
 
     def get(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
-        record = self.visible.get(id) or self.stored(id)
+        record = self._record(id)
         return record if isinstance(record, Set) else None
 
-    def stored(self, id: str) -> Record | None:
-        """What the snapshot says of a document: its newest run that knows the id."""
-        for run in self.runs:
-            line = run.lines.get(id)
-            if line is not None:
-                return decode_record(line)
-        return None
-
     def contains(self, id: str) -> bool:
-        record = self.visible.get(id)
-        return self._stored_live(id) if record is None else isinstance(record, Set)
+        winner = self.winners.get(id)
+        if winner is None:
+            return bool(self._stored_live(id))
+        return isinstance(winner if self._outranks_all(winner) else self._record(id), Set)
 
     def records(self, overlay: dict[str, Record] | None = None) -> Iterator[Set]:
         """All documents' records in order of id, as they are at the call, however long the iteration takes.
 
         :param overlay: records that outrank everything else (those of an open batch).
         """
-        top = {**self.visible, **overlay} if overlay else dict(self.visible)
-        return self._records(list(self.runs), top)
-
-    def _records(self, runs: list[LoadedRun], top: dict[str, Record]) -> Iterator[Set]:
-        for id in sorted(set(top).union(*(run.lines for run in runs))):
-            record = top.get(id)
-            if record is None:
-                record = next(found for run in runs if (found := run.get(id)) is not None)
-            if isinstance(record, Set):
-                yield record
-
-    def _stored_live(self, id: str) -> bool:
         for run in self.runs:
-            if id in run.lines:
-                return id not in run.dead
-        return False
+            run.hold()
+        return _records(list(self.runs), dict(self.winners), dict(overlay or {}))
 
-    def _show(self, id: str) -> None:
-        """Decide anew who wins a document, and count."""
-        before = self.contains(id)
-        winner = self.merge.winner(id)
-        if winner is not None and ((stored := self.stored(id)) is None or winner.stamp > stamp_of(stored)):
-            self.visible[id] = winner
-        else:
-            self.visible.pop(id, None)
-        self.documents += self.contains(id) - before
+    def _record(self, id: str) -> Record | None:
+        """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
+        winner = self.winners.get(id)
+        if winner is not None and self._outranks_all(winner):
+            return winner
+        stored = next((record for run in self.runs if (record := run.get(id)) is not None), None)
+        return _newer(winner, stored)
+
+    def _outranks_all(self, winner: Record) -> bool:
+        """Whether it is newer than the whole snapshot, so that nothing has to be looked up."""
+        return winner.clock > self.manifest.clock
+
+    def _stored_live(self, id: str) -> bool | None:
+        return next((live for run in self.runs if (live := run.is_live(id)) is not None), None)
 
 
-def stamp_of(record: Record) -> tuple[int, str]:
-    return record.clock, record.agent
+def _newer(winner: Record | None, stored: Record | None) -> Record | None:
+    if winner is None or stored is None:
+        return winner or stored
+    return winner if winner.stamp > stored.stamp else stored
+
+
+def _retained(records: Iterator[Record]) -> Iterator[Record]:
+    try:
+        yield from records
+    except MissingFileError as error:
+        raise RetryError(
+            f"{error.path} was replaced and collected before this iteration came to it: begin it again"
+        ) from error
+
+
+def _records(runs: list[StoredRun], winners: dict[str, Record], overlay: dict[str, Record]) -> Iterator[Set]:
+    """See `State.records`. :raises RetryError: the snapshot was replaced and collected before its end was reached."""
+    above = iter(sorted(winners.keys() | overlay))
+    next_id = next(above, None)
+    for stored in _retained(newest_records(runs)):
+        record: Record | None = stored
+        while next_id is not None and next_id <= stored.id:
+            is_same = next_id == stored.id
+            top = overlay.get(next_id) or _newer(winners.get(next_id), stored if is_same else None)
+            if is_same:
+                record = top
+            elif isinstance(top, Set):
+                yield top
+            next_id = next(above, None)
+        if isinstance(record, Set):
+            yield record
+    while next_id is not None:
+        top = overlay.get(next_id) or winners[next_id]
+        if isinstance(top, Set):
+            yield top
+        next_id = next(above, None)
 
 
 class Loader:
@@ -120,7 +163,7 @@ class Loader:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.manifests = ManifestStore(backend)
-        self._runs: dict[str, LoadedRun] = {}
+        self._runs: dict[str, StoredRun] = {}
 
     def load(self) -> State:
         """The newest state.
@@ -142,10 +185,9 @@ class Loader:
                 state.apply(commit)
         return state
 
-    def _load_runs(self, runs: Iterable[Run]) -> list[LoadedRun]:
-        loaded = {run.name: self._runs.get(run.name) or LoadedRun(self.backend, run) for run in runs}
-        self._runs = loaded
-        return list(loaded.values())
+    def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
+        self._runs = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
+        return list(self._runs.values())
 
 
 def read_new(

@@ -24,6 +24,7 @@ from opslog.documents import Schema, check_id
 from opslog.environment import Environment, format_ts
 from opslog.errors import (
     ClosedError,
+    CorruptError,
     HistoryGoneError,
     MissingFileError,
     NotFoundError,
@@ -43,6 +44,7 @@ from opslog.stats import Stats
 from opslog.views import Items, Values
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _log = logging.getLogger("opslog")
 
@@ -115,18 +117,16 @@ class Store(MutableMapping[str, T], Generic[T]):
         batch = self._open_batch
         if batch is not None and id in batch.overlay:
             return isinstance(batch.overlay[id], Set)
-        with self._state_lock:
-            return isinstance(id, str) and self._state.contains(id)
+        return isinstance(id, str) and self._look(lambda state: state.contains(id))
 
     def __len__(self) -> int:
         self._check_open()
-        batch = self._open_batch
-        with self._state_lock:
-            documents = self._state.documents
-            if batch is not None:
-                for id, record in batch.overlay.items():
-                    documents += isinstance(record, Set) - self._state.contains(id)
-            return documents
+        overlay = self._open_batch.overlay if self._open_batch is not None else {}
+        return self._look(
+            lambda state: (
+                state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
+            )
+        )
 
     def __iter__(self) -> Iterator[str]:
         return (record.id for record in self.records())
@@ -157,8 +157,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         self._check_open()
         batch = self._open_batch
-        with self._state_lock:
-            return self._state.records(batch.overlay if batch is not None else None)
+        return self._look(lambda state: state.records(batch.overlay if batch is not None else None))
 
     def __repr__(self) -> str:
         return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
@@ -169,8 +168,34 @@ class Store(MutableMapping[str, T], Generic[T]):
         if batch is not None and id in batch.overlay:
             record = batch.overlay[id]
             return record if isinstance(record, Set) else None
-        with self._state_lock:
-            return self._state.get(id)
+        return self._look(lambda state: state.get(id))
+
+    def _look(self, read: Callable[[State], U]) -> U:
+        """What the state says; the newest one, if what this one wants to look up was collected meanwhile."""
+        while True:
+            with self._state_lock:
+                state = self._state
+                try:
+                    return read(state)
+                except MissingFileError as error:
+                    missing = error
+            self._replace(state, missing)
+
+    def _replace(self, state: State, missing: MissingFileError) -> None:
+        if self._included is not None:
+            raise ReopenError(
+                f"this view of the past needs {missing.path}, which was collected meanwhile: open it again"
+            )
+        with self._refresh_lock:
+            if self._state is state:
+                self._complete = self._reload() and self._complete
+            if self._state.manifest.number == state.manifest.number:
+                raise CorruptError(
+                    f"{missing.path} is missing, and manifest {state.manifest.number} needs it. Restore it from a "
+                    "copy; `opslog verify` lists all damage",
+                    missing.path,
+                    0,
+                )
 
     def _documents(self) -> Iterator[tuple[str, T]]:
         return ((record.id, self._schema.decode(record)) for record in self.records())
@@ -494,13 +519,14 @@ class Store(MutableMapping[str, T], Generic[T]):
     def stats(self) -> Stats:
         """Figures of the store. Costs three listings."""
         self._check_open()
+        documents = self._look(lambda state: state.documents)
         segments = list_segments(self._backend)
         archives = self._backend.list(ARCHIVE)
         with self._state_lock:
             state = self._state
             runs = [run.run for run in state.runs]
             return Stats(
-                documents=state.documents,
+                documents=documents,
                 agents=len(segments),
                 clock=self._clock.value,
                 manifest=state.manifest.number,
