@@ -16,8 +16,8 @@ from typing import Protocol, TypeVar
 
 from opslog.backends import Backend, Buffer
 from opslog.commits import Record, Set, decode_record, decode_records, decode_verified
-from opslog.errors import CorruptError
-from opslog.layout import index_path
+from opslog.errors import CorruptError, MissingFileError
+from opslog.layout import SNAPSHOTS, index_path
 from opslog.manifest import Part, Run
 from opslog.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
 
@@ -90,7 +90,10 @@ class StoredRun(Protocol):
         """All records in order of id."""
 
     def hold(self) -> None:
-        """Make sure, where the storage can, that everything stays readable although it may be collected meanwhile."""
+        """Make sure that everything is there, and, where the storage can, that it stays readable when it is collected.
+
+        :raises MissingFileError: some of it was collected already.
+        """
 
 
 class LoadedRun:
@@ -133,6 +136,7 @@ class BlockRun:
 
     def __init__(self, backend: Backend, run: Run) -> None:
         self.run = run
+        self._backend = backend
         self._firsts = [part.first for part in run.parts]
         self._parts = [_StoredPart(backend, part) for part in run.parts]
         self._opened: dict[tuple[int, int], _OpenBlock] = {}
@@ -160,8 +164,12 @@ class BlockRun:
             yield from decode_rows(data, part.path, offset)
 
     def hold(self) -> None:
-        for part in self._parts:
-            part.mapped()
+        if all(part.hold() for part in self._parts):
+            return
+        there = {entry.path for entry in self._backend.list(f"{SNAPSHOTS}{self.run.name}/")}
+        for part in self.run.parts:
+            if part.path not in there:
+                raise MissingFileError(f"no file {part.path} in {self._backend.url}", part.path)
 
     def _data(self) -> Iterator[tuple[Part, bytes, int]]:
         """Everything, verified: whole lines of a part, and where they begin in it."""
@@ -224,6 +232,14 @@ class _StoredPart:
             self._mapped = self._backend.map(self.part.path)
             self._maps = self._mapped is not None
         return self._mapped
+
+    def hold(self) -> bool:
+        """Whether it stays readable from now on, whatever happens to its files."""
+        if self.mapped() is None:
+            return False
+        if not self._firsts:
+            self._read_index()
+        return True
 
     def _read_index(self) -> None:
         self._blocks = read_index(self._backend, self.part).blocks

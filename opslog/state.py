@@ -16,7 +16,7 @@ from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_se
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
-from opslog.runs import StoredRun, load_run, newest_records
+from opslog.runs import BlockRun, StoredRun, load_run, newest_records
 
 _FORGET_AFTER = 10_000
 """So many commits that others folded, and the state is better loaded again than kept beside the snapshot."""
@@ -76,11 +76,19 @@ class State:
 
     def is_behind(self, newest: Manifest, skip: str | None) -> bool:
         """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
-        the winners of the old tail had better be forgotten. :param skip: an agent whose log is known anyway."""
-        return newest.commits - self.manifest.commits > _FORGET_AFTER or any(
-            cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
-            for agent, cut in newest.cut.items()
-            if agent != skip
+        the winners of the old tail had better be forgotten, or runs that are looked into on storage were replaced.
+
+        :param skip: an agent whose log is known anyway.
+        """
+        retained = {run.name for run in newest.runs}
+        return (
+            newest.commits - self.manifest.commits > _FORGET_AFTER
+            or any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs)
+            or any(
+                cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
+                for agent, cut in newest.cut.items()
+                if agent != skip
+            )
         )
 
     def get(self, id: str) -> Set | None:

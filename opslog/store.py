@@ -55,7 +55,8 @@ class Store(MutableMapping[str, T], Generic[T]):
     Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a
     fork (`ClosedError`). Errors are drawn as a tree in `opslog.errors`.
 
-    What other agents write is seen after `refresh`; what this store writes is seen at once.
+    What other agents write is seen after `refresh`; what this store writes is seen at once. A view of a large snapshot
+    that is older than the grace period may find it collected; reading refreshes it then.
     """
 
     def __init__(

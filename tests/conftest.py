@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from opslog import runs
 from opslog.backends import open_backend
 from tests.support import s3_servers
 from tests.support.places import DIRECTORY, Place
@@ -31,6 +32,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield place
     # Lazily: a test that failed may still have files open.
     subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture(params=["loaded", "on-storage"])
+def snapshots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the tests of a module twice: all snapshots in memory, as small ones are, and on storage, as large ones."""
+    if request.param == "on-storage":
+        monkeypatch.setattr(runs, "LOADED_BYTES", 0)
 
 
 @pytest.fixture(scope="session")

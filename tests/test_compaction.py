@@ -25,6 +25,8 @@ Store = opslog.Store[dict[str, Any]]
 DAY = 86400
 _numbers = itertools.count()
 
+pytestmark = pytest.mark.usefixtures("snapshots")
+
 
 @pytest.fixture
 def url() -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog import runs
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.places import SERVERS, Place
 
@@ -44,10 +45,18 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("history", "compact_every", "url"),
-    [("httpx", 97, "memory://httpx"), ("redis", 500, "memory://redis"), ("httpx", 97, "bucket://httpx")],
+    ("history", "compact_every", "url", "loaded_bytes"),
+    [
+        ("httpx", 97, "memory://httpx", 2**30),
+        ("httpx", 97, "memory://httpx-on-storage", 0),
+        ("redis", 500, "memory://redis", runs.LOADED_BYTES),
+        ("httpx", 97, "bucket://httpx", 0),
+    ],
 )
-def test_a_real_history_gives_the_true_trees(history: str, compact_every: int, url: str) -> None:
+def test_a_real_history_gives_the_true_trees(
+    history: str, compact_every: int, url: str, loaded_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LOADED_BYTES", loaded_bytes)
     replay(history, compact_every, url)
 
 

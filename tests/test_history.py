@@ -19,6 +19,8 @@ from opslog.merge import reference
 
 _numbers = itertools.count()
 
+pytestmark = pytest.mark.usefixtures("snapshots")
+
 
 @pytest.fixture
 def url() -> str:

@@ -18,6 +18,8 @@ from opslog.layout import segment_path
 Store = opslog.Store[dict[str, Any]]
 _numbers = itertools.count()
 
+pytestmark = pytest.mark.usefixtures("snapshots")
+
 
 @pytest.fixture
 def url() -> str:

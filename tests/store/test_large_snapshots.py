@@ -1,0 +1,140 @@
+"""Snapshots that stay on storage: what looking costs, and what happens when they are collected meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import runs, snapshot
+from opslog.backends import open_backend
+from opslog.manifest_store import ManifestStore
+from tests.support.bucket import BUCKETS
+
+Store = opslog.Store[dict[str, Any]]
+_numbers = itertools.count()
+SETTINGS = opslog.Settings(undo_window=1, grace_seconds=0)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and parts of a few documents, none of them loaded."""
+    monkeypatch.setattr(runs, "LOADED_BYTES", 0)
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(snapshot, "PART_BYTES", 3000)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "directory" else f"bucket://large-{next(_numbers)}"
+
+
+def fill(url: str, revision: int = 0) -> dict[str, Any]:
+    """A store whose snapshot has 200 documents, in one run."""
+    documents = {f"{number:03}": {"number": number, "revision": revision} for number in range(200)}
+    with opslog.open(url, agent="writer", settings=SETTINGS, compact_after=None) as store:
+        store.update(documents)
+        store.compact(full=True)
+        store.compact()  # collects what the first one replaced
+    return documents
+
+
+def part_paths(url: str) -> list[str]:
+    return [part.path for run in ManifestStore(open_backend(url)).newest().runs for part in run.parts]
+
+
+def test_a_lookup_costs_a_block_and_opening_nothing() -> None:
+    url = f"bucket://large-{next(_numbers)}"
+    documents = fill(url)
+    asked = BUCKETS[url.removeprefix("bucket://")].asked
+
+    def of_the_snapshot(since: int) -> int:
+        return sum("snapshots/" in request.key for request in asked[since:])
+
+    start = len(asked)
+    with opslog.open(url, read_only=True) as store:
+        assert len(store) == 200
+        assert of_the_snapshot(start) == 0
+        assert store["100"] == documents["100"]
+        assert of_the_snapshot(start) == 2, "the index of the part, and the block"
+        assert ("100" in store, "1001" in store) == (True, False)
+        assert of_the_snapshot(start) == 2
+        assert dict(store.items()) == documents
+        assert of_the_snapshot(start) == 2 + 1 + len(part_paths(url)), "a listing, and each part whole"
+
+
+def test_what_was_collected_is_looked_up_in_the_newest_snapshot(url: str) -> None:
+    fill(url)
+    with opslog.open(url, read_only=True) as reader:
+        newest = fill(url, revision=1)
+        assert reader["100"] == newest["100"] or reader["100"]["revision"] == 0
+        seen = [reader[f"{number:03}"]["revision"] for number in range(0, 200, 7)]
+        assert seen == sorted(seen)
+        reader.refresh()
+        assert dict(reader.items()) == newest
+
+
+def test_an_iteration_goes_on_while_its_snapshot_is_collected(url: str) -> None:
+    before = fill(url)
+    with opslog.open(url, read_only=True) as reader:
+        documents = iter(reader.items())
+        seen = dict(itertools.islice(documents, 20))
+        newest = fill(url, revision=1)
+        if url.startswith("bucket"):
+            with pytest.raises(opslog.RetryError, match="begin it again"):
+                seen.update(documents)
+            assert dict(reader.items()) == newest
+        else:
+            seen.update(documents)
+            assert seen == before
+
+
+def test_a_view_of_the_past_whose_snapshot_was_collected_says_so() -> None:
+    url = f"bucket://large-{next(_numbers)}"
+    fill(url)
+    with opslog.open(url, as_of=200) as past:
+        fill(url, revision=1)
+        with pytest.raises(opslog.ReopenError, match="collected meanwhile: open it again"):
+            past["100"]
+
+
+def test_loss_and_damage_are_named_by_whoever_looks(url: str) -> None:
+    documents = fill(url)
+    lost, damaged = part_paths(url)[2], part_paths(url)[4]
+    backend = open_backend(url)
+    data = backend.read(damaged)
+    backend.delete([lost, damaged])
+    backend.create(damaged, data.replace(b'"number"', b'"numbre"', 1))
+    errors = Counter[str]()
+    with opslog.open(url, read_only=True) as store:
+        for id, document in documents.items():
+            try:
+                assert store[id] == document
+            except opslog.CorruptError as error:
+                errors[error.path] += 1
+        with pytest.raises(opslog.OpslogError):
+            list(store.items())
+    assert errors.keys() == {lost, damaged}
+    assert errors[damaged] < errors[lost] < 60, "one block, one part"
+
+
+def test_a_batch_and_an_undo_over_a_large_snapshot(url: str) -> None:
+    documents = fill(url)
+    with opslog.open(url, agent="other") as store:
+        with store.batch():
+            store["100"] = {"new": True}
+            del store["000"]
+            store["zzz"] = {}
+            assert len(store) == 200
+            assert next(iter(store)) == "001"
+        assert (len(store), store["100"], "000" in store) == (200, {"new": True}, False)
+        assert store.undo()
+        assert (len(store), dict(store.items())) == (200, documents)
+        del store["100"]
+        assert len(store) == 199
+        store["100"] = documents["100"]
+        assert (len(store), dict(store.items())) == (200, documents)
