@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from sqlite3 import Connection
+from typing import NamedTuple
 
 import orjson
 
@@ -20,56 +23,134 @@ def _ids(count: int) -> list[str]:
     return [f"task-{chosen.randrange(count)}" for _ in range(count)]
 
 
-def _fill(url: Path, count: int) -> None:
-    with opslog.open(url, durability="buffered", compact_after=None) as store:
+def _fill(folder: Path, count: int) -> Path:
+    """A store with so many documents, all of them in the log."""
+    with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
         for number in range(count):
             store.set(f"task-{number}", document(number))
+    return folder / "store"
 
 
-@contender("get, random", "opslog", "reads only")
-def get_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    _fill(folder / "store", scale.documents)
-    ids = _ids(scale.documents)
-    with opslog.open(folder / "store", read_only=True) as store:
+def _compacted(folder: Path, count: int) -> Path:
+    """A store with so many documents in its snapshot, and a tail of 32 commits."""
+    with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
+        for first in range(0, count, 1000):
+            with store.batch():
+                for number in range(first, min(first + 1000, count)):
+                    store.set(f"task-{number}", document(number))
+        for number in range(32):
+            store.set("last", document(number))
+        store.compact()
+    return folder / "store"
+
+
+class _Gets(NamedTuple):
+    """A workload of random gets.
+
+    :ivar prepare: makes the store; `documents`: how many it has.
+    """
+
+    name: str
+    prepare: Callable[[Path, int], Path]
+    documents: Callable[[Scale], int]
+
+    def register(self) -> None:
+        contender(self.name, "opslog", "reads only")(self.opslog)
+        contender(self.name, "floor: dict lookup + orjson", "reads only")(self.floor)
+        contender(self.name, "SQLite WAL, select + orjson", "reads only")(self.sqlite)
+
+    def ids(self, scale: Scale) -> list[str]:
+        return _ids(self.documents(scale))[: scale.documents]
+
+    def opslog(self, folder: Path, scale: Scale) -> Iterator[Round]:
+        ids = self.ids(scale)
+        with opslog.open(self.prepare(folder, self.documents(scale)), read_only=True) as store:
+
+            def run(timer: Timer) -> int:
+                with timer:
+                    for id in ids:
+                        store.get(id)
+                return len(ids)
+
+            yield run
+
+    def floor(self, folder: Path, scale: Scale) -> Iterator[Round]:
+        ids, held = self.ids(scale), dict(rows(self.documents(scale)))
 
         def run(timer: Timer) -> int:
             with timer:
                 for id in ids:
-                    store.get(id)
+                    orjson.loads(held[id])
             return len(ids)
 
         yield run
 
+    def sqlite(self, folder: Path, scale: Scale) -> Iterator[Round]:
+        ids = self.ids(scale)
+        with sqlite(folder) as database:
+            _insert(database, self.documents(scale))
 
-@contender("get, random", "floor: dict lookup + orjson", "reads only")
-def get_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    ids, held = _ids(scale.documents), dict(rows(scale.documents))
+            def run(timer: Timer) -> int:
+                with timer:
+                    for id in ids:
+                        (data,) = database.execute("SELECT data FROM documents WHERE id = ?", (id,)).fetchone()
+                        orjson.loads(data)
+                return len(ids)
+
+            yield run
+
+
+def _insert(database: Connection, count: int) -> None:
+    database.execute("BEGIN")
+    database.executemany(UPSERT, rows(count))
+    database.execute("COMMIT")
+
+
+_Gets("get, random", _fill, lambda scale: scale.documents).register()
+_Gets("get, random, large snapshot", _compacted, lambda scale: scale.snapshot).register()
+
+
+@contender("open a snapshot, one get", "opslog", "reads only")
+def open_snapshot_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    path, ids = _compacted(folder, scale.snapshot), iter(_ids(scale.snapshot))
 
     def run(timer: Timer) -> int:
-        with timer:
-            for id in ids:
-                orjson.loads(held[id])
-        return len(ids)
+        with timer, opslog.open(path, read_only=True) as store:
+            assert store.get(next(ids)) is not None
+        return 1
 
     yield run
 
 
-@contender("get, random", "SQLite WAL, select + orjson", "reads only")
-def get_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    ids = _ids(scale.documents)
+@contender("open a snapshot, one get", "floor: mmap + orjson", "reads only")
+def open_snapshot_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    """Lines of one length, in order: nothing to open."""
+    width, path = 300, folder / "floor"
+    path.write_bytes(b"".join(line(number).ljust(width) for number in range(scale.snapshot)))
+    chosen = random.Random(SEED)
+
+    def run(timer: Timer) -> int:
+        with timer, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            at = chosen.randrange(scale.snapshot) * width
+            orjson.loads(data[at : at + width])
+        return 1
+
+    yield run
+
+
+@contender("open a snapshot, one get", "SQLite WAL, select + orjson", "reads only")
+def open_snapshot_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
     with sqlite(folder) as database:
-        database.execute("BEGIN")
-        database.executemany(UPSERT, rows(scale.documents))
-        database.execute("COMMIT")
+        _insert(database, scale.snapshot)
+    ids = iter(_ids(scale.snapshot))
 
-        def run(timer: Timer) -> int:
-            with timer:
-                for id in ids:
-                    (data,) = database.execute("SELECT data FROM documents WHERE id = ?", (id,)).fetchone()
-                    orjson.loads(data)
-            return len(ids)
+    def run(timer: Timer) -> int:
+        with timer, sqlite(folder) as database:
+            found = database.execute("SELECT data FROM documents WHERE id = ?", (next(ids),)).fetchone()
+            orjson.loads(found[0])
+        return 1
 
-        yield run
+    yield run
 
 
 @contender("refresh after 1 commit", "opslog", "reads only")
@@ -127,10 +208,10 @@ def refresh_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
 
 @contender("open a log, per commit", "opslog, then one get", "reads only")
 def open_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    _fill(folder / "store", scale.log)
+    path = _fill(folder, scale.log)
 
     def run(timer: Timer) -> int:
-        with timer, opslog.open(folder / "store", read_only=True) as store:
+        with timer, opslog.open(path, read_only=True) as store:
             assert store.get("task-0") is not None
         return scale.log
 
@@ -153,9 +234,7 @@ def open_floor(folder: Path, scale: Scale) -> Iterator[Round]:
 @contender("open a log, per commit", "SQLite WAL, then read all rows", "reads only")
 def open_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
     with sqlite(folder) as database:
-        database.execute("BEGIN")
-        database.executemany(UPSERT, rows(scale.log))
-        database.execute("COMMIT")
+        _insert(database, scale.log)
 
     def run(timer: Timer) -> int:
         with timer, sqlite(folder) as database:

@@ -15,15 +15,17 @@ import msgspec
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How much work a round is: single writes, threads, documents of a store that is read, commits of an opened log."""
+    """How much work a round is: single writes, threads, documents of a store that is read, commits of an opened log,
+    documents of a large snapshot."""
 
     writes: int = 300
     threads: int = 16
     documents: int = 10_000
     log: int = 50_000
+    snapshot: int = 500_000
 
 
-SMALL = Scale(writes=8, threads=4, documents=40, log=200)
+SMALL = Scale(writes=8, threads=4, documents=40, log=200, snapshot=1000)
 
 
 class Timer:

@@ -16,6 +16,8 @@ WORKLOADS = {
     "batch of 100",
     "undo",
     "get, random",
+    "open a snapshot, one get",
+    "get, random, large snapshot",
     "refresh after 1 commit",
     "open a log, per commit",
     "compact, per new commit",
