@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+
+from sortedcontainers import SortedDict
 
 from opslog.backends import Range, register
 from opslog.backends.objects import Object, ObjectBackend, Put
@@ -33,14 +36,16 @@ class Fault(NamedTuple):
 
 
 class Bucket:
-    """All of it in memory, and safe only under the interpreter's lock.
+    """All of it in memory.
 
     :ivar page: how many objects one listing tells of.
     :ivar asked: the requests so far; `fault`: what becomes of the next one, None: what it asks for.
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, float]] = {}
+        self.objects: SortedDict[str, tuple[bytes, float]] = SortedDict()
+        """Per key the bytes, and when they were written."""
+        self._mutex = threading.Lock()
         self.now = time.time
         self.page = 1000
         self.asked: list[Request] = []
@@ -68,8 +73,9 @@ class Bucket:
         outcome = Put.CREATED
         if fault is None or fault.done:
             entry = (bytes(data), self.now())
-            if self.objects.setdefault(key, entry) is not entry:
-                outcome = Put.EXISTS
+            with self._mutex:
+                if self.objects.setdefault(key, entry) is not entry:
+                    outcome = Put.EXISTS
         if fault is None:
             return outcome
         if fault.outcome == "refused":
@@ -79,7 +85,9 @@ class Bucket:
     def put(self, key: str, data: bytes) -> None:
         fault = self._ask("put", key)
         if fault is None or fault.done:
-            self.objects[key] = (bytes(data), self.now())
+            entry = (bytes(data), self.now())
+            with self._mutex:
+                self.objects[key] = entry
         if fault is not None:
             raise WriteFailedError(fault.outcome)
 
@@ -103,16 +111,23 @@ class Bucket:
     def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
         if self._ask("list", prefix):
             raise RetryError("no answer")
-        objects = self.objects.copy()
-        keys = sorted(key for key in objects if key.startswith(prefix) and key > after)
-        page = [Object(key, len(objects[key][0]), objects[key][1]) for key in keys[: self.page]]
-        return page, len(keys) > self.page
+        page: list[Object] = []
+        with self._mutex:
+            for key in self.objects.irange(max(prefix, after), inclusive=(after < prefix, True)):
+                if not key.startswith(prefix):
+                    break
+                if len(page) == self.page:
+                    return page, True
+                data, modified = self.objects[key]
+                page.append(Object(key, len(data), modified))
+        return page, False
 
     def delete(self, keys: Sequence[str]) -> None:
         fault = self._ask("delete", keys[0])
         if fault is None or fault.done:
-            for key in keys:
-                self.objects.pop(key, None)
+            with self._mutex:
+                for key in keys:
+                    self.objects.pop(key, None)
         if fault is not None:
             raise WriteFailedError(fault.outcome)
 
