@@ -11,6 +11,7 @@ import bisect
 import hashlib
 import heapq
 import itertools
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -225,6 +226,9 @@ class _StoredPart:
             data = buffer[block.offset : block.offset + block.length]
             check_block(data, block, self.part.path)
             yield data, block.offset
+        if isinstance(buffer, mmap.mmap):
+            # Or a scan would leave all of the store in what the system counts as memory of this process.
+            buffer.madvise(mmap.MADV_DONTNEED)
 
     def mapped(self) -> Buffer | None:
         """Its bytes, without reading them, if the storage can do that."""
