@@ -5,8 +5,12 @@
     with opslog.open("./tasks", agent="planner") as store:
         store["task-1"] = {"title": "Build API", "status": "active"}
 
-Everything public is on this page. `opslog.backends` holds the storages and what a new one needs.
+Everything public is on this page, and, for asyncio, in `opslog.aio`. `opslog.backends` holds the storages and what a
+new one needs.
 """
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from opslog.commits import Batch, Commit, Delete, Seal, Set, Undo
 from opslog.compaction import Compaction
@@ -76,5 +80,16 @@ __all__ = [
     "Undo",
     "UsageError",
     "WriteFailedError",
+    "aio",
     "open",
 ]
+
+if _TYPE_CHECKING:
+    from opslog import aio
+else:
+
+    def __getattr__(name: str) -> object:
+        """`opslog.aio`, imported when it is used: asyncio takes as long to import as everything else here."""
+        if name == "aio":
+            return _import_module("opslog.aio")
+        raise AttributeError(f"module 'opslog' has no attribute {name!r}")

@@ -128,10 +128,15 @@ class LogWriter:
         """Return when the commit is durable, or, with a buffer, when there is room for it; errors as of `wait`."""
         if self._buffer is None:
             self.wait(pending)
-        elif self._queued_bytes >= max(_BUFFER_BYTES_MAX, 2 * self._buffer.bytes):
+        elif self.is_full:
             self.flush()
         else:
             self._flusher.wake(hurry=self._queued_bytes >= self._buffer.bytes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a buffered call has to wait for the storage."""
+        return self._buffer is not None and self._queued_bytes >= max(_BUFFER_BYTES_MAX, 2 * self._buffer.bytes)
 
     def wait(self, pending: Pending) -> None:
         """Return when the commit is durable.

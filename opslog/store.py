@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -39,17 +39,19 @@ from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
 from opslog.log import SEGMENT_COST, Cursor, cost_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
+from opslog.reading import Documents
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
-from opslog.views import Items, Values
 
 T = TypeVar("T")
-U = TypeVar("U")
+
+Build = Callable[[str, int, str], Commit]
+"""Makes a commit from its ts, clock and agent."""
 
 _log = logging.getLogger("opslog")
 
 
-class Store(MutableMapping[str, T], Generic[T]):
+class Store(Documents[T]):
     """An open store; made by `opslog.open`. A mutable mapping from ids to documents, iterated in order of id.
 
     Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a
@@ -73,18 +75,14 @@ class Store(MutableMapping[str, T], Generic[T]):
         environment: Environment,
         included: Callable[[Commit], bool] | None,
     ) -> None:
-        self._backend = backend
+        super().__init__(backend, state, schema)
         self._loader = loader
-        self._state = state
         self._agent = agent
-        self._schema = schema
         self._buffered = buffer is not None
         self._environment = environment
         self._included = included
         self._clock = LamportClock(state.clock)
-        self._state_lock = threading.RLock()
         self._refresh_lock = threading.RLock()
-        self._local = threading.local()
         self._unseen: list[Commit] = []
         self._complete = True
         self._looked = environment.monotonic()
@@ -105,102 +103,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         )
         self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_cost, compact_after)
 
-    # -- reading
-
-    def __getitem__(self, id: str) -> T:
-        record = self._record(id)
-        if record is None:
-            raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
-        return self._schema.decode(record)
-
-    def __contains__(self, id: object) -> bool:
-        self._check_open()
-        batch = self._open_batch
-        if batch is not None and id in batch.overlay:
-            return isinstance(batch.overlay[id], Set)
-        return isinstance(id, str) and self._look(lambda state: state.contains(id))
-
-    def __len__(self) -> int:
-        self._check_open()
-        overlay = self._open_batch.overlay if self._open_batch is not None else {}
-        return self._look(
-            lambda state: (
-                state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
-            )
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        return (record.id for record in self.records())
-
-    def items(self) -> ItemsView[str, T]:
-        """(id, document) pairs in order of id, all of them as they were when the iteration began."""
-        return Items(self, self._documents)
-
-    def values(self) -> ValuesView[T]:
-        """Documents in order of id, all of them as they were when the iteration began."""
-        return Values(self, self._documents)
-
-    def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
-        """The (id, document) pairs whose document fulfils the predicate, in order of id. Decodes every document."""
-        return [(id, document) for id, document in self._documents() if predicate(document)]
-
-    def count(self, predicate: Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil the predicate; without one, how many there are."""
-        if predicate is None:
-            return len(self)
-        return sum(1 for _, document in self._documents() if predicate(document))
-
-    def records(self) -> Iterator[Set]:
-        """What was last written of each document, in order of id, all of it as it was at the call: agent, clock, ts and
-        schema version, with the document as JSON text.
-
-        In a batch its own sets are there, still without agent, clock and ts.
-        """
-        self._check_open()
-        batch = self._open_batch
-        return self._look(lambda state: state.records(batch.overlay if batch is not None else None))
-
-    def __repr__(self) -> str:
-        return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
-
-    def _record(self, id: str) -> Set | None:
-        self._check_open()
-        batch = self._open_batch
-        if batch is not None and id in batch.overlay:
-            record = batch.overlay[id]
-            return record if isinstance(record, Set) else None
-        return self._look(lambda state: state.get(id))
-
-    def _look(self, read: Callable[[State], U]) -> U:
-        """What the state says; the newest one, if what this one wants to look up was collected meanwhile."""
-        while True:
-            with self._state_lock:
-                state = self._state
-                try:
-                    return read(state)
-                except MissingFileError as error:
-                    missing = error
-            self._replace(state, missing)
-
-    def _replace(self, state: State, missing: MissingFileError) -> None:
-        if self._included is not None:
-            raise ReopenError(
-                f"this view of the past needs {missing.path}, which was collected meanwhile: open it again"
-            )
-        with self._refresh_lock:
-            if self._state is state:
-                self._complete = self._reload() and self._complete
-            if self._state.manifest.number == state.manifest.number:
-                raise CorruptError(
-                    f"{missing.path} is missing, and manifest {state.manifest.number} needs it. Restore it from a "
-                    "copy; `opslog verify` lists all damage",
-                    missing.path,
-                    0,
-                )
-
-    def _documents(self) -> Iterator[tuple[str, T]]:
-        return ((record.id, self._schema.decode(record)) for record in self.records())
-
     # -- writing
 
     def set(self, id: str, document: T) -> None:
@@ -210,27 +112,35 @@ class Store(MutableMapping[str, T], Generic[T]):
             id.
         :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been; reopen and look.
         """
+        self._commit(self._setting(id, document))
+
+    def _setting(self, id: str, document: T) -> Build | None:
+        """What a set commits, None where it becomes a part of this thread's batch."""
         check_id(id)
         data = msgspec.Raw(self._schema.encode(document))
         v = self._schema.version or self._version_of(id)
         batch = self._writable_batch()
         if batch is not None:
             batch.set(id, data, v)
-        else:
-            self._commit(lambda ts, clock, agent: Set(ts, clock, agent, id, data, v))
+            return None
+        return lambda ts, clock, agent: Set(ts, clock, agent, id, data, v)
 
     def delete(self, id: str) -> None:
         """Delete a document.
 
         :raises NotFoundError: there is none of this id. Otherwise as `set`.
         """
+        self._commit(self._deleting(id))
+
+    def _deleting(self, id: str) -> Build | None:
+        """Likewise for a delete."""
         if id not in self:
             raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
         batch = self._writable_batch()
         if batch is not None:
             batch.delete(id, None)
-        else:
-            self._commit(lambda ts, clock, agent: Delete(ts, clock, agent, id))
+            return None
+        return lambda ts, clock, agent: Delete(ts, clock, agent, id)
 
     __setitem__ = set
     __delitem__ = delete
@@ -249,15 +159,19 @@ class Store(MutableMapping[str, T], Generic[T]):
         can fail alone.
         """
         outer = self._writable_batch()
-        batch = self._local.batch = OpenBatch(outer)
-        try:
+        batch = OpenBatch(outer)
+        with self._joined(batch):
             yield self
-        finally:
-            self._local.batch = outer
         if outer is not None:
             batch.merge_into_outer()
-        elif batch.ops:
-            self._commit(lambda ts, clock, agent: Batch(ts, clock, agent, batch.ops))
+        else:
+            self._commit(self._batching(batch))
+
+    def _batching(self, batch: OpenBatch) -> Build | None:
+        """What a batch commits, None if nothing."""
+        if not batch.ops:
+            return None
+        return lambda ts, clock, agent: Batch(ts, clock, agent, batch.ops)
 
     def undo(self) -> bool:
         """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a
@@ -292,7 +206,9 @@ class Store(MutableMapping[str, T], Generic[T]):
             self._log.flush()
         self._check_open()
 
-    def _commit(self, build: Callable[[str, int, str], Commit]) -> None:
+    def _commit(self, build: Build | None) -> None:
+        if build is None:
+            return
         log = self._writable_log()
         self._refresh_if_stale()
         while True:
@@ -300,7 +216,7 @@ class Store(MutableMapping[str, T], Generic[T]):
                 log.finish(log.queue(self._build(log, build)))
                 return
 
-    def _build(self, log: LogWriter, build: Callable[[str, int, str], Commit]) -> Callable[[], Commit]:
+    def _build(self, log: LogWriter, build: Build) -> Callable[[], Commit]:
         """Makes a commit with its ts, clock and agent, when it is called: in the order of the log."""
 
         def stamped() -> Commit:
@@ -339,6 +255,22 @@ class Store(MutableMapping[str, T], Generic[T]):
         with self._state_lock:
             self._state.apply(commit)
 
+    def _replace(self, state: State, missing: MissingFileError) -> None:
+        if self._included is not None:
+            raise ReopenError(
+                f"this view of the past needs {missing.path}, which was collected meanwhile: open it again"
+            )
+        with self._refresh_lock:
+            if self._state is state:
+                self._complete = self._reload() and self._complete
+            if self._state.manifest.number == state.manifest.number:
+                raise CorruptError(
+                    f"{missing.path} is missing, and manifest {state.manifest.number} needs it. Restore it from a "
+                    "copy; `opslog verify` lists all damage",
+                    missing.path,
+                    0,
+                )
+
     def _version_of(self, id: str) -> int:
         record = self._record(id)
         return record.v if record is not None else 1
@@ -368,14 +300,17 @@ class Store(MutableMapping[str, T], Generic[T]):
                     raise
                 return  # closed while it was looking
             yield from commits
-            if not complete:
-                raise HistoryGoneError(
-                    "commits were folded and collected before they were read here, after an absence longer than the "
-                    "grace period. The state is right; call watch again to follow from here",
-                    self._state.manifest.clock,
-                )
+            self._check_complete(complete)
             if not commits:
                 self._environment.sleep(poll_seconds)
+
+    def _check_complete(self, complete: bool) -> None:
+        if not complete:
+            raise HistoryGoneError(
+                "commits were folded and collected before they were read here, after an absence longer than the "
+                "grace period. The state is right; call watch again to follow from here",
+                self._state.manifest.clock,
+            )
 
     def _take_new(self) -> tuple[list[Commit], bool]:
         """The commits not handed out yet, and whether they are all."""
@@ -389,10 +324,14 @@ class Store(MutableMapping[str, T], Generic[T]):
             return commits, complete
 
     def _refresh_if_stale(self) -> None:
+        if self._is_stale:
+            self._refresh_quietly()
+
+    @property
+    def _is_stale(self) -> bool:
         """A tombstone may leave the snapshot after its TTL; so nobody may write with a view older than half of that."""
         age = self._environment.monotonic() - self._looked
-        if age > self._state.manifest.settings.tombstone_ttl_seconds / 2:
-            self._refresh_quietly()
+        return age > self._state.manifest.settings.tombstone_ttl_seconds / 2
 
     def _refresh_quietly(self) -> None:
         """Refresh, and keep the commits for the caller's own `refresh` or `watch`."""
@@ -563,6 +502,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         if self._failed is not None and not self._failure_told:
             raise self._failed
 
+    def __repr__(self) -> str:
+        return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
+
     @property
     def _is_forked(self) -> bool:
         return self._generation != forking.generation
@@ -601,11 +543,6 @@ class Store(MutableMapping[str, T], Generic[T]):
     def _writable_batch(self) -> OpenBatch | None:
         self._writable_log()
         return self._open_batch
-
-    @property
-    def _open_batch(self) -> OpenBatch | None:
-        """The innermost batch of this thread."""
-        return getattr(self._local, "batch", None)
 
     def _not_in_batch(self, call: str) -> None:
         if self._open_batch is not None:

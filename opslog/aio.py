@@ -1,0 +1,331 @@
+"""The store for asyncio: `opslog.aio.open`, a thin edge over the one store there is.
+
+    async with opslog.aio.open("./tasks", agent="planner") as store:
+        await store.set("task-1", {"title": "Build API"})
+
+Commits are queued on the event loop's own thread and written by one more thread, so tasks that write at once share an
+append (one fdatasync, or one PUT), however many they are. What waits for storage in any other way runs in asyncio's
+thread pool. A cancelled call may have happened or not; the store stays usable, and what was queued is written.
+
+A store belongs to the event loop that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from opslog import opening
+from opslog.background import Worker
+from opslog.batch import OpenBatch
+from opslog.commits import Commit
+from opslog.compaction import Compaction, KeepHistory
+from opslog.documents import Document
+from opslog.errors import ClosedError, SealedError, UsageError
+from opslog.history import Revision
+from opslog.log_writer import LogWriter, Pending
+from opslog.stats import Stats
+from opslog.store import Build, Store
+
+__all__ = ["AsyncBatch", "AsyncStore", "open"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AT_ONCE = 1000
+"""How many documents an iteration decodes before it lets other tasks run."""
+
+
+@overload
+def open(url: str | os.PathLike[str], *, type: type[T], **options: Any) -> Opening[T]: ...
+
+
+@overload
+def open(url: str | os.PathLike[str], **options: Any) -> Opening[Document]: ...
+
+
+def open(url: str | os.PathLike[str], **options: Any) -> Opening[Any]:
+    """Open a store: ``async with opslog.aio.open(…) as store``, or ``store = await opslog.aio.open(…)`` and, at the
+    end, ``await store.close()``. Options and errors are those of `opslog.open`."""
+    return Opening(partial(opening.open, url, **options))
+
+
+class Opening(Generic[T]):
+    """What `open` gives: to be awaited, or entered."""
+
+    def __init__(self, open_store: Callable[[], Store[T]]) -> None:
+        self._open_store = open_store
+        self._store: AsyncStore[T] | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncStore[T]]:
+        return self._open().__await__()
+
+    async def _open(self) -> AsyncStore[T]:
+        opened = asyncio.ensure_future(asyncio.to_thread(self._open_store))
+        try:
+            return AsyncStore(await asyncio.shield(opened))
+        except asyncio.CancelledError:
+            # The thread goes on, and what it opens must not stay open: it holds the agent's name.
+            opened.add_done_callback(_close_opened)
+            raise
+
+    async def __aenter__(self) -> AsyncStore[T]:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._store is not None
+        await self._store.close()
+
+
+def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
+
+
+class _Waiting(NamedTuple):
+    """A task that waits until its commit is durable."""
+
+    pending: Pending
+    told: asyncio.Future[None]
+
+
+class AsyncStore(Generic[T]):
+    """As `opslog.Store`, with calls that are awaited. Made by `open`."""
+
+    def __init__(self, store: Store[T]) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Waiting] = deque()
+        self._writer = Worker("opslog-aio", self._write)
+        self._waking = False
+        # Where a lookup may be a request to a server, it must not hold the event loop up.
+        self._looks_are_quick = store._backend.segments_grow
+
+    # -- reading
+
+    async def get(self, id: str, default: T | None = None) -> T | None:
+        """The document, or `default`."""
+        return await self._look(lambda: self._store.get(id, default))
+
+    async def contains(self, id: str) -> bool:
+        return await self._look(lambda: id in self._store)
+
+    async def count(self, predicate: Callable[[T], object] | None = None) -> int:
+        """How many documents fulfil the predicate; without one, how many there are."""
+        if predicate is None:
+            return await self._look(lambda: len(self._store))
+        return await asyncio.to_thread(self._store.count, predicate)
+
+    async def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
+        """The (id, document) pairs whose document fulfils the predicate, which is called in another thread."""
+        return await asyncio.to_thread(self._store.filter, predicate)
+
+    async def items(self) -> AsyncIterator[tuple[str, T]]:
+        """(id, document) pairs in order of id, all of them as they were when the iteration began."""
+        found = await asyncio.to_thread(lambda: iter(self._store.items()))
+        while some := await asyncio.to_thread(lambda: list(islice(found, _AT_ONCE))):
+            for item in some:
+                yield item
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for id, _ in self.items():
+            yield id
+
+    # -- writing
+
+    async def set(self, id: str, document: T) -> None:
+        """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
+        await self._commit(await self._look(lambda: self._store._setting(id, document)))
+
+    async def delete(self, id: str) -> None:
+        """Delete a document. :raises NotFoundError: there is none of this id."""
+        await self._commit(await self._look(lambda: self._store._deleting(id)))
+
+    @asynccontextmanager
+    async def batch(self) -> AsyncIterator[AsyncBatch[T]]:
+        """A block that collects sets and deletes, and commits them as one at its end; after an exception, none.
+
+        Only what is done through the batch that it gives belongs to it; other tasks write on meanwhile.
+        """
+        self._store._writable_log()
+        batch = AsyncBatch(self)
+        try:
+            yield batch
+        finally:
+            build = batch._end()
+        await self._commit(build)
+
+    async def undo(self) -> bool:
+        """As `Store.undo`."""
+        return await asyncio.to_thread(self._store.undo)
+
+    async def flush(self) -> None:
+        """Return when everything written so far is durable."""
+        await asyncio.to_thread(self._store.flush)
+
+    async def _commit(self, build: Build | None) -> None:
+        if build is None:
+            return
+        store = self._store
+        log = store._writable_log()
+        if store._is_stale:
+            await asyncio.to_thread(store._refresh_if_stale)
+        while True:
+            with suppress(SealedError):
+                await self._finish(log, log.queue(store._build(log, build)))
+                return
+
+    async def _finish(self, log: LogWriter, pending: Pending) -> None:
+        if self._store._buffered:
+            if log.is_full:
+                await asyncio.to_thread(log.finish, pending)
+            else:
+                log.finish(pending)
+            return
+        told: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_Waiting(pending, told))
+        if not self._waking:
+            # Not at once: all tasks that are ready now come first, and share the append.
+            self._waking = True
+            self._loop.call_soon(self._wake)
+        await told
+        if pending.error is not None:
+            raise pending.error
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._writer.wake()
+
+    def _write(self) -> None:
+        """In the writer's thread: write what is queued, and have those told who wait for it."""
+        log = self._store._log
+        assert log is not None
+        try:
+            log.flush()
+        finally:
+            with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        while self._waiting and self._waiting[0].pending.done:
+            told = self._waiting.popleft().told
+            if not told.done():
+                told.set_result(None)
+
+    async def _look(self, look: Callable[[], R]) -> R:
+        return look() if self._looks_are_quick else await asyncio.to_thread(look)
+
+    # -- others' writes, and the past
+
+    async def refresh(self) -> list[Commit]:
+        """Take in what other agents wrote, and return those commits."""
+        return await asyncio.to_thread(self._store.refresh)
+
+    async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
+        """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`."""
+        while not self._store._closed:
+            try:
+                commits, complete = await asyncio.to_thread(self._store._take_new)
+            except ClosedError:
+                return  # closed while it was looking
+            for commit in commits:
+                yield commit
+            self._store._check_complete(complete)
+            if not commits:
+                await asyncio.sleep(poll_seconds)
+
+    async def ops(self, since: int | None = None) -> list[Commit]:
+        """All agents' commits with a clock greater than `since`, in the order of their stamps."""
+        return await asyncio.to_thread(lambda: list(self._store.ops(since)))
+
+    async def history(self, id: str) -> list[Revision]:
+        """What happened to one document, oldest first."""
+        return await asyncio.to_thread(self._store.history, id)
+
+    # -- maintenance
+
+    async def compact(self, *, full: bool = False, keep_history: KeepHistory | None = None) -> Compaction:
+        """As `Store.compact`."""
+        return await asyncio.to_thread(partial(self._store.compact, full=full, keep_history=keep_history))
+
+    async def archive(
+        self, predicate: Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
+    ) -> int:
+        """As `Store.archive`; the predicate is called in another thread."""
+        return await asyncio.to_thread(partial(self._store.archive, predicate, period, older_than=older_than))
+
+    async def archives(self) -> list[str]:
+        """The periods that have archives, in order."""
+        return await asyncio.to_thread(self._store.archives)
+
+    async def load_archive(self, period: str) -> dict[str, T]:
+        """The documents of an archive by id."""
+        return await asyncio.to_thread(self._store.load_archive, period)
+
+    async def stats(self) -> Stats:
+        """Figures of the store."""
+        return await asyncio.to_thread(self._store.stats)
+
+    # -- life
+
+    async def close(self) -> None:
+        """Write what is queued and give the agent's name back. Idempotent."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self._close))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing  # what was queued is somebody's, and the name must be free afterwards
+            raise
+        finally:
+            self._tell()
+
+    def _close(self) -> None:
+        self._store.close()
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"<opslog.aio.AsyncStore of {self._store!r}>"
+
+
+class AsyncBatch(Generic[T]):
+    """Sets and deletes that will be one commit; see `AsyncStore.batch`. Sees what it has changed itself."""
+
+    def __init__(self, store: AsyncStore[T]) -> None:
+        self._async = store
+        self._store = store._store
+        self._batch = OpenBatch(None)
+        self._ended = False
+
+    async def get(self, id: str, default: T | None = None) -> T | None:
+        return await self._inside(lambda: self._store.get(id, default))
+
+    async def set(self, id: str, document: T) -> None:
+        await self._inside(lambda: self._store.set(id, document))
+
+    async def delete(self, id: str) -> None:
+        """:raises NotFoundError: there is none of this id."""
+        await self._inside(lambda: self._store.delete(id))
+
+    async def _inside(self, call: Callable[[], R]) -> R:
+        def run() -> R:
+            if self._ended:
+                raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
+            with self._store._joined(self._batch):
+                return call()
+
+        return await self._async._look(run)
+
+    def _end(self) -> Build | None:
+        self._ended = True
+        return self._store._batching(self._batch)

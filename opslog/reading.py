@@ -1,0 +1,128 @@
+"""A store as a mapping to read from: what `opslog.store.Store` shows of its state and of the batch that is open."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from opslog.backends import Backend
+from opslog.batch import OpenBatch
+from opslog.commits import Set
+from opslog.documents import Schema
+from opslog.errors import MissingFileError, NotFoundError
+from opslog.state import State
+from opslog.views import Items, Values
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Documents(MutableMapping[str, T], Generic[T]):
+    """The reading half of a store. Safe to use from many threads."""
+
+    def __init__(self, backend: Backend, state: State, schema: Schema[T]) -> None:
+        self._backend = backend
+        self._schema = schema
+        self._state = state
+        self._state_lock = threading.RLock()
+        self._local = threading.local()
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """:raises ClosedError: the store is closed, or belongs to the parent of this process."""
+
+    @abstractmethod
+    def _replace(self, state: State, missing: MissingFileError) -> None:
+        """Load a newer state than this one, of which something was collected. :raises OpslogError: there is none."""
+
+    def __getitem__(self, id: str) -> T:
+        record = self._record(id)
+        if record is None:
+            raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
+        return self._schema.decode(record)
+
+    def __contains__(self, id: object) -> bool:
+        self._check_open()
+        batch = self._open_batch
+        if batch is not None and id in batch.overlay:
+            return isinstance(batch.overlay[id], Set)
+        return isinstance(id, str) and self._look(lambda state: state.contains(id))
+
+    def __len__(self) -> int:
+        self._check_open()
+        overlay = self._open_batch.overlay if self._open_batch is not None else {}
+        return self._look(
+            lambda state: (
+                state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
+            )
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.id for record in self.records())
+
+    def items(self) -> ItemsView[str, T]:
+        """(id, document) pairs in order of id, all of them as they were when the iteration began."""
+        return Items(self, self._documents)
+
+    def values(self) -> ValuesView[T]:
+        """Documents in order of id, all of them as they were when the iteration began."""
+        return Values(self, self._documents)
+
+    def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
+        """The (id, document) pairs whose document fulfils the predicate, in order of id. Decodes every document."""
+        return [(id, document) for id, document in self._documents() if predicate(document)]
+
+    def count(self, predicate: Callable[[T], object] | None = None) -> int:
+        """How many documents fulfil the predicate; without one, how many there are."""
+        if predicate is None:
+            return len(self)
+        return sum(1 for _, document in self._documents() if predicate(document))
+
+    def records(self) -> Iterator[Set]:
+        """What was last written of each document, in order of id, all of it as it was at the call: agent, clock, ts and
+        schema version, with the document as JSON text.
+
+        In a batch its own sets are there, still without agent, clock and ts.
+        """
+        self._check_open()
+        batch = self._open_batch
+        return self._look(lambda state: state.records(batch.overlay if batch is not None else None))
+
+    def _record(self, id: str) -> Set | None:
+        self._check_open()
+        batch = self._open_batch
+        if batch is not None and id in batch.overlay:
+            record = batch.overlay[id]
+            return record if isinstance(record, Set) else None
+        return self._look(lambda state: state.get(id))
+
+    def _look(self, read: Callable[[State], R]) -> R:
+        """What the state says; the newest one, if what this one wants to look up was collected meanwhile."""
+        while True:
+            with self._state_lock:
+                state = self._state
+                try:
+                    return read(state)
+                except MissingFileError as error:
+                    missing = error
+            self._replace(state, missing)
+
+    def _documents(self) -> Iterator[tuple[str, T]]:
+        return ((record.id, self._schema.decode(record)) for record in self.records())
+
+    @property
+    def _open_batch(self) -> OpenBatch | None:
+        """The innermost batch of this thread."""
+        return getattr(self._local, "batch", None)
+
+    @contextmanager
+    def _joined(self, batch: OpenBatch) -> Iterator[None]:
+        """Inside the block this thread works on a batch."""
+        outer, self._local.batch = self._open_batch, batch
+        try:
+            yield
+        finally:
+            self._local.batch = outer
