@@ -434,7 +434,7 @@ class Store(Documents[T]):
         since = 0.0 if older_than is None else max(0.0, self._environment.time() - older_than.total_seconds())
         before = None if older_than is None else format_ts(since)
         records = [
-            record
+            msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
             for record in self.records()
             if (before is None or record.ts < before) and predicate(self._schema.decode(record))
         ]
