@@ -1,6 +1,7 @@
-"""The two threads a store may have: one that flushes buffered commits, one that compacts a tail that grew too long.
+"""The threads a store may have: one that flushes buffered commits, one that compacts a tail that grew too long, and,
+with asyncio, one that writes.
 
-Both start with the first thing there is to do, never hold the interpreter's exit up, and end with `close`.
+They start with the first thing there is to do, never hold the interpreter's exit up, and end with `close`.
 """
 
 from __future__ import annotations

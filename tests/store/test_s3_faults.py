@@ -19,6 +19,8 @@ from opslog.verify import verify
 from tests.support.s3_server import Fault, Request, S3Server
 
 FAULTS = {
+    "silent": Fault(-1),
+    "silent, and done": Fault(-1, done=True),
     "dropped": Fault(0),
     "dropped, and done": Fault(0, done=True),
     "dropped, and done late": Fault(0, late=2),
@@ -66,6 +68,8 @@ def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
     """One run with one fault, at the request of this number; whether there was such a request."""
     url = f"s3://bucket/faults-{next(_numbers)}?driver={driver}"
     options = {**server.options(), "lease_seconds": 1.0}
+    if fault.status < 0:
+        options["config_kwargs"] = {"read_timeout": 0.5}
     first = len(server.requests)
     hit: list[Request] = []
 
