@@ -5,7 +5,7 @@ This is the only module of the package that reads the machine's clocks or its ra
 
 from __future__ import annotations
 
-import secrets
+import os
 import time as clocks
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 
 def _nonce() -> str:
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def _monotonic() -> float:
