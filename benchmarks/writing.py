@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +113,45 @@ def threads_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
                     database.execute(UPSERT, (f"{id}-{thread}", orjson.dumps(value)))
 
         yield from _threaded(scale, work)
+
+
+TASKS = 64
+
+
+@contender("set, durable, 64 tasks", "opslog.aio", "on disk")
+def tasks_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with asyncio.Runner() as runner:
+        store = runner.run(_opened(folder / "store"))
+
+        async def write(task: int, written: list[tuple[str, Any]]) -> None:
+            for id, value in written:
+                await store.set(f"{id}-{task}", value)
+
+        async def write_all(written: list[tuple[str, Any]]) -> None:
+            await asyncio.gather(*(write(task, written) for task in range(TASKS)))
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            with timer:
+                runner.run(write_all(written))
+            return TASKS * scale.writes
+
+        yield run
+        runner.run(store.close())
+
+
+async def _opened(path: Path) -> opslog.aio.AsyncStore[dict[str, Any]]:
+    return await opslog.aio.open(path)
+
+
+@contender("set, durable, 64 tasks", "floor: one write + fdatasync per 64", "on disk")
+def tasks_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    return _bare(folder, [line(number) * TASKS for number in range(scale.writes)], TASKS * scale.writes)
+
+
+@contender("set, durable, 64 tasks", "opslog, one caller", "on disk")
+def tasks_one_caller(folder: Path, scale: Scale) -> Iterator[Round]:
+    return set_opslog(folder, scale)
 
 
 @contender("set, buffered", "opslog buffered", "within 100 ms; flushed at the end")

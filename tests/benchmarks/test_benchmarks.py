@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 WORKLOADS = {
     "set, durable, one caller",
     "set, durable, 16 threads",
+    "set, durable, 64 tasks",
     "set, buffered",
     "batch of 100",
     "undo",
