@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from opslog.environment import REAL, Environment
 from opslog.layout import segment_path
 from opslog.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault, Request, open_url
+from tests.support.sessions import act
 from tests.support.waiting import until
 
 Store = opslog.Store[dict[str, Any]]
@@ -235,27 +235,6 @@ FAULTS = {
 }
 
 
-def act(url: str, environment: Environment) -> tuple[dict[str, Any], set[str]]:
-    """Writes, compacts and collects; returns what was acknowledged, and the ids of which the outcome is unknown."""
-    known: dict[str, Any] = {}
-    unknown: set[str] = set()
-    settings = opslog.Settings(undo_window=1, grace_seconds=0)
-    for session in range(3):
-        with suppress(opslog.OpslogError):
-            store = opslog.open(url, agent="a", compact_after=None, settings=settings, environment=environment)
-            with store:
-                for number in range(2):
-                    id = f"{session}-{number}"
-                    with suppress(opslog.RetryError, opslog.ReopenError):
-                        try:
-                            store[id] = {"number": number}
-                            known[id] = {"number": number}
-                        except opslog.CommitUnknownError:
-                            unknown.add(id)
-                store.compact()
-    return known, unknown
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
     """Waiting takes no time, and a deadline comes after a few tries."""
@@ -272,7 +251,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Environment:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_at_every_request(url: str, quick: Environment, fault: str) -> None:
     """Acknowledged means there, refused means not there, and the store verifies clean afterwards."""
-    known, unknown = act(url, quick)
+    known, unknown = act(url, 3, environment=quick)
     assert (len(known), unknown) == (6, set())
     count = len(bucket_of(url).asked)
     assert count > 60
@@ -287,7 +266,7 @@ def test_every_fault_at_every_request(url: str, quick: Environment, fault: str) 
             return FAULTS[fault]
 
         with bucket_of(where).failing(inject):
-            known, unknown = act(where, quick)
+            known, unknown = act(where, 3, environment=quick)
         found = read(where)
         assert known.items() <= found.items(), f"lost, by a fault at {hit}"
         assert set(found) == set(known), f"refused, and there: a fault at {hit}"

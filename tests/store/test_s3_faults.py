@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -17,6 +15,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.verify import verify
 from tests.support.s3_server import Fault, Request, S3Server
+from tests.support.sessions import act
 
 FAULTS = {
     "silent": Fault(-1),
@@ -42,28 +41,6 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-def act(url: str, options: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Writes, compacts and collects; returns what was acknowledged, and the ids of which the outcome is unknown."""
-    known: dict[str, Any] = {}
-    unknown: set[str] = set()
-    settings = opslog.Settings(undo_window=1, grace_seconds=0)
-    for session in range(2):
-        with (
-            suppress(opslog.OpslogError),
-            opslog.open(url, agent="a", compact_after=None, settings=settings, **options) as store,
-        ):
-            for number in range(2):
-                id = f"{session}-{number}"
-                with suppress(opslog.RetryError, opslog.ReopenError):
-                    try:
-                        store[id] = {"number": number}
-                        known[id] = {"number": number}
-                    except opslog.CommitUnknownError:
-                        unknown.add(id)
-            store.compact()
-    return known, unknown
-
-
 def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
     """One run with one fault, at the request of this number; whether there was such a request."""
     url = f"s3://bucket/faults-{next(_numbers)}?driver={driver}"
@@ -80,7 +57,7 @@ def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
         return fault
 
     with server.failing(inject):
-        known, unknown = act(url, options)
+        known, unknown = act(url, 2, **options)
     with opslog.open(url, read_only=True, **options) as store:
         found = dict(store.items())
     assert known.items() <= found.items(), f"lost: {fault} at {hit}"
