@@ -80,12 +80,11 @@ __all__ = [
     "Undo",
     "UsageError",
     "WriteFailedError",
-    "aio",
     "open",
 ]
 
 if _TYPE_CHECKING:
-    from opslog import aio
+    from opslog import aio as aio
 else:
 
     def __getattr__(name: str) -> object:

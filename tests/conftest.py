@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import uuid
 import warnings
@@ -16,6 +17,10 @@ from opslog.backends import open_backend
 from tests.support import s3_servers
 from tests.support.places import DIRECTORY, Place
 from tests.support.s3_servers import Server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a job that a script began in the background: tests of Ctrl-C, and their children, would never see it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -17,7 +17,15 @@ from tests.support.places import DIRECTORY, SERVERS, Place
 Store = opslog.Store[dict[str, Any]]
 
 THREADS = 16
-EVERYWHERE = pytest.mark.parametrize("place", [DIRECTORY, *SERVERS], indirect=True)
+SLOW = {"moto-obstore", "ceph-s3fs"}
+EVERYWHERE = pytest.mark.parametrize(
+    "place",
+    [
+        DIRECTORY,
+        *(pytest.param(place, marks=pytest.mark.slow) if place in SLOW else place for place in SERVERS),
+    ],
+    indirect=True,
+)
 
 
 def at_once(*works: Callable[[], object]) -> list[Any]:
