@@ -215,6 +215,8 @@ class ObjectBackend:
         return self._patiently(lambda: self.driver.get_many(wanted))
 
     def map(self, path: str) -> Buffer | None:
+        self._check_open()
+        check_path(path)
         return None
 
     def _patiently(self, request: Callable[[], T]) -> T:

@@ -463,6 +463,8 @@ class BackendContract:
         with pytest.raises(InvalidNameError):
             backend.read_many([Range(path)])
         with pytest.raises(InvalidNameError):
+            backend.map(path)
+        with pytest.raises(InvalidNameError):
             backend.delete([path])
         assert _paths(backend) == []
 
@@ -502,6 +504,7 @@ class BackendContract:
             lambda: backend.list(""),
             lambda: backend.read("a"),
             lambda: backend.read_many([Range("a")]),
+            lambda: backend.map("a"),
             lambda: backend.create("b", b""),
             lambda: backend.delete(["a"]),
             lambda: backend.appender("a"),

@@ -230,7 +230,7 @@ class _ReadAhead:
     def _fetch(self, path: str) -> None:
         """Fetch a segment, and those that come after it."""
         while self._coming[0][0] != path:
-            self._coming.popleft()
+            self._announced.discard(self._coming.popleft()[0])
         group: list[Range] = []
         size = 0
         while self._coming and len(group) < _AHEAD and size < _READ_BYTES:

@@ -10,9 +10,9 @@ class Stats:
     """Figures of a store, as one process sees it.
 
     :ivar documents: how many there are; `agents`: how many logs; `clock`: the greatest clock seen.
-    :ivar manifest: number of the manifest that the state in memory started from.
+    :ivar manifest: number of the manifest that this view started from.
     :ivar commits: how many commits were ever written, as far as seen; `tail_commits`: how many of them are not folded.
-    :ivar snapshot_runs: how many runs the snapshot in memory came from; `snapshot_records`, `snapshot_bytes`: their
+    :ivar snapshot_runs: how many runs the snapshot has; `snapshot_records`, `snapshot_bytes`: their
         lines, tombstones included.
     :ivar log_segments: retained segments on storage; `log_bytes`: their length; `archive_bytes`: archives on storage.
     :ivar compaction_error: why the last automatic compaction failed, None if it did not.

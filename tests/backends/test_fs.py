@@ -156,25 +156,9 @@ def test_a_holder_in_this_process_is_named_as_such(backend: FsBackend) -> None:
 # Forks
 
 
-# From Python 3.12 on, a fork beside other threads (as in a parallel test run) warns: the child only does what is safe.
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Run `work` in a forked child, which must come to its end."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-@forks
-def test_a_forked_child_is_refused_and_harms_nothing(backend: FsBackend, root: Path) -> None:
+def test_a_forked_child_is_refused_and_harms_nothing(
+    backend: FsBackend, root: Path, forked: Callable[[Callable[[], None]], None]
+) -> None:
     appender = backend.appender("a")
     appender.append(b"1\n")
     lock = backend.lock("compaction")
@@ -187,6 +171,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(backend: FsBackend, root: P
             lambda: backend.list(""),
             lambda: backend.read("x"),
             lambda: backend.read_many([Range("x")]),
+            lambda: backend.map("x"),
             lambda: backend.create("x", b""),
             lambda: backend.delete(["x"]),
             lambda: backend.appender("b"),
@@ -208,7 +193,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(backend: FsBackend, root: P
         other.append(b"from the child\n")
         other.close()
 
-    in_child(work)
+    forked(work)
     assert appender.append(b"3\n") == Position(1, 2)
     with pytest.raises(AgentBusyError):
         FsBackend(root).appender("a")
