@@ -93,6 +93,18 @@ def test_an_iteration_goes_on_while_its_snapshot_is_collected(url: str) -> None:
             assert seen == before
 
 
+def test_a_refresh_lets_go_of_runs_that_were_replaced(url: str) -> None:
+    """Though everything that was folded was read here before."""
+    fill(url)
+    with opslog.open(url, read_only=True) as reader, opslog.open(url, agent="writer", compact_after=None) as writer:
+        writer["100"] = {"new": True}
+        reader.refresh()
+        number = writer.compact(full=True).number
+        reader.refresh()
+        assert reader.stats().manifest == number
+        assert dict(reader.items()) == dict(writer.items())
+
+
 def test_a_view_of_the_past_whose_snapshot_was_collected_says_so() -> None:
     url = f"bucket://large-{next(_numbers)}"
     fill(url)
