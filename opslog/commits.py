@@ -137,6 +137,23 @@ class Seal(_Commit, gc=False, tag_field="op", tag="seal"):
 
 
 Commit = Set | Delete | Batch | Undo | Seal
+AnyCommit = TypeVar("AnyCommit", bound=Commit)
+
+
+def detached(commit: AnyCommit, agent: str) -> AnyCommit:
+    """The commit without its hold on the bytes that it was decoded from; those can be many times as long.
+
+    :param agent: the same name as the commit's, one string for all commits of a log.
+    """
+    commit.agent = agent
+    if isinstance(commit, Set):
+        commit.data = commit.data.copy()
+    elif isinstance(commit, Batch):
+        for op in commit.ops:
+            if isinstance(op, SetOp):
+                op.data = op.data.copy()
+    return commit
+
 
 _commits = msgspec.json.Decoder(Commit)
 _records = msgspec.json.Decoder(Record)

@@ -36,7 +36,7 @@ from opslog.errors import (
 )
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
 from opslog.layout import index_path, run_name
-from opslog.log import Cursor, LogSource, Segment, Segments, all_logs, list_log, list_segments, log_source
+from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -133,27 +133,28 @@ class Tail:
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
         self.clock, self.ts = manifest.clock, manifest.ts
         self.segments: Segments = {}
-        self._starts: dict[str, deque[Cut]] = {}
+        self._starts: dict[str, deque[tuple[int, int]]] = {}
+        """Per agent where the newest commits of its log begin, as many as may be recent."""
 
     @classmethod
     def read(cls, backend: Backend, manifest: Manifest) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(manifest)
         tail.segments = all_logs(list_segments(backend, tail.cursors), manifest.cut)
-        for agent in tail.segments:
-            tail.cursors.setdefault(agent, Cursor(agent))
-        source = log_source(backend, tail.cursors, tail.segments)
-        for agent, segments in tail.segments.items():
-            tail._read_log(source, agent, segments)
+        for agent, stretches in read_logs(backend, tail.cursors, tail.segments):
+            tail.merge.load(agent, tail._noted(agent, stretches))
         return tail
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
-        places = (
-            (agent, _of_a_commit(self._starts[agent][0]) if self.merge.recent.get(agent) else cursor.cut)
-            for agent, cursor in self.cursors.items()
-        )
-        return {agent: place for agent, place in places if place.commits}
+        cuts = {agent: self._cut_of(cursor, len(self.merge.recent[agent])) for agent, cursor in self.cursors.items()}
+        return {agent: cut for agent, cut in cuts.items() if cut.commits}
+
+    def _cut_of(self, cursor: Cursor, recent: int) -> Cut:
+        if not recent:
+            return cursor.cut
+        segment, offset = self._starts[cursor.agent][-recent]
+        return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
 
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
@@ -172,7 +173,7 @@ class Tail:
         except AgentBusyError:
             return False
         try:
-            if self._read_log(backend, agent, list_log(backend, agent)):
+            if self._read_on(backend, agent):
                 return False  # it came back, wrote and left since its log was read
             appender.advance(self.cursors[agent].cut.last_segment)
             appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
@@ -180,31 +181,32 @@ class Tail:
             return False  # it is alive in another process, and wrote just now
         finally:
             appender.close()
-        self._read_log(backend, agent, list_log(backend, agent))
+        self._read_on(backend, agent)
         return True
 
-    def _read_log(self, source: LogSource, agent: str, segments: list[Segment]) -> int:
-        """Read a log to its end; returns how many commits were new."""
-        cursor = self.cursors[agent]
-        starts = self._starts.setdefault(agent, deque(maxlen=self.merge.window))
-        before = cursor.commits
-        for start, commit in cursor.read(source, segments):
-            self._take(commit)
-            starts.append(start)
-        return cursor.commits - before
+    def _noted(self, agent: str, stretches: Iterable[Stretch]) -> Iterator[list[Commit]]:
+        starts = self._starts[agent] = deque(maxlen=self.merge.window)
+        for stretch in stretches:
+            if len(starts) < self.merge.window:
+                starts.extendleft(reversed(stretch.starts()[len(starts) - self.merge.window :]))
+            self.clock = max(self.clock, stretch.commits[-1].clock)
+            self.ts = max(self.ts, *(commit.ts for commit in stretch.commits))
+            yield stretch.commits
 
-    def _take(self, commit: Commit) -> None:
-        self.merge.apply(commit)
-        self.clock = max(self.clock, commit.clock)
-        self.ts = max(self.ts, commit.ts)
+    def _read_on(self, backend: Backend, agent: str) -> int:
+        """Read what a log has got since; returns how many commits that was."""
+        cursor = self.cursors[agent]
+        before = cursor.commits
+        for start, commit in cursor.read(backend, list_log(backend, agent)):
+            self.merge.apply(commit)
+            self._starts[agent].append(start.place)
+            self.clock = max(self.clock, commit.clock)
+            self.ts = max(self.ts, commit.ts)
+        return cursor.commits - before
 
 
 def _places(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
     return {agent: cut.place for agent, cut in cuts.items()}
-
-
-def _of_a_commit(start: Cut) -> Cut:
-    return start if start.offset else msgspec.structs.replace(start, there=True)
 
 
 class _Plan:

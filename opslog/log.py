@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from opslog.backends import Backend, Entry, Range
-from opslog.commits import Batch, Commit, Set, SetOp, decode_commits
+from opslog.commits import Commit, decode_commits, detached
 from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
@@ -92,6 +93,21 @@ class LogSource(Protocol):
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
 
 
+class Stretch(NamedTuple):
+    """Some commits of a log in a row, with the lines of them that begin at byte `offset` of `segment`."""
+
+    segment: int
+    offset: int
+    lines: bytes
+    commits: list[Commit]
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each of the commits begins."""
+        lengths = (len(line) + 1 for line in self.lines.split(b"\n"))
+        offsets = accumulate(lengths, initial=self.offset)
+        return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
+
+
 @dataclass(slots=True)
 class Cursor:
     """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`."""
@@ -130,25 +146,79 @@ class Cursor:
             was lost: the segment at a cut, and the last one of a log, are never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
-        expected = self.segment
-        for number, size, _ in segments:
-            if number < self.segment:
-                continue
-            if number != expected:
-                raise self._vanished(expected, "is missing, though the log goes on after it")
+        for number, size, _ in self._coming(segments):
             if number > self.segment:
                 self.segment, self.offset = number, 0
-            if size < self.offset:
-                raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
-            expected += 1
             if size > self.offset:
                 yield from self._read_segment(source)
             if not source.segments_grow:
-                self.segment, self.offset = expected, 0
-        if expected == self.segment and (self.offset or self.needed == expected):
+                self.segment, self.offset = number + 1, 0
+
+    def read_newest_first(self, source: LogSource, segments: list[Segment]) -> Iterator[Stretch]:
+        """The same commits in stretches, the newest stretch first, as far as the listing goes; moves the cursor when
+        the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
+        forgotten at once. Errors as in `read`."""
+        end, clock, later = self.place, self.clock, None
+        commits = 0
+        for number, size, _ in reversed(coming := self._coming(segments)):
+            for stretch in self._read_segment_back(source, number, size):
+                self._check(stretch, later)
+                if later is None:
+                    end, clock = (number, stretch.offset + len(stretch.lines)), stretch.commits[-1].clock
+                later = stretch
+                commits += len(stretch.commits)
+                yield stretch
+        if later is not None and later.commits[0].clock <= self.clock:
+            raise self._misplaced(later.commits[0], later.segment, later.offset, self.clock)
+        last = coming[-1].number if coming else self.segment
+        self.segment, self.offset = end if end[0] == last else (last, 0)
+        if coming and not source.segments_grow:
+            self.segment, self.offset = last + 1, 0
+        self.commits += commits
+        self.clock = clock
+
+    def _coming(self, segments: list[Segment]) -> list[Segment]:
+        """The segments to read, one after the other."""
+        coming = [segment for segment in segments if segment.number >= self.segment]
+        for expected, (number, size, _) in enumerate(coming, self.segment):
+            if number != expected:
+                raise self._vanished(expected, "is missing, though the log goes on after it")
+            if number == self.segment and size < self.offset:
+                raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
+        if not coming and (self.offset or self.needed == self.segment):
             raise self._vanished(
-                expected, f"is missing, and was there, and read or folded up to byte {self.offset} of it"
+                self.segment, f"is missing, and was there, and read or folded up to byte {self.offset} of it"
             )
+        return coming
+
+    def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Stretch]:
+        path, want = segment_path(self.agent, number), _READ_BYTES
+        first, end = self.offset if number == self.segment else 0, size
+        while end > first:
+            start = max(first, end - want)
+            data = source.read(path, start, end)
+            if len(data) < end - start:
+                raise self._vanished(number, f"ends at byte {start + len(data)}, and had {end} bytes before")
+            # The first line is whole where the reading began at its beginning; what follows the last newline is torn.
+            skipped = data.find(b"\n") + 1 if start > first else 0
+            lines = data[skipped : data.rfind(b"\n") + 1]
+            if lines:
+                end = start + skipped
+                yield Stretch(number, end, lines, decode_commits(lines, path, end))
+            elif start == first:
+                return
+            # A full read without a whole line is a part of a long one: ask for more of it.
+            want = _READ_BYTES if lines else want * 2
+
+    def _check(self, stretch: Stretch, later: Stretch | None) -> None:
+        """Whether its commits can be this log's ones before those that come `later`."""
+        agent, clock = self.agent, 0
+        for place, commit in enumerate(stretch.commits):
+            if commit.clock <= clock or commit.agent != agent:
+                raise self._misplaced(commit, *stretch.starts()[place], clock)
+            clock = commit.clock
+        if later is not None and later.commits[0].clock <= clock:
+            raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
 
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
         path, want = segment_path(self.agent, self.segment), _READ_BYTES
@@ -166,29 +236,30 @@ class Cursor:
         commits = decode_commits(lines, path, self.offset)
         for commit, line in zip(commits, lines.split(b"\n"), strict=False):
             if commit.agent != self.agent or commit.clock <= self.clock:
-                raise self._misplaced(commit, path)
+                raise self._misplaced(commit, self.segment, self.offset, self.clock)
             start = self.cut
             self.offset += len(line) + 1
             self.commits += 1
             self.clock = commit.clock
-            commit.agent = self.agent  # one string for all commits of a log
-            _own(commit)
-            yield start, commit
+            yield start, detached(commit, self.agent)
 
     def _vanished(self, number: int, what: str) -> MissingFileError:
         path = segment_path(self.agent, number)
         return MissingFileError(f"{path} {what}", path)
 
-    def _misplaced(self, commit: Commit, path: str) -> CorruptError:
+    def _misplaced(self, commit: Commit, segment: int, offset: int, clock: int) -> CorruptError:
+        path = segment_path(self.agent, segment)
         return CorruptError(
-            f"{path}: byte {self.offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one "
-            f"of {self.agent!r} above {self.clock} can be: the file was edited or copied, or two programs wrote it",
+            f"{path}: byte {offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one "
+            f"of {self.agent!r} above {clock} can be: the file was edited or copied, or two programs wrote it",
             path,
-            self.offset,
+            offset,
         )
 
 
-def log_source(backend: Backend, cursors: Mapping[str, Cursor], segments: Segments) -> LogSource:
+def log_source(
+    backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, *, newest_first: bool = False
+) -> LogSource:
     """What to read logs from, one after the other as the listing has them, from the cursors on. Where each append is a
     segment of its own, many are fetched at once."""
     if backend.segments_grow:
@@ -198,10 +269,23 @@ def log_source(backend: Backend, cursors: Mapping[str, Cursor], segments: Segmen
         [
             (segment_path(agent, segment.number), segment.bytes)
             for agent, listed in segments.items()
-            for segment in listed
+            for segment in (reversed(listed) if newest_first else listed)
             if segment.number >= cursors[agent].segment and segment.bytes < _READ_BYTES
         ],
     )
+
+
+def read_logs(
+    backend: Backend, cursors: dict[str, Cursor], segments: Segments
+) -> Iterator[tuple[str, Iterator[Stretch]]]:
+    """All logs from the cursors on, each with its newest stretch first; adds the cursors of new logs. Each log has to
+    be taken to its end before the next."""
+    logs = all_logs(segments, cursors)
+    for agent in logs:
+        cursors.setdefault(agent, Cursor(agent))
+    source = log_source(backend, cursors, logs, newest_first=True)
+    for agent, listed in logs.items():
+        yield agent, cursors[agent].read_newest_first(source, listed)
 
 
 class _ReadAhead:
@@ -240,13 +324,3 @@ class _ReadAhead:
             self._announced.discard(coming)
         found = self._backend.read_many(group)
         self._fetched = dict(zip((part.path for part in group), found, strict=True))
-
-
-def _own(commit: Commit) -> None:
-    """Copy the documents of a commit out of the bytes they were read with, so that those can be forgotten."""
-    if isinstance(commit, Set):
-        commit.data = commit.data.copy()
-    elif isinstance(commit, Batch):
-        for op in commit.ops:
-            if isinstance(op, SetOp):
-                op.data = op.data.copy()

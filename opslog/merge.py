@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
-from opslog.commits import Commit, Record, Seal, Undo
+from opslog.commits import Commit, Delete, Record, Seal, Set, Undo, detached
 
 
 class Recent:
@@ -56,13 +57,51 @@ class Merge:
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)
         else:
-            for record in entry.records:
-                self.contested.setdefault(record.id, []).append(record)
+            self._contest(entry.records)
         log.append(entry)
         settling = len(log) if isinstance(commit, Seal) else len(log) - self.window
         for _ in range(settling):
             self._settle(log.popleft())
         return touched
+
+    def load(self, agent: str, stretches: Iterable[list[Commit]]) -> None:
+        """Take in a whole log at once. The outcome is that of `apply` for its commits one by one; but only the newest
+        commit of each document is looked at twice, and only what is kept is detached from the bytes it came in.
+
+        :param agent: nothing of its log was applied before. :param stretches: its commits, newest stretch first, each
+            in the order of the log.
+        """
+        recent = self.recent[agent] = deque()
+        room = self.window
+        newest: dict[str, Record] = {}
+        undone: dict[int, int] = {}
+        """Per clock of a commit that an undo names: how far back from the end of the log that undo reaches."""
+        reach = room - 1
+        """Farther back a set is just a set: it is not recent, and no undo that was seen reaches it."""
+        for back, commit in enumerate(chain.from_iterable(map(reversed, stretches))):
+            if back > reach and (type(commit) is Set or type(commit) is Delete):
+                if commit.id not in newest:
+                    newest[commit.id] = detached(commit, agent)
+                continue
+            if isinstance(commit, Undo):
+                reach = undone[commit.target] = back + self.window
+            elif isinstance(commit, Seal):
+                room = 0
+                undone.clear()
+            cancelled = undone.get(commit.clock, -1) >= back
+            if len(recent) < room:
+                entry = Recent(detached(commit, agent))
+                entry.cancelled = cancelled
+                recent.appendleft(entry)
+                self._contest(() if cancelled else entry.records)
+            elif not cancelled:
+                for record in commit.records:
+                    if record.id not in newest:
+                        newest[record.id] = detached(record, agent)
+        for id in newest.keys() & self.settled.keys():
+            if newest[id].stamp < self.settled[id].stamp:
+                del newest[id]
+        self.settled.update(newest)
 
     def winner(self, id: str) -> Record | None:
         """The record that wins among everything applied, None where no record is left."""
@@ -92,6 +131,10 @@ class Merge:
                     self._withdraw(record)
                 return entry.records
         return ()
+
+    def _contest(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.contested.setdefault(record.id, []).append(record)
 
     def _settle(self, entry: Recent) -> None:
         if entry.cancelled:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set
 from opslog.errors import MissingFileError, RetryError
-from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_segments, log_source
+from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_segments, log_source, read_logs
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -61,6 +61,25 @@ class State:
             else:
                 self.winners[record.id] = winner
             self._uncounted.add(record.id)
+
+    def load(self, agent: str, stretches: Iterable[list[Commit]]) -> None:
+        """Take in a whole log at once, before anything else of it; see `Merge.load`."""
+        self.merge.load(agent, map(self._count, stretches))
+
+    def loaded(self) -> None:
+        """All logs are loaded."""
+        self.winners = dict(self.merge.settled)
+        for id in self.merge.contested:
+            winner = self.merge.winner(id)
+            assert winner is not None
+            self.winners[id] = winner
+        self._uncounted.update(self.winners)
+
+    def _count(self, commits: list[Commit]) -> list[Commit]:
+        self.commits += len(commits)
+        if commits:
+            self.clock = max(self.clock, commits[-1].clock)
+        return commits
 
     @property
     def documents(self) -> int:
@@ -178,19 +197,20 @@ class Loader:
 
         :raises NotFoundError: there is no store. :raises CorruptError: something cannot be read.
         """
-        return self.load_at(self.manifests.newest, lambda commit: True)
+        return self.load_at(self.manifests.newest, None)
 
-    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool]) -> State:
+    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool] | None) -> State:
         """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
         return self.manifests.read_consistently(choose, lambda manifest: self._load(manifest, included))
 
-    def _load(self, manifest: Manifest, included: Callable[[Commit], bool]) -> State:
+    def _load(self, manifest: Manifest, included: Callable[[Commit], bool] | None) -> State:
         state = State(manifest, self._load_runs(manifest.runs))
         segments = list_segments(self.backend, state.cursors)
         state.tail_cost = cost_after(segments, manifest.cut)
-        for commit in read_new(self.backend, state.cursors, segments):
-            if included(commit):
-                state.apply(commit)
+        for agent, stretches in read_logs(self.backend, state.cursors, segments):
+            commits = (stretch.commits for stretch in stretches)
+            state.load(agent, commits if included is None else (list(filter(included, some)) for some in commits))
+        state.loaded()
         return state
 
     def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
