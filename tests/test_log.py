@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -26,6 +26,9 @@ from opslog.log import Cursor, bytes_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.manifest import Cut
 
+Read = Callable[[Cursor, Backend], list[int]]
+"""Reads what is new in a log, and returns its clocks."""
+
 
 def line(clock: int, agent: str = "a", size: int = 0) -> bytes:
     return encode_commit(Set("ts", clock, agent, f"id-{clock}", msgspec.Raw(b'{"t":"%b"}' % (b"x" * size))))
@@ -42,14 +45,33 @@ def segment(backend: Backend, number: int, data: bytes, agent: str = "a") -> Non
     backend.create(segment_path(agent, number), data)
 
 
-def read(cursor: Cursor, backend: Backend) -> list[int]:
+def read_on(cursor: Cursor, backend: Backend) -> list[int]:
     return [commit.clock for _, commit in cursor.read(backend, list_log(backend, cursor.agent))]
+
+
+def read_newest_first(cursor: Cursor, backend: Backend) -> list[int]:
+    stretches = list(cursor.read_newest_first(backend, list_log(backend, cursor.agent)))
+    for stretch in stretches:
+        starts = [offset for segment, offset in stretch.starts() if segment == stretch.segment]
+        ends = [*starts[1:], stretch.offset + len(stretch.lines)]
+        data = backend.read(segment_path(cursor.agent, stretch.segment))
+        assert stretch.lines == data[stretch.offset :][: len(stretch.lines)]
+        lines = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        assert lines == [encode_commit(commit) for commit in stretch.commits]
+    return [commit.clock for stretch in reversed(stretches) for commit in stretch.commits]
 
 
 # -- reading
 
 
-def test_a_cursor_goes_on_where_it_was(backend: Backend) -> None:
+@pytest.fixture(params=[read_on, read_newest_first])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Both ways of reading."""
+    way: Read = request.param
+    return way
+
+
+def test_a_cursor_goes_on_where_it_was(backend: Backend, read: Read) -> None:
     appender = backend.appender("a")
     cursor = Cursor("a")
     assert read(cursor, backend) == []
@@ -78,7 +100,7 @@ def cursor_at(cut: Cut) -> Cursor:
     return Cursor.at("a", cut)
 
 
-def test_an_unfinished_line_waits_for_its_end(backend: Backend) -> None:
+def test_an_unfinished_line_waits_for_its_end(backend: Backend, read: Read) -> None:
     whole = line(2)
     for cut in range(len(whole)):
         path = segment_path("a", 1)
@@ -92,19 +114,20 @@ def test_an_unfinished_line_waits_for_its_end(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"{", line(2)[:-1], b"\0\0\0"])
-def test_a_torn_tail_is_passed_over_once_the_log_goes_on(backend: Backend, torn: bytes) -> None:
+def test_a_torn_tail_is_passed_over_once_the_log_goes_on(backend: Backend, read: Read, torn: bytes) -> None:
     segment(backend, 1, line(1) + torn)
     segment(backend, 2, line(2))
     assert read(Cursor("a"), backend) == [1, 2]
 
 
-def test_lines_longer_than_a_read(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_longer_than_a_read(backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", 64)
     sizes = [0, 10, 63, 64, 65, 500, 5000, 0, 1]
     segment(backend, 1, b"".join(line(number + 1, size=size) for number, size in enumerate(sizes)))
     assert read(Cursor("a"), backend) == list(range(1, len(sizes) + 1))
 
 
+@pytest.mark.parametrize("read_bytes", [64, 1024])
 @pytest.mark.parametrize(
     ("second", "text"),
     [
@@ -113,15 +136,35 @@ def test_lines_longer_than_a_read(backend: Backend, monkeypatch: pytest.MonkeyPa
         (b"nonsense\n", "this line cannot be read"),
     ],
 )
-def test_what_cannot_be_the_next_commit(backend: Backend, second: bytes, text: str) -> None:
-    segment(backend, 1, line(1) + second)
-    cursor = Cursor("a")
+def test_what_cannot_be_the_next_commit(
+    backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch, *, read_bytes: int, second: bytes, text: str
+) -> None:
+    monkeypatch.setattr(log_module, "_READ_BYTES", read_bytes)
+    segment(backend, 1, line(1) + second + line(5))
+    segment(backend, 2, line(6) + second)
+    with pytest.raises(CorruptError, match=text.partition(" above")[0]) as caught:
+        read(Cursor("a"), backend)
+    first = (segment_path("a", 1), len(line(1)))
+    assert (caught.value.path, caught.value.offset) in (first, (segment_path("a", 2), len(line(6))))
+    backend.delete([segment_path("a", 2)])
     with pytest.raises(CorruptError, match=text) as caught:
+        read(Cursor("a"), backend)
+    assert (caught.value.path, caught.value.offset) == first
+
+
+def test_segments_that_are_not_each_others_next(backend: Backend, read: Read) -> None:
+    segment(backend, 1, line(3))
+    segment(backend, 2, line(3))
+    with pytest.raises(CorruptError, match="at clock 3, where only one of 'a' above 3 can be") as caught:
+        read(Cursor("a"), backend)
+    assert (caught.value.path, caught.value.offset) == (segment_path("a", 2), 0)
+    cursor = Cursor("a", 2, clock=3)
+    with pytest.raises(CorruptError, match="above 3 can be"):
         read(cursor, backend)
-    assert (caught.value.path, caught.value.offset) == (segment_path("a", 1), len(line(1)))
+    assert cursor == Cursor("a", 2, clock=3), "it can be tried again"
 
 
-def test_what_is_missing(backend: Backend) -> None:
+def test_what_is_missing(backend: Backend, read: Read) -> None:
     for number in (1, 2, 4):
         segment(backend, number, line(number))
     with pytest.raises(MissingFileError, match="is missing, though the log goes on") as caught:

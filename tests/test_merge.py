@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -10,7 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Record, Seal, Set, SetOp, Undo
+from opslog.commits import (
+    Batch,
+    Commit,
+    Delete,
+    DeleteOp,
+    Record,
+    Seal,
+    Set,
+    SetOp,
+    Undo,
+    decode_commits,
+    encode_commit,
+)
 from opslog.merge import Merge, reference
 
 IDS = st.sampled_from("xyz")
@@ -109,6 +124,46 @@ def test_any_order_of_reading_gives_the_reference(window: int, data: Any) -> Non
         author.log = log
         target = merge.undoable(agent)
         assert (target.clock if target else None) == author.undoable()
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 32])
+@given(data=st.data())
+def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) -> None:
+    written = data.draw(logs(window))
+    one_by_one, loaded = Merge(window), Merge(window)
+    for commit in interleaved(data.draw, deepcopy(written)):
+        one_by_one.apply(commit)
+    for agent, log in written.items():
+        places = sorted(data.draw(st.sets(st.integers(0, len(log)), max_size=4)) | {0, len(log)}, reverse=True)
+        loaded.load(agent, [log[start:stop] for stop, start in pairwise(places)])
+    assert loaded.settled == one_by_one.settled
+    for agent in written:
+        assert _recent(loaded, agent) == _recent(one_by_one, agent)
+    by_stamp = attrgetter("stamp")
+    assert {id: sorted(records, key=by_stamp) for id, records in loaded.contested.items()} == {
+        id: sorted(records, key=by_stamp) for id, records in one_by_one.contested.items()
+    }
+    # And it goes on from there.
+    for agent in written:
+        for commit in (put(1000, agent, "x"), Undo("ts", 1001, agent, 1000)):
+            assert [record.id for record in loaded.apply(commit)] == [record.id for record in one_by_one.apply(commit)]
+    assert winners(loaded) == winners(one_by_one)
+
+
+def _recent(merge: Merge, agent: str) -> list[tuple[Commit, tuple[Record, ...], bool]]:
+    return [(entry.commit, tuple(entry.records), entry.cancelled) for entry in merge.recent.get(agent, ())]
+
+
+def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
+    lines = b"".join(encode_commit(put(clock, "a", f"id-{clock}")) for clock in range(1, 51))
+    batch = encode_commit(Batch("ts", 51, "a", [SetOp("b", msgspec.Raw(b"{}"))]))
+    merge = Merge(2)
+    merge.load("a", [decode_commits(batch * 1, "x", 0), decode_commits(lines, "x", 0)])
+    kept = [record.data for record in merge.settled.values() if isinstance(record, Set)]
+    kept += [record.data for entry in merge.recent["a"] for record in entry.records if isinstance(record, Set)]
+    assert len(kept) == 51
+    for data in kept:
+        assert len(memoryview(data).obj) == len(data), "not a part of something longer"
 
 
 @given(data=st.data())
