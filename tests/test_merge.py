@@ -163,7 +163,8 @@ def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
     kept += [record.data for entry in merge.recent["a"] for record in entry.records if isinstance(record, Set)]
     assert len(kept) == 51
     for data in kept:
-        assert len(memoryview(data).obj) == len(data), "not a part of something longer"
+        behind: Any = memoryview(data).obj
+        assert len(behind) == len(data), "not a part of something longer"
 
 
 @given(data=st.data())
