@@ -178,12 +178,6 @@ def decode_record(line: bytes) -> Record:
     return record
 
 
-def decode_verified(lines: bytes) -> list[Record]:
-    """Some record lines that were decoded before, when their file was verified."""
-    records: list[Record] = _records.decode_lines(lines)
-    return records
-
-
 def _decode(decoder: msgspec.json.Decoder[T], lines: bytes, path: str, offset: int) -> list[T]:
     try:
         commits = decoder.decode_lines(lines)

@@ -6,18 +6,28 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from opslog.backends import Backend
 from opslog.batch import OpenBatch
-from opslog.commits import Set
+from opslog.commits import Record, Set
 from opslog.documents import Schema
 from opslog.errors import MissingFileError, NotFoundError
 from opslog.state import State
 from opslog.views import Items, Values
 
 T = TypeVar("T")
+D = TypeVar("D")
 R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class _Local(threading.local):
+    batch: OpenBatch | None = None
+
+
+def _count(state: State, overlay: dict[str, Record]) -> int:
+    return state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
 
 
 class Documents(MutableMapping[str, T], Generic[T]):
@@ -28,7 +38,7 @@ class Documents(MutableMapping[str, T], Generic[T]):
         self._schema = schema
         self._state = state
         self._state_lock = threading.RLock()
-        self._local = threading.local()
+        self._local = _Local()
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -44,21 +54,28 @@ class Documents(MutableMapping[str, T], Generic[T]):
             raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
         return self._schema.decode(record)
 
+    @overload
+    def get(self, id: str, /) -> T | None: ...
+
+    @overload
+    def get(self, id: str, /, default: T | D) -> T | D: ...
+
+    def get(self, id: str, /, default: object = None) -> object:
+        """The document, or the default where there is none."""
+        record = self._record(id)
+        return default if record is None else self._schema.decode(record)
+
     def __contains__(self, id: object) -> bool:
         self._check_open()
         batch = self._open_batch
         if batch is not None and id in batch.overlay:
             return isinstance(batch.overlay[id], Set)
-        return isinstance(id, str) and self._look(lambda state: state.contains(id))
+        return isinstance(id, str) and self._look(State.contains, id)
 
     def __len__(self) -> int:
         self._check_open()
         overlay = self._open_batch.overlay if self._open_batch is not None else {}
-        return self._look(
-            lambda state: (
-                state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
-            )
-        )
+        return self._look(_count, overlay)
 
     def __iter__(self) -> Iterator[str]:
         return (record.id for record in self.records())
@@ -89,7 +106,7 @@ class Documents(MutableMapping[str, T], Generic[T]):
         """
         self._check_open()
         batch = self._open_batch
-        return self._look(lambda state: state.records(batch.overlay if batch is not None else None))
+        return self._look(State.records, batch.overlay if batch is not None else None)
 
     def _record(self, id: str) -> Set | None:
         self._check_open()
@@ -97,15 +114,15 @@ class Documents(MutableMapping[str, T], Generic[T]):
         if batch is not None and id in batch.overlay:
             record = batch.overlay[id]
             return record if isinstance(record, Set) else None
-        return self._look(lambda state: state.get(id))
+        return self._look(State.get, id)
 
-    def _look(self, read: Callable[[State], R]) -> R:
+    def _look(self, read: Callable[Concatenate[State, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What the state says; the newest one, if what this one wants to look up was collected meanwhile."""
         while True:
             with self._state_lock:
                 state = self._state
                 try:
-                    return read(state)
+                    return read(state, *args, **kwargs)
                 except MissingFileError as error:
                     missing = error
             self._replace(state, missing)
@@ -116,7 +133,7 @@ class Documents(MutableMapping[str, T], Generic[T]):
     @property
     def _open_batch(self) -> OpenBatch | None:
         """The innermost batch of this thread."""
-        return getattr(self._local, "batch", None)
+        return self._local.batch
 
     @contextmanager
     def _joined(self, batch: OpenBatch) -> Iterator[None]:

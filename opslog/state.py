@@ -135,8 +135,11 @@ class State:
         winner = self.winners.get(id)
         if winner is not None and self._outranks_all(winner):
             return winner
-        stored = next((record for run in self.runs if (record := run.get(id)) is not None), None)
-        return _newer(winner, stored)
+        for run in self.runs:
+            stored = run.get(id)
+            if stored is not None:
+                return _newer(winner, stored)
+        return winner
 
     def _outranks_all(self, winner: Record) -> bool:
         """Whether it is newer than the whole snapshot, so that nothing has to be looked up."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import opslog
 from opslog import runs, snapshot
 from opslog.backends import open_backend
+from opslog.commits import Set, encode_commit
 from opslog.manifest_store import ManifestStore
 from tests.support.bucket import BUCKETS
 
@@ -24,6 +29,7 @@ SETTINGS = opslog.Settings(undo_window=1, grace_seconds=0)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and parts of a few documents, none of them loaded."""
     monkeypatch.setattr(runs, "LOADED_BYTES", 0)
+    monkeypatch.setattr(runs, "_FENCE", 3)
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(snapshot, "PART_BYTES", 3000)
 
@@ -65,6 +71,38 @@ def test_a_lookup_costs_a_block_and_opening_nothing() -> None:
         assert of_the_snapshot(start) == 2
         assert dict(store.items()) == documents
         assert of_the_snapshot(start) == 2 + 1 + len(part_paths(url)), "a listing, and each part whole"
+
+
+@given(written=st.dictionaries(st.text(max_size=4), st.booleans(), min_size=1), decoy=st.text(max_size=4))
+def test_a_block_finds_its_documents_however_their_lines_are_written(written: dict[str, bool], decoy: str) -> None:
+    lines = []
+    for id, as_we_do in sorted(written.items()):
+        data = json.dumps({"id": decoy, "of": id})
+        if as_we_do:
+            lines.append(encode_commit(Set("ts", 1, "a", id, msgspec.Raw(data.encode()))))
+        else:
+            fields = {"id": id, "op": "set", "data": json.loads(data), "agent": "a", "clock": 1, "ts": "ts"}
+            lines.append(json.dumps(fields).encode() + b"\n")
+    before = b"something that comes before the block\n"
+    block = b"".join(lines)
+    opened = runs._OpenBlock("path", 1000, block, before + block, len(before))
+    for id in written:
+        record = opened.find(id)
+        assert isinstance(record, Set)
+        assert (record.id, record.document["of"]) == (id, id)
+    if decoy not in written:
+        assert opened.find(decoy) is None
+
+
+def test_a_line_that_is_no_record_is_named_though_its_block_has_the_right_checksum() -> None:
+    lines = [encode_commit(Set("ts", 1, "a", id, msgspec.Raw(b"{}"))) for id in "abcdefg"]
+    lines[4] = lines[4].replace(b'"clock":1', b'"clock":0')
+    block = b"".join(lines)
+    opened = runs._OpenBlock("path", 1000, block, block, 0)
+    assert opened.find("a") is not None
+    with pytest.raises(opslog.CorruptError) as caught:
+        opened.find("e")
+    assert (caught.value.path, caught.value.offset) == ("path", 1000 + len(b"".join(lines[:4])))
 
 
 def test_what_was_collected_is_looked_up_in_the_newest_snapshot(url: str) -> None:
