@@ -52,8 +52,8 @@ format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 .PHONY: bench
-bench: $(STAMP)  ## measure, and print the figures
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(STAMP)  ## measure everything beside the peers, and write docs/benchmarks.md; takes half an hour
+	$(BIN)/python -m benchmarks --page docs/benchmarks.md $(ARGS)
 
 .PHONY: clean
 clean:  ## remove everything that make and the tools wrote

@@ -1,13 +1,33 @@
-"""python -m benchmarks: measures, and prints a table; see the package for how to read it."""
+"""python -m benchmarks: measures, and prints tables; see the package for how to read them."""
 
 from __future__ import annotations
 
-from benchmarks import maintenance, reading, writing
+from pathlib import Path
+
+# In the order of the page: importing one registers its contenders.
+from benchmarks import writing
+
+# isort: split
+from benchmarks import reading
+
+# isort: split
+from benchmarks import opening
+
+# isort: split
+from benchmarks import tails
+
+# isort: split
+from benchmarks import amplification, maintenance
+from benchmarks.page import write_page
 from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
-GROUPS = (writing, reading, maintenance)
-"""Importing a group registers its contenders."""
+GROUPS = (writing, reading, opening, tails, amplification, maintenance)
 
 if __name__ == "__main__":
-    run(parser("python -m benchmarks", rounds=7).parse_args(), Scale(), SMALL)
+    _parser = parser("python -m benchmarks", rounds=7)
+    _parser.add_argument("--page", type=Path, metavar="FILE", help="also write a page with all tables and plots there")
+    _arguments = _parser.parse_args()
+    _report = run(_arguments, Scale(), SMALL)
+    if _arguments.page is not None:
+        write_page(_report, _arguments.page)

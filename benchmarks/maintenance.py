@@ -1,35 +1,44 @@
-"""Workloads of upkeep: compaction."""
+"""Workloads of upkeep: compaction, and how long it holds writers up."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import opslog
 from benchmarks.material import DECODER, UPSERT, document, line, rows, sqlite
-from benchmarks.runner import Round, Scale, Timer, contender
+from benchmarks.peers import NPM, ON_DISK, Npm, npm_modules
+from benchmarks.reading import settle, write_all
+from benchmarks.runner import Round, Scale, Timer, contender, workload
+
+COMPACT = workload("compact 1,000,000 new documents, per document", rounds=2)
 
 
-@contender("compact, per new commit", "opslog", "on disk")
+@contender(COMPACT, "opslog", ON_DISK)
 def compact_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
     with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
 
         def run(timer: Timer) -> int:
-            for number in range(scale.documents):
-                store.set(f"task-{number}", document(number, timer.number))
+            write_all(store, scale.snapshot, timer.number)
+            settle(store)
             store.flush()
             with timer:
                 assert store.compact().number is not None
-            return scale.documents
+            return scale.snapshot
 
         yield run
 
 
-@contender("compact, per new commit", "floor: read + msgspec + write + fdatasync", "on disk")
+@contender(COMPACT, "floor: read + msgspec + write + fdatasync", ON_DISK)
 def compact_floor(folder: Path, scale: Scale) -> Iterator[Round]:
     log, snapshot = folder / "log", folder / "snapshot"
-    log.write_bytes(b"".join(line(number) for number in range(scale.documents)))
+    with log.open("wb") as file:
+        file.writelines(line(number) for number in range(scale.snapshot))
 
     def run(timer: Timer) -> int:
         with timer:
@@ -43,17 +52,126 @@ def compact_floor(folder: Path, scale: Scale) -> Iterator[Round]:
     yield run
 
 
-@contender("compact, per new commit", "SQLite WAL, checkpoint", "on disk")
+@contender(COMPACT, "SQLite WAL, checkpoint", ON_DISK)
 def compact_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
     with sqlite(folder) as database:
         database.execute("PRAGMA wal_autocheckpoint = 0")
 
         def run(timer: Timer) -> int:
             database.execute("BEGIN")
-            database.executemany(UPSERT, rows(scale.documents, timer.number))
+            database.executemany(UPSERT, rows(scale.snapshot, timer.number))
             database.execute("COMMIT")
             with timer:
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            return scale.documents
+            return scale.snapshot
 
         yield run
+
+
+def compact_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Npm(folder) as peer:
+
+        def run(timer: Timer) -> int:
+            peer.fill(scale.snapshot, scale.snapshot)
+            timer.seconds = peer.compact()
+            return scale.snapshot
+
+        yield run
+
+
+if npm_modules() is not None:
+    contender(COMPACT, NPM, "when the system writes it")(compact_npm)
+
+
+PAUSE = workload("longest set beside a compaction of 1,000,000", rounds=2, unit="ms")
+
+
+def longest(call: Callable[[int], object], running: Callable[[], bool]) -> float:
+    """Milliseconds that the longest of many calls took, while something was running."""
+    most, number = 0.0, 0
+    while running():
+        start = time.perf_counter()
+        call(number)
+        most = max(most, time.perf_counter() - start)
+        number += 1
+    return most * 1000
+
+
+@contender(PAUSE, "opslog, compaction in a thread", ON_DISK)
+def pause_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store", agent="writer", compact_after=None) as store:
+
+        def run(timer: Timer) -> int:
+            write_all(store, scale.snapshot, timer.number)
+            settle(store)
+            compaction = threading.Thread(target=store.compact)
+            compaction.start()
+            timer.measured = longest(lambda number: store.set("beside", document(number)), compaction.is_alive)
+            compaction.join()
+            return 1
+
+        yield run
+
+
+_WRITER = """
+import os, sys
+from benchmarks.material import line
+data = b"".join(map(line, range(1000)))
+with open(sys.argv[1], "wb", buffering=0) as file:
+    for _ in range(int(sys.argv[2]) // 1000 + 1):
+        for part in range(0, len(data), 4 << 20):
+            file.write(data[part:])
+            os.fdatasync(file.fileno())
+"""
+
+
+@contender(PAUSE, "floor: write + fdatasync, beside a process that writes as much", ON_DISK)
+def pause_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    lines = [line(number) for number in range(100)]
+    with (folder / "floor").open("ab", buffering=0) as file:
+
+        def run(timer: Timer) -> int:
+            command = [sys.executable, "-c", _WRITER, str(folder / "other"), str(scale.snapshot)]
+            with subprocess.Popen(command) as other:
+
+                def write(number: int) -> None:
+                    file.write(lines[number % 100])
+                    os.fdatasync(file.fileno())
+
+                timer.measured = longest(write, lambda: other.poll() is None)
+            return 1
+
+        yield run
+
+
+@contender(PAUSE, "opslog, compaction in another process", ON_DISK)
+def pause_processes(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(folder / "store", agent="writer", compact_after=None) as store:
+
+        def run(timer: Timer) -> int:
+            write_all(store, scale.snapshot, timer.number)
+            settle(store)
+            command = [str(Path(sys.executable).parent / "opslog"), "compact", "--store", str(folder / "store")]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as compaction:
+                timer.measured = longest(
+                    lambda number: store.set("beside", document(number)), lambda: compaction.poll() is None
+                )
+            assert compaction.returncode == 0
+            return 1
+
+        yield run
+
+
+def pause_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Npm(folder) as peer:
+
+        def run(timer: Timer) -> int:
+            peer.fill(scale.snapshot, scale.snapshot)
+            timer.measured = peer.longest_set_beside_compact() * 1000
+            return 1
+
+        yield run
+
+
+if npm_modules() is not None:
+    contender(PAUSE, NPM, "when the system writes it")(pause_npm)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import msgspec
@@ -13,9 +16,24 @@ import orjson
 
 from opslog.commits import Commit, Set, encode_commit
 
+Documents = list[tuple[str, dict[str, Any]]]
+
 DECODER = msgspec.json.Decoder(Commit)
 
 UPSERT = "INSERT INTO documents VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET data = excluded.data"
+
+
+_prepared: dict[str, Path] = {}
+
+
+def prepared(name: str, fill: Callable[[Path], None]) -> Path:
+    """A folder that was filled once for all workloads that only read it, or add a little to it."""
+    if name not in _prepared:
+        place = Path(mkdtemp(prefix="opslog-bench-"))
+        atexit.register(shutil.rmtree, place)
+        fill(place)
+        _prepared[name] = place
+    return _prepared[name]
 
 
 def document(number: int, revision: int = 0) -> dict[str, Any]:
@@ -41,7 +59,7 @@ def line(number: int) -> bytes:
     return encode_commit(Set(ts, number + 1, "main", f"task-{number}", msgspec.Raw(text(number))))
 
 
-def documents(count: int, revision: int = 0) -> list[tuple[str, dict[str, Any]]]:
+def documents(count: int, revision: int = 0) -> Documents:
     return [(f"task-{number}", document(number, revision)) for number in range(count)]
 
 

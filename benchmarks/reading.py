@@ -1,47 +1,94 @@
-"""Workloads that read: one document, what is new, and a whole log at opening."""
+"""Workloads that read: get and scan, in memory and in a large snapshot; and the stores they read."""
 
 from __future__ import annotations
 
-import mmap
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from sqlite3 import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 import opslog
-from benchmarks.material import DECODER, UPSERT, document, line, rows, sqlite
-from benchmarks.runner import Round, Scale, Timer, contender
+from benchmarks.material import document, line, prepared, rows
+from benchmarks.peers import LARGE, QUICK, Open, Peer, Tinydb, Work, contend, filled_peer
+from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
+from opslog.commits import Set
 
 SEED = 7
+READS = "reads only"
+WIDTH = 300
+SETS = msgspec.json.Decoder(Set)
 
 
-def _ids(count: int) -> list[str]:
-    chosen = random.Random(SEED)
-    return [f"task-{chosen.randrange(count)}" for _ in range(count)]
+def some_ids(count: int, chosen: int) -> list[str]:
+    numbers = random.Random(SEED)
+    return [f"task-{numbers.randrange(count)}" for _ in range(chosen)]
 
 
-def _fill(folder: Path, count: int) -> Path:
-    """A store with so many documents, all of them in the log."""
-    with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
-        for number in range(count):
-            store.set(f"task-{number}", document(number))
-    return folder / "store"
+# -- stores to read
 
 
-def _compacted(folder: Path, count: int) -> Path:
+def logged(count: int, ids: int) -> Path:
+    """A store with so many commits over so many ids, all of them in one log."""
+
+    def fill(folder: Path) -> None:
+        with opslog.open(folder, durability="buffered", compact_after=None) as store:
+            for number in range(count):
+                store.set(f"task-{number * 7919 % ids}", document(number))
+
+    return prepared(f"opslog, {count} commits over {ids} ids", fill)
+
+
+def compacted(count: int) -> Path:
     """A store with so many documents in its snapshot, and a tail of 32 commits."""
-    with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
-        for first in range(0, count, 1000):
-            with store.batch():
-                for number in range(first, min(first + 1000, count)):
-                    store.set(f"task-{number}", document(number))
-        for number in range(32):
-            store.set("last", document(number))
-        store.compact()
-    return folder / "store"
+
+    def fill(folder: Path) -> None:
+        with opslog.open(folder, durability="buffered", compact_after=None) as store:
+            write_all(store, count)
+            settle(store)
+            store.compact()
+
+    return prepared(f"opslog, {count} documents", fill)
+
+
+def write_all(store: opslog.Store[dict[str, Any]], count: int, revision: int = 0) -> None:
+    """Set so many documents, a thousand in each commit."""
+    for first in range(0, count, 1000):
+        with store.batch():
+            for number in range(first, min(first + 1000, count)):
+                store.set(f"task-{number}", document(number, revision))
+
+
+def settle(store: opslog.Store[dict[str, Any]]) -> None:
+    """Write as many commits as an undo window, so that everything before them can be compacted."""
+    for number in range(32):
+        store.set("last", document(number))
+
+
+def fixed_lines(count: int) -> Path:
+    """The floor of a large snapshot: a file of lines of one length, in order of their numbers."""
+
+    def fill(folder: Path) -> None:
+        with (folder / "lines").open("wb") as file:
+            for number in range(count):
+                file.write(line(number).rstrip().ljust(WIDTH - 1) + b"\n")
+
+    return prepared(f"floor, {count} lines", fill) / "lines"
+
+
+def with_large(name: str, open_peer: Open, work: Work) -> Start:
+    """A contender that works on a peer with a large store."""
+
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        with open_peer(filled_peer(name, open_peer, scale.snapshot)) as peer:
+            yield lambda timer: work(peer, scale, timer)
+
+    return start
+
+
+# -- get
 
 
 class _Gets(NamedTuple):
@@ -51,20 +98,19 @@ class _Gets(NamedTuple):
     """
 
     name: str
-    prepare: Callable[[Path, int], Path]
+    prepare: Callable[[int], Path]
     documents: Callable[[Scale], int]
 
     def register(self) -> None:
-        contender(self.name, "opslog", "reads only")(self.opslog)
-        contender(self.name, "floor: dict lookup + orjson", "reads only")(self.floor)
-        contender(self.name, "SQLite WAL, select + orjson", "reads only")(self.sqlite)
+        contender(self.name, "opslog", READS)(self.opslog)
+        contender(self.name, "floor: dict lookup + orjson", READS)(self.floor)
 
     def ids(self, scale: Scale) -> list[str]:
-        return _ids(self.documents(scale))[: scale.documents]
+        return some_ids(self.documents(scale), scale.documents)
 
     def opslog(self, folder: Path, scale: Scale) -> Iterator[Round]:
         ids = self.ids(scale)
-        with opslog.open(self.prepare(folder, self.documents(scale)), read_only=True) as store:
+        with opslog.open(self.prepare(self.documents(scale)), read_only=True) as store:
 
             def run(timer: Timer) -> int:
                 with timer:
@@ -85,159 +131,60 @@ class _Gets(NamedTuple):
 
         yield run
 
-    def sqlite(self, folder: Path, scale: Scale) -> Iterator[Round]:
-        ids = self.ids(scale)
-        with sqlite(folder) as database:
-            _insert(database, self.documents(scale))
-
-            def run(timer: Timer) -> int:
-                with timer:
-                    for id in ids:
-                        (data,) = database.execute("SELECT data FROM documents WHERE id = ?", (id,)).fetchone()
-                        orjson.loads(data)
-                return len(ids)
-
-            yield run
+    def peer(self, peer: Peer, scale: Scale, timer: Timer) -> int:
+        ids = self.ids(scale)[: 10 if isinstance(peer, Tinydb) else None]
+        timer.seconds += peer.get(ids)
+        return len(ids)
 
 
-def _insert(database: Connection, count: int) -> None:
-    database.execute("BEGIN")
-    database.executemany(UPSERT, rows(count))
-    database.execute("COMMIT")
+_small = _Gets("get, random", lambda count: logged(count, count), lambda scale: scale.documents)
+_small.register()
+contend(_small.name, QUICK, _small.peer, lambda scale: scale.documents)
+_large = _Gets("get, random, large snapshot", compacted, lambda scale: scale.snapshot)
+_large.register()
 
 
-_Gets("get, random", _fill, lambda scale: scale.documents).register()
-_Gets("get, random, large snapshot", _compacted, lambda scale: scale.snapshot).register()
+for _name, _open_peer in LARGE.items():
+    contender(_large.name, _name, READS)(with_large(_name, _open_peer, _large.peer))
 
 
-@contender("open a snapshot, one get", "opslog", "reads only")
-def open_snapshot_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    path, ids = _compacted(folder, scale.snapshot), iter(_ids(scale.snapshot))
+# -- scan
 
-    def run(timer: Timer) -> int:
-        with timer, opslog.open(path, read_only=True) as store:
-            assert store.get(next(ids)) is not None
-        return 1
-
-    yield run
+SCAN = workload("scan with a predicate, per document", rounds=3)
 
 
-@contender("open a snapshot, one get", "floor: mmap + orjson", "reads only")
-def open_snapshot_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    """Lines of one length, in order: nothing to open."""
-    width, path = 300, folder / "floor"
-    path.write_bytes(b"".join(line(number).ljust(width) for number in range(scale.snapshot)))
-    chosen = random.Random(SEED)
-
-    def run(timer: Timer) -> int:
-        with timer, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            at = chosen.randrange(scale.snapshot) * width
-            orjson.loads(data[at : at + width])
-        return 1
-
-    yield run
-
-
-@contender("open a snapshot, one get", "SQLite WAL, select + orjson", "reads only")
-def open_snapshot_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    with sqlite(folder) as database:
-        _insert(database, scale.snapshot)
-    ids = iter(_ids(scale.snapshot))
-
-    def run(timer: Timer) -> int:
-        with timer, sqlite(folder) as database:
-            found = database.execute("SELECT data FROM documents WHERE id = ?", (next(ids),)).fetchone()
-            orjson.loads(found[0])
-        return 1
-
-    yield run
-
-
-@contender("refresh after 1 commit", "opslog", "reads only")
-def refresh_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with (
-        opslog.open(folder / "store", agent="writer", durability="buffered", compact_after=None) as writer,
-        opslog.open(folder / "store", read_only=True) as reader,
-    ):
+@contender(SCAN, "opslog", READS)
+def scan_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(compacted(scale.snapshot), read_only=True) as store:
 
         def run(timer: Timer) -> int:
-            for number in range(scale.writes):
-                writer.set("task", document(number))
-                writer.flush()
-                with timer:
-                    assert len(reader.refresh()) == 1
-            return scale.writes
+            with timer:
+                assert store.count(lambda document: document["priority"] == 0)
+            return scale.snapshot
 
         yield run
 
 
-@contender("refresh after 1 commit", "floor: stat + read + msgspec", "reads only")
-def refresh_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    path, lines = folder / "floor", [line(number) for number in range(scale.writes)]
-    with path.open("ab", buffering=0) as written, path.open("rb", buffering=0) as file:
-
-        def run(timer: Timer) -> int:
-            for new in lines:
-                written.write(new)
-                with timer:
-                    size = path.stat().st_size
-                    assert len(DECODER.decode_lines(file.read(size - file.tell()))) == 1
-            return len(lines)
-
-        yield run
-
-
-@contender("refresh after 1 commit", "SQLite WAL, select what is new", "reads only")
-def refresh_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    with sqlite(folder, "OFF") as writer, sqlite(folder) as reader:
-        writer.execute("CREATE TABLE log (number INTEGER PRIMARY KEY, line BLOB)")
-        last = 0
-
-        def run(timer: Timer) -> int:
-            nonlocal last
-            for number in range(scale.writes):
-                writer.execute("INSERT INTO log (line) VALUES (?)", (line(number),))
-                with timer:
-                    new = reader.execute("SELECT number, line FROM log WHERE number > ?", (last,)).fetchall()
-                    ((last, data),) = new
-                    DECODER.decode(data)
-            return scale.writes
-
-        yield run
-
-
-@contender("open a log, per commit", "opslog, then one get", "reads only")
-def open_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    path = _fill(folder, scale.log)
+@contender(SCAN, "floor: read + msgspec + orjson", READS)
+def scan_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    path = fixed_lines(scale.snapshot)
 
     def run(timer: Timer) -> int:
-        with timer, opslog.open(path, read_only=True) as store:
-            assert store.get("task-0") is not None
-        return scale.log
+        found = 0
+        with timer, path.open("rb") as file:
+            while lines := file.read(WIDTH * 1000):
+                sets = SETS.decode_lines(lines)
+                found += sum(orjson.loads(bytes(record.data))["priority"] == 0 for record in sets)
+        assert found
+        return scale.snapshot
 
     yield run
 
 
-@contender("open a log, per commit", "floor: read + msgspec", "reads only")
-def open_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    path = folder / "floor"
-    path.write_bytes(b"".join(line(number) for number in range(scale.log)))
-
-    def run(timer: Timer) -> int:
-        with timer:
-            commits = DECODER.decode_lines(path.read_bytes())
-        return len(commits)
-
-    yield run
+def _scan(peer: Peer, scale: Scale, timer: Timer) -> int:
+    timer.seconds += peer.scan()
+    return scale.snapshot
 
 
-@contender("open a log, per commit", "SQLite WAL, then read all rows", "reads only")
-def open_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    with sqlite(folder) as database:
-        _insert(database, scale.log)
-
-    def run(timer: Timer) -> int:
-        with timer, sqlite(folder) as database:
-            return len(database.execute("SELECT id, data FROM documents").fetchall())
-
-    yield run
+for _name, _open_peer in LARGE.items():
+    contender(SCAN, _name, READS)(with_large(_name, _open_peer, _scan))

@@ -17,6 +17,15 @@ from rich.table import Table
 from benchmarks.runner import WORKLOADS, Result, Scale, measure
 
 
+class Report(msgspec.Struct, frozen=True):
+    """Everything that a run measured, and what the figures depend on."""
+
+    environment: dict[str, str]
+    rounds: int
+    scale: Scale
+    results: list[Result]
+
+
 def machine() -> dict[str, str]:
     """What the figures depend on, besides the code. `load` is of the minute before: others may be using the machine."""
     return {
@@ -24,30 +33,35 @@ def machine() -> dict[str, str]:
         "load": f"{os.getloadavg()[0]:.2f}",
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-        **{name: version(name) for name in ("opslog", "msgspec", "orjson")},
+        **{name: version(name) for name in ("opslog", "msgspec", "orjson", "lmdb", "diskcache", "tinydb")},
     }
 
 
+def shown(value: float) -> str:
+    """A figure with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" if value >= 10 else f"{value:,.2f}"
+
+
 def table(results: Iterable[Result]) -> Table:
-    shown = Table(title="microseconds per operation, and how many times as long opslog takes")
+    table = Table(title="per operation, and how many times as much that is for opslog")
     for heading in ("workload", "contender", "safe on return"):
-        shown.add_column(heading)
+        table.add_column(heading)
     for heading in ("median", "least to most", "ratio"):
-        shown.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     last = None
     for result in results:
         if last not in (None, result.workload):
-            shown.add_section()
-        shown.add_row(
+            table.add_section()
+        table.add_row(
             "" if result.workload == last else result.workload,
             result.contender,
             result.durability,
-            f"{result.median_us:,.2f}",
-            f"{result.least_us:,.2f} to {result.most_us:,.2f}",
+            f"{shown(result.median)} {result.unit}",
+            f"{shown(min(result.values))} to {shown(max(result.values))}",
             f"{result.ratio:.2f}",
         )
         last = result.workload
-    return shown
+    return table
 
 
 def at_least_one(text: str) -> int:
@@ -66,19 +80,23 @@ def parser(program: str, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, sizes: Scale, least: Scale, extra: dict[str, str] | None = None) -> None:
+def run(arguments: argparse.Namespace, sizes: Scale, least: Scale, extra: dict[str, str] | None = None) -> Report:
     """Measure what is registered, as the command line says, and print it.
 
     :param sizes: what is measured; `least`: with ``--small``. :param extra: what else the figures depend on.
     """
     scale, rounds = (least, 2) if arguments.small else (sizes, arguments.rounds)
     environment = machine() | (extra or {})
-    chosen = [workload for workload in WORKLOADS if arguments.only in workload]
-    results = [result for workload in chosen for result in measure(workload, scale, rounds)]
+    results: list[Result] = []
     console = Console(width=None if os.isatty(1) else 160)
-    console.print(table(results))
+    for workload in WORKLOADS:
+        if arguments.only in workload:
+            measured = measure(workload, scale, rounds)
+            console.print(table(measured))
+            results += measured
     console.print(", ".join(f"{name} {value}" for name, value in environment.items()), highlight=False)
     console.print(f"{rounds} rounds of {scale}", highlight=False)
+    report = Report(environment, rounds, scale, results)
     if arguments.json is not None:
-        report = {"environment": environment, "scale": scale, "results": results}
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return report

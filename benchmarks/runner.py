@@ -9,31 +9,42 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How much work a round is: single writes, threads, documents of a store that is read, commits of an opened log,
-    documents of a large snapshot."""
+    """How much work a round is.
+
+    :ivar writes: single writes; `threads`: that write at once; `documents`: of a store that is read from memory.
+    :ivar log: commits of a long log, over a fifth as many documents; a short log has a tenth as many.
+    :ivar snapshot: documents of a large snapshot; `huge`: of a very large one.
+    :ivar agents: each with a log of a thousandth of `log`.
+    """
 
     writes: int = 300
     threads: int = 16
     documents: int = 10_000
-    log: int = 50_000
-    snapshot: int = 500_000
+    log: int = 1_000_000
+    snapshot: int = 1_000_000
+    huge: int = 10_000_000
+    agents: int = 100
 
 
-SMALL = Scale(writes=8, threads=4, documents=40, log=200, snapshot=1000)
+SMALL = Scale(writes=8, threads=4, documents=40, log=2000, snapshot=1000, huge=3000, agents=5)
 
 
 class Timer:
-    """Adds up the seconds inside its ``with`` blocks. :ivar number: of the round, from 0."""
+    """Adds up the seconds inside its ``with`` blocks.
+
+    :ivar number: of the round, from 0. :ivar measured: of a workload that does not measure seconds: the figure.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.seconds = 0.0
+        self.measured: float | None = None
         self._start = 0.0
 
     def __enter__(self) -> Self:
@@ -45,7 +56,7 @@ class Timer:
 
 
 Round = Callable[[Timer], int]
-"""One round of a contender: does its work, the measured part under the timer; returns how many operations that was."""
+"""One round of a contender: does its work, the measured part under the timer; returns how many operations it was."""
 
 Start = Callable[[Path, Scale], Iterator[Round]]
 
@@ -59,36 +70,60 @@ class Contender:
     start: Callable[[Path, Scale], AbstractContextManager[Round]]
 
 
-WORKLOADS: dict[str, list[Contender]] = {}
+class Workload(NamedTuple):
+    """What contenders do.
+
+    :ivar rounds: at most so many, for what takes long; then the first one counts, too. :ivar unit: of the figures.
+    """
+
+    contenders: list[Contender]
+    rounds: int | None = None
+    unit: str = "µs"
+
+
+WORKLOADS: dict[str, Workload] = {}
+
+
+def workload(name: str, rounds: int | None = None, unit: str = "µs") -> str:
+    """Register a workload that is not measured in the usual way. Returns its name."""
+    WORKLOADS[name] = Workload([], rounds, unit)
+    return name
 
 
 def contender(workload: str, name: str, durability: str) -> Callable[[Start], Start]:
     """Register a function that prepares in an empty directory and yields its `Round`. opslog comes first."""
 
     def register(start: Start) -> Start:
-        WORKLOADS.setdefault(workload, []).append(Contender(name, durability, contextmanager(start)))
+        entry = Contender(name, durability, contextmanager(start))
+        WORKLOADS.setdefault(workload, Workload([])).contenders.append(entry)
         return start
 
     return register
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Microseconds per operation, over the rounds. `ratio`: how many times as long opslog takes."""
+    """What a contender measured in each round, in `unit`; in microseconds: per operation.
+
+    :ivar ratio: how many times as much that is for opslog, as the median of the ratios within a round.
+    """
 
     workload: str
     contender: str
     durability: str
-    rounds: int
-    median_us: float
-    least_us: float
-    most_us: float
+    unit: str
+    values: list[float]
     ratio: float
 
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
 
-def measure(workload: str, scale: Scale, rounds: int) -> list[Result]:
+
+def measure(name: str, scale: Scale, rounds: int) -> list[Result]:
     """All contenders of a workload, after one round each that does not count."""
-    contenders = WORKLOADS[workload]
-    times: list[list[float]] = [[] for _ in contenders]
+    contenders, at_most, unit = WORKLOADS[name]
+    warming = 1 if at_most is None else 0
+    values: list[list[float]] = [[] for _ in contenders]
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opslog-bench-")))
         running = []
@@ -96,24 +131,19 @@ def measure(workload: str, scale: Scale, rounds: int) -> list[Result]:
             folder = root / str(place)
             folder.mkdir()
             running.append(stack.enter_context(entry.start(folder, scale)))
-        for number in range(rounds + 1):
+        for number in range(warming + min(rounds, at_most or rounds)):
             for turn in range(len(running)):
                 place = (turn + number) % len(running)  # nobody always comes first
                 timer = Timer(number)
                 operations = running[place](timer)
-                if number:
-                    times[place].append(timer.seconds / operations * 1e6)
-    return [_result(workload, entry, own, times[0]) for entry, own in zip(contenders, times, strict=True)]
+                value = timer.seconds / operations * 1e6 if timer.measured is None else timer.measured
+                if number >= warming:
+                    values[place].append(value)
+    return [
+        Result(name, entry.name, entry.durability, unit, own, _ratio(values[0], own))
+        for entry, own in zip(contenders, values, strict=True)
+    ]
 
 
-def _result(workload: str, entry: Contender, own: list[float], opslog: list[float]) -> Result:
-    return Result(
-        workload=workload,
-        contender=entry.name,
-        durability=entry.durability,
-        rounds=len(own),
-        median_us=statistics.median(own),
-        least_us=min(own),
-        most_us=max(own),
-        ratio=statistics.median(ours / theirs for ours, theirs in zip(opslog, own, strict=True)),
-    )
+def _ratio(opslog: list[float], theirs: list[float]) -> float:
+    return statistics.median(ours / other for ours, other in zip(opslog, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""Workloads that write: set by one caller and by many, buffered, in batches, and undo."""
+"""Workloads that write: set by one caller and by many, buffered, and in batches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 import opslog
-from benchmarks.material import UPSERT, document, documents, line, sqlite
+import opslog.aio
+from benchmarks.material import Documents, documents, line
+from benchmarks.peers import DURABLE, NPM, QUICK, Lmdb, Npm, Peer, Sqlite, contend, npm_modules
 from benchmarks.runner import Round, Scale, Timer, contender
 
 BATCH = 100
 
 
-def _bare(folder: Path, pieces: list[bytes], operations: int, *, each: bool = True) -> Iterator[Round]:
+def bare(folder: Path, pieces: list[bytes], operations: int, *, each: bool = True) -> Iterator[Round]:
     """Appends of the same bytes, with an fdatasync after each of them or after the last."""
     with (folder / "floor").open("ab", buffering=0) as file:
 
@@ -51,28 +51,19 @@ def set_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 
 @contender("set, durable, one caller", "floor: write + fdatasync", "on disk")
 def set_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _bare(folder, [line(number) for number in range(scale.writes)], scale.writes)
+    return bare(folder, [line(number) for number in range(scale.writes)], scale.writes)
 
 
-@contender("set, durable, one caller", "SQLite WAL FULL", "on disk")
-def set_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _sqlite_writes(folder, scale, "FULL")
+def _set(peer: Peer, scale: Scale, timer: Timer) -> int:
+    written = documents(scale.writes, timer.number)
+    timer.seconds += peer.set(written)
+    return scale.writes
 
 
-def _sqlite_writes(folder: Path, scale: Scale, synchronous: str) -> Iterator[Round]:
-    with sqlite(folder, synchronous) as database:
-
-        def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
-            with timer:
-                for id, value in written:
-                    database.execute(UPSERT, (id, orjson.dumps(value)))
-            return scale.writes
-
-        yield run
+contend("set, durable, one caller", DURABLE, _set)
 
 
-def _threaded(scale: Scale, work: Callable[[int, list[tuple[str, Any]]], None]) -> Iterator[Round]:
+def _threaded(scale: Scale, work: Callable[[int, Documents], None]) -> Iterator[Round]:
     """Each thread does `scale.writes` writes; time runs until all have."""
     with ThreadPoolExecutor(scale.threads) as pool:
 
@@ -90,7 +81,7 @@ def _threaded(scale: Scale, work: Callable[[int, list[tuple[str, Any]]], None]) 
 def threads_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
     with opslog.open(folder / "store") as store:
 
-        def work(thread: int, written: list[tuple[str, Any]]) -> None:
+        def work(thread: int, written: Documents) -> None:
             for id, value in written:
                 store.set(f"{id}-{thread}", value)
 
@@ -100,17 +91,28 @@ def threads_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 @contender("set, durable, 16 threads", "floor: one write + fdatasync per 16", "on disk")
 def threads_floor(folder: Path, scale: Scale) -> Iterator[Round]:
     groups = [line(number) * scale.threads for number in range(scale.writes)]
-    return _bare(folder, groups, scale.threads * scale.writes)
+    return bare(folder, groups, scale.threads * scale.writes)
 
 
 @contender("set, durable, 16 threads", "SQLite WAL FULL, a connection each", "on disk")
 def threads_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    with sqlite(folder):
+    with Sqlite(folder):  # makes the table
 
-        def work(thread: int, written: list[tuple[str, Any]]) -> None:
-            with sqlite(folder) as database:
+        def work(thread: int, written: Documents) -> None:
+            with Sqlite(folder) as database:
                 for id, value in written:
-                    database.execute(UPSERT, (f"{id}-{thread}", orjson.dumps(value)))
+                    database.put(f"{id}-{thread}", value)
+
+        yield from _threaded(scale, work)
+
+
+@contender("set, durable, 16 threads", "LMDB", "on disk")
+def threads_lmdb(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Lmdb(folder) as database:
+
+        def work(thread: int, written: Documents) -> None:
+            for id, value in written:
+                database.put(f"{id}-{thread}", value)
 
         yield from _threaded(scale, work)
 
@@ -123,11 +125,11 @@ def tasks_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
     with asyncio.Runner() as runner:
         store = runner.run(_opened(folder / "store"))
 
-        async def write(task: int, written: list[tuple[str, Any]]) -> None:
+        async def write(task: int, written: Documents) -> None:
             for id, value in written:
                 await store.set(f"{id}-{task}", value)
 
-        async def write_all(written: list[tuple[str, Any]]) -> None:
+        async def write_all(written: Documents) -> None:
             await asyncio.gather(*(write(task, written) for task in range(TASKS)))
 
         def run(timer: Timer) -> int:
@@ -146,12 +148,29 @@ async def _opened(path: Path) -> opslog.aio.AsyncStore[dict[str, Any]]:
 
 @contender("set, durable, 64 tasks", "floor: one write + fdatasync per 64", "on disk")
 def tasks_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _bare(folder, [line(number) * TASKS for number in range(scale.writes)], TASKS * scale.writes)
+    return bare(folder, [line(number) * TASKS for number in range(scale.writes)], TASKS * scale.writes)
 
 
 @contender("set, durable, 64 tasks", "opslog, one caller", "on disk")
 def tasks_one_caller(folder: Path, scale: Scale) -> Iterator[Round]:
     return set_opslog(folder, scale)
+
+
+def tasks_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    with Npm(folder) as peer:
+
+        def run(timer: Timer) -> int:
+            written = documents(scale.writes, timer.number)
+            timer.seconds += peer.set_at_once(
+                [(f"{id}-{task}", value) for task in range(TASKS) for id, value in written]
+            )
+            return TASKS * scale.writes
+
+        yield run
+
+
+if npm_modules() is not None:
+    contender("set, durable, 64 tasks", f"{NPM}, all at once", "when the system writes it")(tasks_npm)
 
 
 @contender("set, buffered", "opslog buffered", "within 100 ms; flushed at the end")
@@ -171,12 +190,10 @@ def buffered_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 
 @contender("set, buffered", "floor: write each, one fdatasync", "flushed at the end")
 def buffered_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _bare(folder, [line(number) for number in range(scale.writes)], scale.writes, each=False)
+    return bare(folder, [line(number) for number in range(scale.writes)], scale.writes, each=False)
 
 
-@contender("set, buffered", "SQLite WAL NORMAL", "at the next checkpoint")
-def buffered_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _sqlite_writes(folder, scale, "NORMAL")
+contend("set, buffered", QUICK, _set)
 
 
 @contender("batch of 100", "opslog", "on disk")
@@ -199,49 +216,22 @@ def batch_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 def batch_floor(folder: Path, scale: Scale) -> Iterator[Round]:
     lines = b"".join(line(number) for number in range(BATCH))
     count = _batch_count(scale)
-    return _bare(folder, [lines] * count, count)
+    return bare(folder, [lines] * count, count)
 
 
-@contender("batch of 100", "SQLite WAL FULL, one transaction", "on disk")
-def batch_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    with sqlite(folder) as database:
+def _batches_of(peer: Peer, scale: Scale, timer: Timer) -> int:
+    written = _batches(scale, timer)
+    timer.seconds += peer.batches(written)
+    return len(written)
 
-        def run(timer: Timer) -> int:
-            written = _batches(scale, timer)
-            with timer:
-                for batch in written:
-                    database.execute("BEGIN")
-                    database.executemany(UPSERT, [(id, orjson.dumps(value)) for id, value in batch])
-                    database.execute("COMMIT")
-            return len(written)
 
-        yield run
+contend("batch of 100", DURABLE, _batches_of)
 
 
 def _batch_count(scale: Scale) -> int:
     return max(1, scale.writes // 10)
 
 
-def _batches(scale: Scale, timer: Timer) -> list[list[tuple[str, Any]]]:
+def _batches(scale: Scale, timer: Timer) -> list[Documents]:
     count = _batch_count(scale)
     return [documents(BATCH, timer.number * count + place) for place in range(count)]
-
-
-@contender("undo", "opslog", "on disk")
-def undo_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with opslog.open(folder / "store") as store:
-
-        def run(timer: Timer) -> int:
-            for number in range(scale.writes):
-                store.set("task", document(number))
-                with timer:
-                    assert store.undo()
-            return scale.writes
-
-        yield run
-
-
-@contender("undo", "floor: write + fdatasync", "on disk")
-def undo_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    undo = b'{"ts":"2026-01-01T00:00:00.000000Z","clock":1000,"agent":"main","op":"undo","target":999}\n'
-    return _bare(folder, [undo] * scale.writes, scale.writes)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.goals import GOALS
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,14 +18,28 @@ WORKLOADS = {
     "set, durable, 64 tasks",
     "set, buffered",
     "batch of 100",
-    "undo",
     "get, random",
-    "open a snapshot, one get",
     "get, random, large snapshot",
-    "refresh after 1 commit",
-    "open a log, per commit",
-    "compact, per new commit",
+    "scan with a predicate, per document",
+    "open a log of 1,000,000 commits over 200,000 ids, per commit",
+    "open a snapshot of 1,000,000, one get",
+    "open a snapshot of 10,000,000, one get",
+    "memory: 1,000,000 documents, opened",
+    "memory: 1,000,000 documents, after 10,000 gets",
+    "memory: 1,000,000 documents, after a scan",
+    "memory: a log of 1,000,000 commits, opened",
+    "memory: 10,000,000 documents, after 10,000 gets",
+    "get from the command line",
+    "refresh after 1 commit, 100,000 in the tails",
+    "refresh after 1 commit, 1,000,000 in the tails",
+    "refresh after 1 commit of each of 100 agents",
+    "undo, 100,000 in the tails",
+    "undo, 1,000,000 in the tails",
+    "bytes written per byte set, while growing to 10,000,000",
+    "compact 1,000,000 new documents, per document",
+    "longest set beside a compaction of 1,000,000",
 }
+WITHOUT_FLOOR = ("memory: ", "bytes written")
 
 
 @pytest.mark.slow
@@ -34,15 +51,22 @@ def test_every_workload_on_s3_runs_small() -> None:
 
 
 def test_every_workload_runs_small(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    command = [sys.executable, "-W", "error", "-m", "benchmarks", "--small", "--json", str(report)]
+    page = tmp_path / "page.md"
+    command = [sys.executable, "-W", "error", "-m", "benchmarks", "--small", "--page", str(page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    results = json.loads(report.read_text())["results"]
+    results = json.loads((tmp_path / "page" / "results.json").read_text())["results"]
     assert {result["workload"] for result in results} == WORKLOADS
+    text = page.read_text()
     for workload in WORKLOADS:
         assert workload in done.stdout
+        assert f"## {workload}\n" in text
         contenders = [result["contender"] for result in results if result["workload"] == workload]
         assert contenders[0].startswith("opslog"), "ratios are taken to the first"
-        assert contenders[1].startswith("floor"), "every workload has a floor"
-    assert all(0 < result["least_us"] <= result["median_us"] <= result["most_us"] for result in results)
+        assert workload.startswith(WITHOUT_FLOOR) or contenders[1].startswith("floor"), "every workload has a floor"
+    for plot in re.findall(r"\]\((.*\.svg)\)", text):
+        assert "</svg>" in (tmp_path / plot).read_text()
+    assert len(list((tmp_path / "page").glob("*.svg"))) == len(WORKLOADS)
+    if "without the npm package" not in done.stderr:
+        assert text.count("| met |") + text.count("| missed |") == len(GOALS), "each goal is measured"
+    assert all(result["values"] and min(result["values"]) > 0 for result in results if result["unit"] == "µs")

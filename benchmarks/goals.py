@@ -1,0 +1,163 @@
+"""What opslog wants to reach, held against what a run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.maintenance import COMPACT, PAUSE
+from benchmarks.opening import COLD, HUGE, LOG, SNAPSHOT
+from benchmarks.peers import NPM
+from benchmarks.runner import Result
+
+
+class Measured(NamedTuple):
+    text: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Goal:
+    """:ivar measure: what a run says of it, None if it did not measure that. :ivar why_missed: said where it is."""
+
+    text: str
+    measure: Callable[[list[Result]], Measured | None]
+    why_missed: str = ""
+
+
+Place = tuple[str, str]
+"""A workload, and how the name of a contender begins."""
+
+
+def _median(results: list[Result], place: Place) -> float | None:
+    workload, contender = place
+    found = (one.median for one in results if one.workload == workload and one.contender.startswith(contender))
+    return next(found, None)
+
+
+def _times(
+    text: str, smaller: Place, greater: Place, *, least: float | None = None, most: float | None = None, why: str = ""
+) -> Goal:
+    """How many times as much the second takes as the first: at least so much, or at most."""
+
+    def measure(results: list[Result]) -> Measured | None:
+        low, high = _median(results, smaller), _median(results, greater)
+        if low is None or high is None:
+            return None
+        times = high / low
+        met = (least is None or times >= least) and (most is None or times <= most)
+        return Measured(f"{times:,.2f} x" if times < 10 else f"{times:,.0f} x", met)
+
+    return Goal(text, measure, why)
+
+
+def _at_most(text: str, place: Place, most: float, unit: str, *, beyond: Place | None = None, why: str = "") -> Goal:
+    """At most so much, or so much more than what is `beyond`."""
+
+    def measure(results: list[Result]) -> Measured | None:
+        value = _median(results, place)
+        floor = 0.0 if beyond is None else _median(results, beyond)
+        if value is None or floor is None:
+            return None
+        return Measured(f"{value - floor:,.1f} {unit}", value - floor <= most)
+
+    return Goal(text, measure, why)
+
+
+_ONE, _TASKS, _BUFFERED = "set, durable, one caller", "set, durable, 64 tasks", "set, buffered"
+_SHORT, _LONG = "100,000 in the tails", "1,000,000 in the tails"
+_REFRESH, _UNDO = "refresh after 1 commit, ", "undo, "
+_MEMORY = "memory: 1,000,000 documents, "
+_LARGE = "get, random, large snapshot"
+
+GOALS = (
+    _times("durable set, one caller: within 1.15 x of write + fdatasync", (_ONE, "floor"), (_ONE, "opslog"), most=1.15),
+    _times(
+        "durable set, 64 tasks: at least 10 x one caller's rate",
+        (_TASKS, "opslog.aio"),
+        (_TASKS, "opslog, one caller"),
+        least=10,
+    ),
+    _times(
+        "buffered set: at least 3 x the rate of the npm package's async mode",
+        (_BUFFERED, "opslog"),
+        (_BUFFERED, NPM),
+        least=3,
+    ),
+    _times("open a log of 1,000,000: at least 5 x faster than the npm package", (LOG, "opslog"), (LOG, NPM), least=5),
+    _times(
+        "open a log of 1,000,000: within 2.5 x of decoding it with msgspec", (LOG, "floor"), (LOG, "opslog"), most=2.5
+    ),
+    _times(
+        "open a snapshot of 1,000,000: at least 100 x faster than the npm package",
+        (SNAPSHOT, "opslog"),
+        (SNAPSHOT, NPM),
+        least=100,
+    ),
+    _times(
+        "open a snapshot of 10,000,000: within 2 x of 1,000,000",
+        (HUGE, "opslog with"),
+        (HUGE, "opslog"),
+        most=2,
+    ),
+    _times(
+        "memory with 1,000,000 documents opened: at most a tenth of the npm package's",
+        (f"{_MEMORY}opened", "opslog"),
+        (f"{_MEMORY}opened", NPM),
+        least=10,
+    ),
+    _times(
+        "memory after 10,000 gets: at most a tenth of the npm package's",
+        (f"{_MEMORY}after 10,000 gets", "opslog"),
+        (f"{_MEMORY}after 10,000 gets", NPM),
+        least=10,
+    ),
+    _times(
+        "refresh after 1 commit: with 1,000,000 in the tails within 1.5 x of 100,000",
+        (_REFRESH + _SHORT, "opslog"),
+        (_REFRESH + _LONG, "opslog"),
+        most=1.5,
+    ),
+    _times(
+        "refresh after 1 commit, 1,000,000 in the tails: at least 1,000 x faster than the npm package",
+        (_REFRESH + _LONG, "opslog"),
+        (_REFRESH + _LONG, NPM),
+        least=1000,
+    ),
+    _times(
+        "undo: with 1,000,000 in the tails within 1.5 x of 100,000",
+        (_UNDO + _SHORT, "opslog"),
+        (_UNDO + _LONG, "opslog"),
+        most=1.5,
+    ),
+    _times(
+        "compact 1,000,000: at least 3 x faster than the npm package, per document",
+        (COMPACT, "opslog"),
+        (COMPACT, NPM),
+        least=3,
+    ),
+    _at_most(
+        "longest set beside that compaction, in a thread: under 20 ms beyond the fdatasync",
+        (PAUSE, "opslog, compaction in a thread"),
+        20,
+        "ms",
+        beyond=(PAUSE, "floor"),
+    ),
+    _at_most(
+        "longest set beside that compaction, in another process: under 20 ms beyond the fdatasync",
+        (PAUSE, "opslog, compaction in another"),
+        20,
+        "ms",
+        beyond=(PAUSE, "floor"),
+    ),
+    _times("get, in memory: at least the npm package's rate", ("get, random", "opslog"), ("get, random", NPM), least=1),
+    _at_most("get from a snapshot of 1,000,000: at least 100,000/s", (_LARGE, "opslog"), 10, "µs"),
+    _at_most(
+        "get from the command line: little more than Python needs to start",
+        (COLD, "opslog get"),
+        50_000,
+        "µs more",
+        beyond=(COLD, "floor"),
+    ),
+)

@@ -1,0 +1,83 @@
+// Works on a store of npm @backloghq/opslog for benchmarks.peers: a JSON command per line on stdin, what it measured per
+// line on stdout (seconds, unless said otherwise). Usage: node npm_peer.mjs <folder of node_modules>
+import { createInterface } from "node:readline";
+import { performance } from "node:perf_hooks";
+import { pathToFileURL } from "node:url";
+
+const { Store } = await import(pathToFileURL(`${process.argv[2]}/@backloghq/opslog/dist/index.js`));
+
+// It would compact every 100 sets and when it is closed; here that is a workload of its own.
+const never = { checkpointThreshold: 1e9, checkpointOnClose: false };
+let store; // the one that commands work on
+let opened = []; // per agent one
+
+const document = (number, revision = 0) => ({
+  title: `Task ${number}`,
+  revision: String(revision).padStart(6, "0"),
+  status: "active",
+  assignee: `agent-${number % 7}`,
+  priority: number % 5,
+  tags: ["build", "api", "storage"],
+  notes: "what a person would write into one line of a task",
+});
+
+async function seconds(work) {
+  const start = performance.now();
+  await work();
+  return (performance.now() - start) / 1000;
+}
+
+const commands = {
+  open: (folder, options) => {
+    store = new Store();
+    opened.push(store);
+    return seconds(() => store.open(folder, { ...never, ...options }));
+  },
+  set: (documents) =>
+    seconds(async () => {
+      for (const [id, document] of documents) await store.set(id, document);
+      await store.flush();
+    }),
+  setAtOnce: (documents) => seconds(() => Promise.all(documents.map(([id, document]) => store.set(id, document)))),
+  batches: (batches) =>
+    seconds(async () => {
+      for (const documents of batches) await store.batch(() => documents.forEach((one) => store.set(...one)));
+    }),
+  get: (ids) =>
+    seconds(() => {
+      for (const id of ids) if (store.get(id) === undefined) throw new Error(id);
+    }),
+  scan: () => seconds(() => store.filter((one) => one.priority === 0)),
+  fill: (count, ids) =>
+    seconds(async () => {
+      for (let first = 0; first < count; first += 1000)
+        await store.batch(() => {
+          for (let number = first; number < Math.min(first + 1000, count); number++)
+            store.set(`task-${(number * 7919) % ids}`, document(number));
+        });
+    }),
+  undo: () => seconds(() => store.undo()),
+  refresh: () => seconds(() => store.refresh()),
+  compact: () => seconds(() => store.compact()),
+  longestSetBesideCompact: async () => {
+    let running = true;
+    let longest = 0;
+    const compacting = store.compact().then(() => (running = false));
+    for (let number = 0; running; number++)
+      longest = Math.max(longest, await seconds(() => store.set("beside", document(number))));
+    await compacting;
+    return longest;
+  },
+  memory: () => process.memoryUsage().rss / 1e6, // megabytes
+  // Another agent's store becomes the one that commands work on; 0 is the first that was opened.
+  use: (number) => {
+    store = opened[number];
+    return 0;
+  },
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const [command, ...options] = JSON.parse(line);
+  console.log(JSON.stringify(await commands[command](...options)));
+}
+process.exit(0);

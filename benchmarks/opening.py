@@ -1,0 +1,303 @@
+"""Workloads of opening: a long log, a large snapshot, what it takes in memory, and from the command line."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import orjson
+
+import opslog
+from benchmarks.amplification import grown
+from benchmarks.material import DECODER, prepared
+from benchmarks.peers import LARGE, NPM, Npm, Open, filled_peer, node, npm_modules
+from benchmarks.reading import READS, SEED, WIDTH, compacted, fixed_lines, logged, some_ids
+from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
+
+# -- a log
+
+
+def npm_logged(count: int, ids: int) -> Path:
+    def fill(folder: Path) -> None:
+        with Npm(folder, agent="main") as peer:
+            peer.fill(count, ids)
+
+    return prepared(f"{NPM}, {count} commits", fill)
+
+
+LOG = workload("open a log of 1,000,000 commits over 200,000 ids, per commit", rounds=3)
+
+
+@contender(LOG, "opslog, then one get", READS)
+def log_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    path = logged(scale.log, scale.log // 5)
+
+    def run(timer: Timer) -> int:
+        with timer:
+            store = opslog.open(path, read_only=True)
+            assert store.get("task-0") is not None
+        store.close()
+        return scale.log
+
+    yield run
+
+
+@contender(LOG, "floor: read + msgspec", READS)
+def log_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    (path,) = logged(scale.log, scale.log // 5).glob("ops/*/*.jsonl")
+
+    def run(timer: Timer) -> int:
+        with timer:
+            commits = DECODER.decode_lines(path.read_bytes())
+        return len(commits)
+
+    yield run
+
+
+def log_npm(folder: Path, scale: Scale) -> Iterator[Round]:
+    path = npm_logged(scale.log, scale.log // 5)
+
+    def run(timer: Timer) -> int:
+        with Npm(path, agent="reader") as peer:
+            timer.seconds = peer.opening + peer.get(["task-0"])
+        return scale.log
+
+    yield run
+
+
+if npm_modules() is not None:
+    contender(LOG, f"{NPM}, then one get", READS)(log_npm)
+
+
+# -- a snapshot
+
+
+def _filled(name: str, open_peer: Open, scale: Scale) -> Path:
+    return filled_peer(name, open_peer, scale.snapshot)
+
+
+SNAPSHOT = "open a snapshot of 1,000,000, one get"
+HUGE = "open a snapshot of 10,000,000, one get"
+
+
+def _snapshot_opslog(prepare: Callable[[Scale], Path], count: Callable[[Scale], int]) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        path, ids = prepare(scale), iter(some_ids(count(scale), 100))
+
+        def run(timer: Timer) -> int:
+            with timer:
+                store = opslog.open(path, read_only=True)
+                assert store.get(next(ids)) is not None
+            store.close()
+            return 1
+
+        yield run
+
+    return start
+
+
+def _snapshot_floor(count: Callable[[Scale], int]) -> Start:
+    """Lines of one length, in order: nothing to open."""
+
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        path, chosen = fixed_lines(count(scale)), random.Random(SEED)
+
+        def run(timer: Timer) -> int:
+            with timer, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                at = chosen.randrange(count(scale)) * WIDTH
+                orjson.loads(data[at : at + WIDTH])
+            return 1
+
+        yield run
+
+    return start
+
+
+def _snapshot_peer(name: str, open_peer: Open) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        place, ids = filled_peer(name, open_peer, scale.snapshot), iter(some_ids(scale.snapshot, 100))
+
+        def run(timer: Timer) -> int:
+            begun = time.perf_counter()
+            with open_peer(place) as peer:
+                opening = peer.opening if isinstance(peer, Npm) else time.perf_counter() - begun
+                timer.seconds = opening + peer.get([next(ids)])
+            return 1
+
+        yield run
+
+    return start
+
+
+contender(SNAPSHOT, "opslog", READS)(_snapshot_opslog(lambda s: compacted(s.snapshot), lambda s: s.snapshot))
+contender(SNAPSHOT, "floor: mmap + orjson", READS)(_snapshot_floor(lambda s: s.snapshot))
+for _name, _open_peer in LARGE.items():
+    contender(SNAPSHOT, _name, READS)(_snapshot_peer(_name, _open_peer))
+contender(HUGE, "opslog", READS)(_snapshot_opslog(lambda s: grown(s.huge).path, lambda s: s.huge))
+contender(HUGE, "floor: mmap + orjson", READS)(_snapshot_floor(lambda s: s.huge))
+contender(HUGE, "opslog with 1,000,000", READS)(_snapshot_opslog(lambda s: compacted(s.snapshot), lambda s: s.snapshot))
+
+
+# -- memory
+
+
+class Use(NamedTuple):
+    """What is done with an open store of so many documents before its memory is measured."""
+
+    count: Callable[[Scale], int]
+    gets: int = 0
+    scans: bool = False
+
+
+_CHILD = """
+import json, sys
+from pathlib import Path
+import opslog
+from benchmarks.peers import LARGE
+from benchmarks.reading import some_ids
+
+name, path, count, gets, scans = json.loads(sys.argv[1])
+ids = some_ids(count, gets)
+
+def resident():
+    fields = dict(line.split(":") for line in open("/proc/self/status"))
+    return int(fields["VmRSS"].split()[0]) * 1024 / 1e6
+
+before = resident()
+if name == "opslog":
+    store = opslog.open(path, read_only=True)
+    for id in ids:
+        store.get(id)
+    if scans:
+        store.count(lambda document: document["priority"] == 0)
+else:
+    store = LARGE[name](Path(path))
+    store.get(ids)
+    if scans:
+        store.scan()
+print(resident() - before)
+"""
+
+
+def memory_of(name: str, prepare: Callable[[Scale], Path], use: Use) -> Start:
+    """How much more a process holds after it has opened a store and used it, mapped files included."""
+
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        path, gets = prepare(scale), min(use.gets, scale.documents)
+        arguments = json.dumps([name, str(path), use.count(scale), gets, use.scans])
+
+        def run(timer: Timer) -> int:
+            command = [sys.executable, "-c", _CHILD, arguments]
+            timer.measured = float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            return 1
+
+        yield run
+
+    return start
+
+
+def memory_of_npm(prepare: Callable[[Scale], Path], use: Use) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        path = prepare(scale)
+
+        def run(timer: Timer) -> int:
+            with Npm(folder) as peer:
+                before = peer.memory()
+            with Npm(path, reads=True) as peer:
+                peer.get(some_ids(use.count(scale), min(use.gets, scale.documents)))
+                if use.scans:
+                    peer.scan()
+                timer.measured = peer.memory() - before
+            return 1
+
+        yield run
+
+    return start
+
+
+def _memory_workload(name: str, kind: str, opslog_store: Callable[[Scale], Path], use: Use) -> str:
+    title = workload(f"memory: {name}", rounds=3, unit="MB")
+    contender(title, "opslog", kind)(memory_of("opslog", opslog_store, use))
+    return title
+
+
+def _snapshot_of(scale: Scale) -> Path:
+    return compacted(scale.snapshot)
+
+
+for _what, _use in {
+    "opened": Use(lambda s: s.snapshot),
+    "after 10,000 gets": Use(lambda s: s.snapshot, 10_000),
+    "after a scan": Use(lambda s: s.snapshot, 0, True),
+}.items():
+    _title = _memory_workload(f"1,000,000 documents, {_what}", READS, _snapshot_of, _use)
+    for _name, _open_peer in LARGE.items():
+        _prepare = partial(_filled, _name, _open_peer)
+        _start = memory_of_npm(_prepare, _use) if _name == NPM else memory_of(_name, _prepare, _use)
+        contender(_title, _name, READS)(_start)
+
+_title = _memory_workload(
+    "a log of 1,000,000 commits, opened", READS, lambda s: logged(s.log, s.log // 5), Use(lambda s: s.log // 5)
+)
+if npm_modules() is not None:
+    _use = Use(lambda s: s.log // 5)
+    contender(_title, NPM, READS)(memory_of_npm(lambda s: npm_logged(s.log, s.log // 5), _use))
+_memory_workload(
+    "10,000,000 documents, after 10,000 gets", READS, lambda s: grown(s.huge).path, Use(lambda s: s.huge, 10_000)
+)
+
+
+# -- the command line
+
+COLD = "get from the command line"
+
+
+def _command(prepare: Callable[[Scale], list[str]]) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        command = prepare(scale)
+
+        def run(timer: Timer) -> int:
+            for _ in range(10):
+                with timer:
+                    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            return 10
+
+        yield run
+
+    return start
+
+
+def _small_store(scale: Scale) -> Path:
+    return logged(scale.documents, scale.documents)
+
+
+def _npm_small(scale: Scale) -> Path:
+    return _filled(NPM, Npm, msgspec.structs.replace(scale, snapshot=scale.documents))
+
+
+_NODE = """
+const {Store} = await import(process.argv[1] + "/@backloghq/opslog/dist/index.js");
+const store = new Store();
+await store.open(process.argv[2], {readOnly: true});
+console.log(store.get(process.argv[3]));
+"""
+_BIN = Path(sys.executable).parent
+contender(COLD, "opslog get", READS)(
+    _command(lambda s: [str(_BIN / "opslog"), "get", "--store", str(_small_store(s)), "task-1"])
+)
+contender(COLD, "floor: python -c pass", READS)(_command(lambda s: [sys.executable, "-c", "pass"]))
+if npm_modules() is not None:
+    contender(COLD, f"node and {NPM}", READS)(
+        _command(
+            lambda s: [node(), "--input-type=module", "-e", _NODE, str(npm_modules()), str(_npm_small(s)), "task-1"]
+        )
+    )

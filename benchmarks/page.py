@@ -1,0 +1,96 @@
+"""A report as a page, docs/benchmarks.md: goals, and a table and a plot for each workload; raw figures beside it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import msgspec
+from matplotlib import pyplot
+
+from benchmarks.goals import GOALS
+from benchmarks.report import Report, shown
+from benchmarks.runner import Result
+
+_HEAD = """# Benchmarks
+
+Written by `make bench`; do not edit. Every workload runs for opslog, for a floor (the bare system calls, or
+decoding the same bytes: nothing can be faster and keep the same promise) and for peers, in turns, in one run.
+A figure is the median over the rounds, per operation where it is a time. A ratio says how many times as much
+opslog takes as that contender (the median of the ratios within a round): below 1, opslog is better.
+
+Documents have 7 fields and about 170 bytes of JSON, 290 bytes as a line of a log. "Safe on return" says what
+a crash of the machine cannot take any more when a call returns; where it differs, times do not say the same
+thing. This is opslog's own benchmark: it measures what opslog is made for.
+"""
+_PEERS = """Not every peer does everything. TinyDB and diskcache would need hours for a million documents (TinyDB writes
+its whole file at each call). SQLite, LMDB, TinyDB and diskcache have no log to open, no undo and no other
+agents. The npm package cannot open ten million documents (a file becomes one string, of at most 512 MB); it
+compacts every 100 sets if it is let, which is switched off here; and it runs in a process of its own, where
+its times are taken.
+"""
+
+
+def write_page(report: Report, page: Path) -> None:
+    """:param page: the Markdown file; a folder of the same name, without ``.md``, gets plots and raw figures."""
+    mpl.use("svg")  # needs no screen
+    folder = page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    environment = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+    sections = [
+        _HEAD,
+        f"{report.rounds} rounds, 2 or 3 of what takes long, on: {environment}.\n\n{_PEERS}",
+        _goals(report),
+    ]
+    for workload, group in itertools.groupby(report.results, key=lambda result: result.workload):
+        results = list(group)
+        name = re.sub(r"[^a-z0-9]+", "-", workload.lower()).strip("-")
+        _plot(results, folder / f"{name}.svg")
+        sections.append(f"## {workload}\n\n{_table(results)}\n![{workload}]({folder.name}/{name}.svg)\n")
+    page.write_text("\n".join(sections))
+
+
+def _table(results: list[Result]) -> str:
+    lines = [f"| contender | safe on return | median, {results[0].unit} | least to most | ratio |", "| --- " * 5 + "|"]
+    lines += [
+        f"| {result.contender} | {result.durability} | {shown(result.median)} "
+        f"| {shown(min(result.values))} to {shown(max(result.values))} | {result.ratio:.2f} |"
+        for result in results
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _goals(report: Report) -> str:
+    lines = ["## Goals", "", "| goal | measured | |", "| --- | --- | --- |"]
+    notes = []
+    for goal in GOALS:
+        measured = goal.measure(report.results)
+        if measured is not None:
+            lines.append(f"| {goal.text} | {measured.text} | {'met' if measured.met else 'missed'} |")
+            if not measured.met and goal.why_missed:
+                notes.append(f"- {goal.text}: {goal.why_missed}")
+    return "\n".join([*lines, "", *notes, ""]) if notes else "\n".join([*lines, ""])
+
+
+def _plot(results: list[Result], path: Path) -> None:
+    """Bars of the medians, with lines from least to most, on a logarithmic scale."""
+    with mpl.rc_context({"svg.hashsalt": "opslog", "svg.fonttype": "none", "font.size": 9}):
+        figure, axes = pyplot.subplots(figsize=(7, 0.6 + 0.35 * len(results)))
+        names = [result.contender for result in results]
+        medians = [result.median for result in results]
+        spread = [
+            [result.median - min(result.values) for result in results],
+            [max(result.values) - result.median for result in results],
+        ]
+        colors = ["#1f6feb" if name.startswith("opslog") else "#b0b0b0" for name in names]
+        axes.barh(names, medians, xerr=spread, color=colors, error_kw={"elinewidth": 1, "ecolor": "#404040"})
+        axes.invert_yaxis()
+        if min(medians) > 0:
+            axes.set_xscale("log")
+        axes.set_xlabel(f"{results[0].unit}, less is better")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
