@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from opslog import compaction
 from opslog.backends import Backend
@@ -26,17 +27,26 @@ _log = logging.getLogger("opslog")
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
+    :param compacted: called in the thread when somebody may have compacted.
     :ivar folded: how many commits the newest known manifest has folded; `tail_cost`: what it takes to read
         the logs after its cut, as of `cost_after`.
     :ivar error: why the last attempt failed, None if it did not.
     """
 
     def __init__(
-        self, backend: Backend, environment: Environment, manifest: Manifest, tail_cost: int, after: int | None
+        self,
+        backend: Backend,
+        environment: Environment,
+        manifest: Manifest,
+        *,
+        tail_cost: int,
+        after: int | None,
+        compacted: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._environment = environment
         self._after = after
+        self._compacted = compacted
         self._commits = 0
         self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
@@ -77,6 +87,7 @@ class AutoCompaction:
             if self._is_due():
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
+            self._compacted()
             self.error = None
         except LockedError:
             pass  # somebody else is at it

@@ -18,8 +18,8 @@ from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.runs import BlockRun, StoredRun, load_run, newest_records
 
-_FORGET_AFTER = 10_000
-"""So many commits that others folded, and the state is better loaded again than kept beside the snapshot."""
+_HEAVY = 10_000
+"""So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
 
 
 class State:
@@ -93,6 +93,18 @@ class State:
             self._uncounted.discard(id)
         return self._documents
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether so much is in memory that it pays to look whether some of it is in a snapshot by now."""
+        return len(self.winners) > _HEAVY
+
+    def empty(self) -> None:
+        """Let go of everything, when nobody uses this state any more. Piece by piece, because freeing a million records
+        at once would hold up all threads for as long."""
+        for winners in (self.winners, self.merge.settled):
+            while winners:
+                winners.popitem()
+
     def is_behind(self, newest: Manifest, skip: str | None) -> bool:
         """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
         the winners of the old tail had better be forgotten, or runs that are looked into on storage were replaced.
@@ -101,7 +113,7 @@ class State:
         """
         retained = {run.name for run in newest.runs}
         return (
-            newest.commits - self.manifest.commits > _FORGET_AFTER
+            self.is_heavy
             or any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs)
             or any(
                 cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)

@@ -85,6 +85,8 @@ class Store(Documents[T]):
         self._refresh_lock = threading.RLock()
         self._unseen: list[Commit] = []
         self._complete = True
+        self._unread: dict[str, Cursor] | None = None
+        """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
         self._looked = environment.monotonic()
         self._fence = Fence(loader.manifests, environment, state.manifest)
         self._closed = False
@@ -101,7 +103,14 @@ class Store(Documents[T]):
             if agent and appender
             else None
         )
-        self._compaction = AutoCompaction(backend, environment, state.manifest, state.tail_cost, compact_after)
+        self._compaction = AutoCompaction(
+            backend,
+            environment,
+            state.manifest,
+            tail_cost=state.tail_cost,
+            after=compact_after,
+            compacted=self._forget_folded,
+        )
 
     # -- writing
 
@@ -340,13 +349,14 @@ class Store(Documents[T]):
 
     def _read_new(self) -> bool:
         """Read what is new into the state and `_unseen`. Returns whether `_unseen` has all of it."""
+        caught_up = self._catch_up()
         self._looked = self._environment.monotonic()
         newest = self._loader.manifests.newest()
         self._fence.look(newest, self._looked)
         if newest.number != self._state.manifest.number:
             self._compaction.note_manifest(newest)
             if self._state.is_behind(newest, self._agent):
-                return self._reload()
+                return self._reload() and caught_up
         try:
             segments = list_segments(self._backend, self._state.cursors)
             segments.pop(self._agent or "", None)  # what it writes itself is counted when it is written
@@ -357,11 +367,34 @@ class Store(Documents[T]):
                 self._clock.observe(commit.clock)
                 self._unseen.append(commit)
         except MissingFileError:
-            return self._reload()
-        return True
+            return self._reload() and caught_up
+        return caught_up
 
     def _reload(self) -> bool:
-        """Load again, beside ongoing writes; only what they add meanwhile is read while they wait."""
+        """Load again, and read what that took in at once into `_unseen`. Returns whether it has all of it."""
+        self._load_again()
+        return self._catch_up()
+
+    def _catch_up(self) -> bool:
+        if self._unread is None:
+            return True
+        missed, complete = read_between(self._backend, self._unread, self._state, self._agent)
+        self._unseen += missed
+        self._unread = None
+        return complete
+
+    def _forget_folded(self) -> None:
+        """After a compaction: let go of what it folded, or a store that only writes would hold everything it has ever
+        written."""
+        with self._refresh_lock:
+            is_old = self._loader.manifests.newest_number() != self._state.manifest.number
+            if is_old and self._state.is_heavy and not self._closed:
+                old = self._state
+                self._load_again()
+                old.empty()
+
+    def _load_again(self) -> None:
+        """Load beside ongoing writes; only what they add meanwhile is read while they wait."""
         old, state = self._state.cursors, self._loader.load()
         if self._log is None:
             self._state = state
@@ -371,11 +404,10 @@ class Store(Documents[T]):
                 for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
                     state.apply(commit)
                 self._state = state
+        if self._unread is None:
+            self._unread = old
         self._compaction.note_manifest(state.manifest)
         self._clock.observe(state.clock)
-        missed, complete = read_between(self._backend, old, state, self._agent)
-        self._unseen += missed
-        return complete
 
     # -- the past
 
@@ -415,6 +447,7 @@ class Store(Documents[T]):
         )
         if done.number is not None:
             self._compaction.note_manifest(self._loader.manifests.newest())
+            self._forget_folded()
         return done
 
     def archive(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import autocompaction, compaction
+from opslog import autocompaction, compaction, state
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.log import SEGMENT_COST
@@ -59,6 +59,37 @@ def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None
         fill(store, 40)
         assert set(runs) == {"opslog-compact"}
     assert folded(url) <= 140 - 32
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_store_that_only_writes_forgets_what_was_folded(
+    url: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is that of the tail, and others' commits are handed out all the same, each once."""
+    monkeypatch.setattr(state, "_HEAVY", 50)
+    with (
+        opslog.open(url, agent="a", compact_after=100 if by_itself else None) as store,
+        opslog.open(url, agent="b", compact_after=None) as other,
+    ):
+        handed_out = []
+        for lap in range(5):
+            for number in range(100):
+                store[f"{lap}-{number}"] = {"number": number}
+            other[f"other-{lap}"] = {}
+            if by_itself:
+                until(lambda: len(store._state.winners) < 150)
+            else:
+                store.compact()
+                assert len(store._state.winners) < 50
+            if lap == 2:
+                handed_out += store.refresh()
+        assert (len(store), store["0-1"]) == (505, {"number": 1})
+        handed_out += store.refresh()
+        assert [commit.id for commit in handed_out if isinstance(commit, opslog.Set)] == [
+            f"other-{n}" for n in range(5)
+        ]
+        assert store.undo()
+        assert (len(store), "4-99" in store) == (504, False)
 
 
 def test_it_runs_when_the_tail_is_large_enough(url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
