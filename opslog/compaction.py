@@ -239,9 +239,10 @@ class _Plan:
     def _winners(self, runs: list[BlockRun]) -> Iterator[Row]:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
         settled = self.tail.merge.settled
+        lookups = [run.ascending(len(settled)) for run in runs]
         for id in sorted(settled):
             record = settled.pop(id)  # from here on its line is enough
-            stored = _first(runs, id)
+            stored = _first(lookups, id)
             if stored is None or record.stamp > stored.stamp:
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
                 yield Row.of(record, encode_commit(record))
@@ -315,6 +316,6 @@ class _Plan:
         )
 
 
-def _first(runs: list[BlockRun], id: str) -> Record | None:
+def _first(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:
     """What the newest run that knows the document says of it."""
-    return next((record for run in runs if (record := run.get(id)) is not None), None)
+    return next((record for get in lookups if (record := get(id)) is not None), None)

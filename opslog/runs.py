@@ -12,7 +12,7 @@ import hashlib
 import heapq
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -33,6 +33,9 @@ _REMEMBERED_BYTES = 64 * 1024 * 1024
 """How much memory a run on storage takes for the blocks that were looked at."""
 _FENCE = 16
 """How many lines of a block a lookup searches, of which it decodes one."""
+
+_PASS = 8
+"""How many records a pass over a run decodes in the time of one lookup."""
 
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
@@ -153,6 +156,22 @@ class BlockRun:
         place = self._parts[number].place(id)
         block = self._opened.get((number, place))
         return (block or self._open(number, place)).find(id)
+
+    def ascending(self, count: int) -> Callable[[str], Record | None]:
+        """`get` for so many ids in ascending order: in one pass over the run, where that costs less than as many
+        lookups."""
+        if self.run.records > _PASS * count:
+            return self.get
+        records = self.records()
+        current = next(records, None)
+
+        def get(id: str) -> Record | None:
+            nonlocal current
+            while current is not None and current.id < id:
+                current = next(records, None)
+            return current if current is not None and current.id == id else None
+
+        return get
 
     def is_live(self, id: str) -> bool | None:
         record = self.get(id)
@@ -281,19 +300,21 @@ class _OpenBlock:
             return None
         start, stop = self._starts[place : place + 2]
         buffer = self._buffer
-        # Most likely the line is the one in which the id stands as we write it. Whether it is, its record says; and one
-        # that was written in another way is found by decoding all.
-        found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
-        if found >= 0:
-            first = buffer.rfind(b"\n", start, found) + 1 or start
-            try:
+        try:
+            # Most likely the line is the one in which the id stands as we write it. Whether it is, its record says.
+            found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
+            if found >= 0:
+                first = buffer.rfind(b"\n", start, found) + 1 or start
                 record = decode_record(buffer[first : buffer.find(b"\n", found)])
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                """Raised below, with its place."""
-            else:
                 if record.id == id:
                     return record
-        return next((record for record in self._decode(buffer[start:stop], start) if record.id == id), None)
+            lines = buffer[start:stop].split(b"\n")[:-1]
+            place = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
+            record = decode_record(lines[min(place, len(lines) - 1)])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._decode(buffer[start:stop], start)  # raises, with the place
+            raise
+        return record if record.id == id else None
 
     def _decode(self, lines: bytes, start: int) -> list[Record]:
         return decode_records(lines, self._path, self._offset + start)

@@ -7,14 +7,13 @@ one read. Archives have the same two files.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from opslog.checksum import crc32, decode_checked, encode_checked
+from opslog.checksum import crc32, decode_checked, encode_checked, sha256
 from opslog.commits import Delete, Record, decode_record, decode_records
 from opslog.errors import CorruptError
 from opslog.layout import index_path, part_path
@@ -87,7 +86,6 @@ class _Builder:
         self.pending_first = ""
         self.bytes = self.live = self.records = 0
         self.first = self.last = ""
-        self.digest = hashlib.sha256()
 
     def add(self, row: Row) -> None:
         id = row.id
@@ -109,15 +107,15 @@ class _Builder:
             self.blocks.append(Block(self.pending_first, self.bytes, len(block), crc32(block)))
             self.lines.append(block)
             self.bytes += len(block)
-            self.digest.update(block)
             self.pending, self.pending_bytes = [], 0
 
     def finish(self, path: str) -> File:
         self.end_block()
-        digest = self.digest.hexdigest()
+        data = b"".join(self.lines)
+        digest = sha256(data)
         part = Part(path, self.records, self.live, self.bytes, self.first, self.last, digest)
         index = Index(self.bytes, self.records, digest, self.blocks)
-        return File(part, b"".join(self.lines), encode_checked(index))
+        return File(part, data, encode_checked(index))
 
 
 def build_parts(run: str, rows: Iterable[Row]) -> Iterator[File]:
