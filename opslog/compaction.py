@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -52,8 +51,7 @@ Progress = Callable[[int, int], None]
 """Called as records are written: (how many so far, how many at most)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
+class Compaction(msgspec.Struct, frozen=True):
     """What a compaction did.
 
     :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.

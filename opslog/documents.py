@@ -10,7 +10,6 @@ from __future__ import annotations
 import marshal
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -136,8 +135,7 @@ def _corrupt(record: Set, reason: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Schema(Generic[T]):
+class Schema(msgspec.Struct, Generic[T], frozen=True):
     """How a program sees documents: their type, and their schema version.
 
     :ivar type: what `T` is: a dataclass, a TypedDict or a msgspec.Struct; None for plain dicts.

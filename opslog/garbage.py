@@ -19,7 +19,8 @@ needs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from opslog.backends import Backend, Entry
 from opslog.errors import MissingFileError
@@ -31,8 +32,7 @@ TEMPORARY_SECONDS = 3600.0
 """No creation of one file takes this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
+class Garbage(msgspec.Struct, frozen=True):
     """Files that can go, in the order in which they must: a manifest before what it names."""
 
     manifests: list[Entry]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Stamp, Undo
@@ -28,8 +29,7 @@ Point = int | str | datetime
 """A clock, or a time: a `datetime` with a zone, or such a time as text (``2026-11-20T12:00:00Z``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(msgspec.Struct, frozen=True):
     """One thing that happened to a document.
 
     :ivar record: the set or delete, with its `ts`, `clock`, `agent` and, for a set, `data`.

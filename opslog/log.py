@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from opslog.backends import Backend, Entry, Range
 from opslog.commits import Commit, decode_commits, detached
@@ -108,8 +109,7 @@ class Stretch(NamedTuple):
         return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
 
 
-@dataclass(slots=True)
-class Cursor:
+class Cursor(msgspec.Struct):
     """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`."""
 
     agent: str

@@ -8,7 +8,6 @@ one read. Archives have the same two files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -66,8 +65,7 @@ class Index(msgspec.Struct, frozen=True):
     blocks: list[Block]
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(msgspec.Struct, frozen=True):
     """A part or an archive ready to be written: first the data, then its index, whose presence means both are whole."""
 
     part: Part

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     """Figures of a store, as one process sees it.
 
     :ivar documents: how many there are; `agents`: how many logs; `clock`: the greatest clock seen.

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 import opslog
 from opslog.archive import list_periods, read_archive
@@ -155,7 +156,7 @@ def _load(session: Session, period: str) -> int:
 def stats_command(session: Session) -> None:
     """Show figures of the store: documents, agents, commits, sizes."""
     with session.reading() as store:
-        stats = asdict(store.stats())
+        stats = msgspec.structs.asdict(store.stats())
     del stats["compaction_error"], stats["requests"]  # of this process, which has only just begun
     if session.json:
         write_json(stats)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import click
+import msgspec
 
 import opslog
 from opslog.backends import Backend, open_backend
@@ -17,8 +17,7 @@ from opslog.history import Point
 from opslog.manifest_store import ManifestStore
 
 
-@dataclass(slots=True)
-class Session:
+class Session(msgspec.Struct):
     """The common options of one call.
 
     :ivar store: a directory or URL; `agent`: the name to write under; `json`: whether a program reads the answer.
