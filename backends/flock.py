@@ -7,7 +7,6 @@ whoever makes a new one would both hold "the" lock. What stands in them (pid, ho
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 
 from opslog.backends import forking
@@ -62,7 +61,7 @@ def _boot_id() -> str:
 
 
 def _this_process() -> bytes:
-    return f"{os.getpid()} {socket.gethostname()} {_boot_id()}\n".encode()
+    return f"{os.getpid()} {os.uname().nodename} {_boot_id()}\n".encode()
 
 
 def _write_holder(descriptor: int) -> None:

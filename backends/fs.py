@@ -30,7 +30,6 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from urllib.parse import unquote
 
 from opslog.backends import flock, forking, posix
 from opslog.backends.contract import Buffer, Entry, Range
@@ -359,6 +358,8 @@ def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTE
     """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as of `FsBackend`."""
     if not url.startswith("file://"):
         return FsBackend(url, create=create, segment_bytes=segment_bytes)
+    from urllib.parse import unquote  # takes longer than to open a store; most are opened by a plain path
+
     path = unquote(url.removeprefix("file://").removeprefix("localhost"))
     if not path.startswith("/"):
         raise InvalidNameError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from opslog.errors import InvalidNameError
 
@@ -28,6 +27,8 @@ class Place(NamedTuple):
 
 def split_url(url: str) -> Place:
     """The parts of ``scheme://bucket/prefix?query``. :raises InvalidNameError: it is no such URL."""
+    from urllib.parse import urlsplit  # only object storages have such URLs
+
     parts = urlsplit(url)
     if not parts.netloc or parts.fragment:
         raise InvalidNameError(f"{url!r} names no prefix in a bucket: write {parts.scheme}://bucket/prefix")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -459,4 +458,4 @@ def release(url: str, agent: str) -> None:
 
 def this_process() -> str:
     """In words: ``pid 4711 on host web1``."""
-    return f"pid {os.getpid()} on host {socket.gethostname()}"
+    return f"pid {os.getpid()} on host {os.uname().nodename}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from opslog import compaction
 from opslog.backends import Backend
-from opslog.background import Worker
+from opslog.background import Worker, logger
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
 from opslog.log import cost_after, list_segments
@@ -20,8 +19,6 @@ COMPACT_AFTER = 10_000
 COMPACT_AFTER_COST = 64 * 1024 * 1024
 """What the tail takes to read, in bytes (`opslog.log.cost_after`), from which it does so whatever the number of
 commits: 64 MiB, or about a thousand segments."""
-
-_log = logging.getLogger("opslog")
 
 
 class AutoCompaction:
@@ -93,7 +90,7 @@ class AutoCompaction:
             pass  # somebody else is at it
         except OpslogError as error:
             self.error = str(error)
-            _log.warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
+            logger().warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
         # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
         # many agents within its undo window) would be compacted at every commit.
         self._due_at = max(self._due_at, self._commits + self._after)

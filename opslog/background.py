@@ -8,6 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
+
+
+def logger() -> logging.Logger:
+    """Where such a thread tells what went wrong, because nobody waits for it. Nearly every process ends without having
+    had to import this."""
+    import logging
+
+    return logging.getLogger("opslog")
 
 
 class Worker:

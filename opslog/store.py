@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import msgspec
 from opslog import archive, compaction, history
 from opslog.autocompaction import AutoCompaction
 from opslog.backends import Appender, Backend, Position, forking
+from opslog.background import logger
 from opslog.batch import OpenBatch
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 Build = Callable[[str, int, str], Commit]
 """Makes a commit from its ts, clock and agent."""
-
-_log = logging.getLogger("opslog")
 
 
 class Store(Documents[T]):
@@ -246,7 +244,7 @@ class Store(Documents[T]):
     def _on_failed(self, error: OpslogError) -> None:
         if self._buffered:
             self._failed = self._failed or error  # memory holds what the log does not; the next call will say so
-            _log.error("buffered commits were not written: %s", error)
+            logger().error("buffered commits were not written: %s", error)
 
     def _confirm(self, agent: str, position: Position) -> None:
         if position.offset == 0:

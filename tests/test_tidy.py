@@ -130,11 +130,48 @@ def test_core_is_pure(name: str) -> None:
     assert not found, f"opslog/{name}.py decides and encodes only; move what touches the machine to its caller: {found}"
 
 
+HEAVY = {
+    "asyncio",
+    "concurrent.futures",
+    "fsspec",
+    "importlib.metadata",
+    "logging",
+    "multiprocessing",
+    "portalocker",
+    "rich",
+    "shutil",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "traceback",
+    "urllib.parse",
+}
+"""Modules, ours to load or not, that take a noticeable part of the time in which a store is opened and read."""
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The modules that a program loads, beside those that Python starts with."""
+    told = "print(json.dumps(sorted(set(sys.modules) - old)))"
+    code = f"import atexit, json, sys; old = set(sys.modules); atexit.register(lambda: {told}); {code}"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
 def test_import_is_light() -> None:
     """`import opslog` loads these packages of others and no more: the rest is for those who use it."""
-    code = "import json, sys; old = set(sys.modules); import opslog; print(json.dumps(sorted(set(sys.modules) - old)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    loaded = loaded_by("import opslog")
     optional = {"typing_extensions"}  # msgspec takes it where it happens to be installed
-    third_party = loaded - sys.stdlib_module_names - optional - {"opslog"}
+    third_party = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - optional - {"opslog"}
     assert third_party == {"msgspec", "orjson"}, "import what only some users need inside the function that needs it"
+    assert not loaded & HEAVY, "likewise: these take time, and few programs come to use them"
+
+
+def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["task-1"] = {"title": "Build API"}
+    loaded = loaded_by("from opslog.cli import main; main()", "--store", str(tmp_path), "get", "task-1")
+    assert "opslog.cli.documents" in loaded
+    assert not loaded & HEAVY, "import these inside the function that needs them: everybody waits for them here"
+    others = {"opslog.aio", "opslog.importers", *(f"opslog.cli.{name}" for name in ("past", "maintenance", "transfer"))}
+    assert not loaded & others, "these belong to other commands"

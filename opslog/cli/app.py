@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 import click
-from click.shell_completion import shell_complete
 
 import opslog
 from opslog.cli.output import tell, tell_error
@@ -75,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
     session = Session()
     try:
         if os.environ.get(COMPLETE):
+            from click.shell_completion import shell_complete
+
             return shell_complete(app, {"obj": session}, "opslog", COMPLETE, os.environ[COMPLETE])
         if not arguments:
             click.echo(app.get_help(click.Context(app, info_name="opslog")), err=True)
@@ -103,6 +103,8 @@ def run(arguments: Sequence[str]) -> int:
         tell(session, "OSError", f"{where}: {error.strerror or error}")
         return FAILED
     except Exception:  # noqa: BLE001  # told in full; but as Python's own exit code, 1, a script would take it for "no"
+        import traceback
+
         traceback.print_exc()
         return FAILED
 

@@ -14,7 +14,6 @@ from opslog.compaction import KeepHistory
 from opslog.documents import Document, check_id
 from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError
 from opslog.history import Point
-from opslog.importers.lines import decode_json
 
 Condition = tuple[list[str], Any]
 
@@ -77,6 +76,8 @@ def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
 
 def parse_document(text: bytes, source: str) -> Document:
     """The JSON object in `text`. :raises InvalidDocumentError: it is none; names the place."""
+    from opslog.importers.lines import decode_json  # only those who write documents read any
+
     try:
         document = decode_json(text, source)
     except CorruptError as error:
