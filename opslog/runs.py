@@ -115,10 +115,10 @@ class LoadedRun:
         self.dead: set[str] = set()
         for part in run.parts:
             for data, offset in read_part(backend, part):
-                for id, line, deleted in decode_rows(data, part.path, offset):
-                    self.lines[id] = line
-                    if deleted is not None:
-                        self.dead.add(id)
+                for row in decode_rows(data, part.path, offset):
+                    self.lines[row.id] = row.line
+                    if row.deleted is not None:
+                        self.dead.add(row.id)
 
     def get(self, id: str) -> Record | None:
         line = self.lines.get(id)
