@@ -98,10 +98,15 @@ class Merge:
                 for record in commit.records:
                     if record.id not in newest:
                         newest[record.id] = detached(record, agent)
-        for id in newest.keys() & self.settled.keys():
-            if newest[id].stamp < self.settled[id].stamp:
-                del newest[id]
-        self.settled.update(newest)
+        if not self.settled:
+            self.settled = newest
+            return
+        # One by one: to merge, or to free, a million at once would hold all other threads up.
+        while newest:
+            id, record = newest.popitem()
+            best = self.settled.get(id)
+            if best is None or record.stamp > best.stamp:
+                self.settled[id] = record
 
     def winner(self, id: str) -> Record | None:
         """The record that wins among everything applied, None where no record is left."""
