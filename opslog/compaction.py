@@ -39,6 +39,7 @@ from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segme
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
+from opslog.ordering import in_order
 from opslog.runs import BlockRun, merge_rows
 from opslog.snapshot import Row, build_parts, expired, runs_to_merge
 
@@ -218,7 +219,7 @@ class _Plan:
         self.documents = self.old.documents
         self.cut = tail.cut()
         runs = [BlockRun(backend, run) for run in self.old.runs]
-        self.rows = list(self._winners(runs))
+        self.rows = deque(self._winners(runs))
         new_bytes = sum(len(row.line) for row in self.rows)
         merging = len(runs) + 1 if full else runs_to_merge([new_bytes, *(run.bytes for run in self.old.runs)])
         # Without anything new on top there is nothing to merge for, unless all is to become one.
@@ -238,7 +239,7 @@ class _Plan:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
         settled = self.tail.merge.settled
         lookups = [run.ascending(len(settled)) for run in runs]
-        for id in sorted(settled):
+        for id in in_order(settled):
             record = settled.pop(id)  # from here on its line is enough
             stored = _first(lookups, id)
             if stored is None or record.stamp > stored.stamp:
@@ -294,7 +295,8 @@ class _Plan:
                 progress(written, total)
 
     def _merged_rows(self, environment: Environment) -> Iterable[Row]:
-        rows = merge_rows([self.rows, *(stored.rows() for stored in self.merged)]) if self.merged else iter(self.rows)
+        new = _taken(self.rows)
+        rows = merge_rows([new, *(stored.rows() for stored in self.merged)]) if self.merged else new
         if len(self.merged) < len(self.old.runs):
             return rows  # an older run may hold a document that a tombstone here must go on hiding
         oldest_ts = format_ts(max(0.0, environment.time() - self.settings.tombstone_ttl_seconds))
@@ -312,6 +314,12 @@ class _Plan:
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
         )
+
+
+def _taken(rows: deque[Row]) -> Iterator[Row]:
+    """The rows, each let go of when the next one is asked for: to free a million at once holds all threads up."""
+    while rows:
+        yield rows.popleft()
 
 
 def _first(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:
