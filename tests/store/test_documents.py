@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import shutil
+import tracemalloc
 import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import opslog
+from opslog.documents import encode
 
 Documents = dict[str, dict[str, Any]]
 
@@ -132,6 +134,17 @@ def assert_round_trips(wanted: Documents) -> None:
 @example({"everything": EVERYTHING})
 def test_whatever_is_accepted_comes_back_exactly(documents: Documents) -> None:
     assert_round_trips(documents)
+
+
+def test_a_document_takes_no_more_memory_than_its_text() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        texts = [encode({"number": number}) for number in range(100)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < sum(map(len, texts)) + 100 * 100
 
 
 @pytest.mark.slow
