@@ -5,21 +5,21 @@ This is the only module of the package that reads the machine's clocks or its ra
 
 from __future__ import annotations
 
+import math
 import os
 import time as clocks
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache, partial
 
 
 def _nonce() -> str:
     return os.urandom(8).hex()
 
 
-def _monotonic() -> float:
-    """Counts while the machine sleeps, too, where the system has such a clock: a view gets old all the same."""
-    boottime = getattr(clocks, "CLOCK_BOOTTIME", None)
-    return clocks.monotonic() if boottime is None else clocks.clock_gettime(boottime)
+# Counts while the machine sleeps, too, where the system has such a clock: a view gets old all the same.
+_monotonic = partial(clocks.clock_gettime, getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,15 @@ REAL = Environment()
 
 def format_ts(seconds: float) -> str:
     """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    fraction, whole = math.modf(seconds)
+    # Rounded as datetime does it; what is rounded up to a whole second, or is before 1970, carries over.
+    carry, microseconds = divmod(round(fraction * 1e6), 1_000_000)
+    return f"{_to_the_second(int(whole) + carry)}.{microseconds:06}Z"
+
+
+@lru_cache(maxsize=1)  # asked thousands of times in a row for the same second
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 
 
 def parse_ts(ts: str) -> float:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import opslog
 from opslog.backends import open_backend
@@ -18,6 +20,8 @@ from opslog.layout import manifest_path
 from opslog.merge import reference
 
 _numbers = itertools.count()
+
+NEAR_A_WHOLE_SECOND = st.integers(-(10**9), 2 * 10**9).flatmap(lambda whole: st.floats(whole - 3e-6, whole + 3e-6))
 
 pytestmark = pytest.mark.usefixtures("snapshots")
 
@@ -194,6 +198,14 @@ def test_collected_while_it_is_read(url: str) -> None:
         with pytest.raises(opslog.HistoryGoneError, match="collected commits before they were read") as caught:
             list(commits)
         assert caught.value.oldest > 0
+
+
+@given(st.floats(-62_135_596_800, 253_402_300_799) | NEAR_A_WHOLE_SECOND)
+@example(0.9999995)
+@example(-0.0000005)
+@example(1_795_521_600.9999998)
+def test_times_are_those_of_datetime(seconds: float) -> None:
+    assert format_ts(seconds) == datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def test_times_are_written_in_one_form() -> None:
