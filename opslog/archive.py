@@ -54,7 +54,7 @@ def read_archive(backend: Backend, period: str) -> dict[str, Set]:
             for row in block:
                 record = row.record
                 known_record = records.get(record.id)
-                if isinstance(record, Set) and (known_record is None or record.stamp > known_record.stamp):
+                if isinstance(record, Set) and (known_record is None or record.outranks(known_record)):
                     records[record.id] = record
     return records
 

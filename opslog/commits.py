@@ -45,6 +45,10 @@ class _Commit(msgspec.Struct, gc=False, tag_field="op"):
     def stamp(self) -> Stamp:
         return self.clock, self.agent
 
+    def outranks(self, other: _Commit) -> bool:
+        """Whether its stamp is the greater one."""
+        return self.clock > other.clock or (self.clock == other.clock and self.agent > other.agent)
+
     @property
     def op(self) -> str:
         """The word that stands in the line: set, delete, batch, undo or seal."""

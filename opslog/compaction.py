@@ -242,7 +242,7 @@ class _Plan:
         for id in in_order(settled):
             record = settled.pop(id)  # from here on its line is enough
             stored = _first(lookups, id)
-            if stored is None or record.stamp > stored.stamp:
+            if stored is None or record.outranks(stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
                 yield Row.of(record, encode_commit(record))
 

@@ -18,18 +18,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
+
 from opslog.commits import Commit, Delete, Record, Seal, Set, Undo, detached
 
 
-class Recent:
-    """A commit that an undo may still cancel."""
+class Recent(msgspec.Struct, gc=False):
+    """A commit that an undo may still cancel, with its records."""
 
-    __slots__ = ("cancelled", "commit", "records")
-
-    def __init__(self, commit: Commit) -> None:
-        self.commit = commit
-        self.records = commit.records
-        self.cancelled = False
+    commit: Commit
+    records: tuple[Record, ...]
+    cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -52,15 +51,15 @@ class Merge:
         log = self.recent.get(commit.agent)
         if log is None:
             log = self.recent[commit.agent] = deque()
-        entry = Recent(commit)
+        entry = Recent(commit, commit.records)
         touched: Iterable[Record] = entry.records
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)
         else:
             self._contest(entry.records)
         log.append(entry)
-        settling = len(log) if isinstance(commit, Seal) else len(log) - self.window
-        for _ in range(settling):
+        keep = 0 if isinstance(commit, Seal) else self.window
+        while len(log) > keep:
             self._settle(log.popleft())
         return touched
 
@@ -90,8 +89,8 @@ class Merge:
                 undone.clear()
             cancelled = undone.get(commit.clock, -1) >= back
             if len(recent) < room:
-                entry = Recent(detached(commit, agent))
-                entry.cancelled = cancelled
+                kept = detached(commit, agent)
+                entry = Recent(kept, kept.records, cancelled)
                 recent.appendleft(entry)
                 self._contest(() if cancelled else entry.records)
             elif not cancelled:
@@ -105,14 +104,14 @@ class Merge:
         while newest:
             id, record = newest.popitem()
             best = self.settled.get(id)
-            if best is None or record.stamp > best.stamp:
+            if best is None or record.outranks(best):
                 self.settled[id] = record
 
     def winner(self, id: str) -> Record | None:
         """The record that wins among everything applied, None where no record is left."""
         best = self.settled.get(id)
         for record in self.contested.get(id, ()):
-            if best is None or record.stamp > best.stamp:
+            if best is None or record.outranks(best):
                 best = record
         return best
 
@@ -147,7 +146,7 @@ class Merge:
         for record in entry.records:
             self._withdraw(record)
             best = self.settled.get(record.id)
-            if best is None or record.stamp > best.stamp:
+            if best is None or record.outranks(best):
                 self.settled[record.id] = record
 
     def _withdraw(self, record: Record) -> None:

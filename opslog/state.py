@@ -52,10 +52,12 @@ class State:
 
     def apply(self, commit: Commit) -> None:
         """Take in the next commit of its log."""
-        self.clock = max(self.clock, commit.clock)
+        before = self.clock
+        self.clock = max(before, commit.clock)
         self.commits += 1
         for record in self.merge.apply(commit):
-            winner = self.merge.winner(record.id)
+            # What is newer than everything before it wins; an undo takes away what is older.
+            winner = record if record.clock > before else self.merge.winner(record.id)
             if winner is None:
                 self.winners.pop(record.id, None)
             else:
@@ -164,7 +166,7 @@ class State:
 def _newer(winner: Record | None, stored: Record | None) -> Record | None:
     if winner is None or stored is None:
         return winner or stored
-    return winner if winner.stamp > stored.stamp else stored
+    return winner if winner.outranks(stored) else stored
 
 
 def _retained(records: Iterator[Record]) -> Iterator[Record]:
