@@ -33,7 +33,7 @@ from opslog.errors import ClosedError, SealedError, UsageError
 from opslog.history import Revision
 from opslog.log_writer import LogWriter, Pending
 from opslog.stats import Stats
-from opslog.store import Build, Store
+from opslog.store import Store
 
 __all__ = ["AsyncBatch", "AsyncStore", "open"]
 
@@ -163,8 +163,8 @@ class AsyncStore(Generic[T]):
         try:
             yield batch
         finally:
-            build = batch._end()
-        await self._commit(build)
+            commit = batch._end()
+        await self._commit(commit)
 
     async def undo(self) -> bool:
         """As `Store.undo`."""
@@ -174,17 +174,19 @@ class AsyncStore(Generic[T]):
         """Return when everything written so far is durable."""
         await asyncio.to_thread(self._store.flush)
 
-    async def _commit(self, build: Build | None) -> None:
-        if build is None:
+    async def _commit(self, commit: Commit | None) -> None:
+        if commit is None:
             return
         store = self._store
         log = store._writable_log()
         if store._is_stale:
             await asyncio.to_thread(store._refresh_if_stale)
         while True:
-            with suppress(SealedError):
-                await self._finish(log, log.queue(store._build(log, build)))
-                return
+            try:
+                await self._finish(log, log.queue(commit))
+            except SealedError:
+                continue  # once more, after the seal
+            return
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:
         if self._store._buffered:
@@ -326,6 +328,6 @@ class AsyncBatch(Generic[T]):
 
         return await self._async._look(run)
 
-    def _end(self) -> Build | None:
+    def _end(self) -> Commit | None:
         self._ended = True
         return self._store._batching(self._batch)

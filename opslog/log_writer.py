@@ -7,10 +7,14 @@ them is woken to write the next group. Buffered commits wait for nobody: a threa
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from typing import NamedTuple
+
+import msgspec
 
 from opslog.backends import Appender, Position
 from opslog.background import Worker
@@ -38,36 +42,44 @@ class Buffer(NamedTuple):
     bytes: int
 
 
-class Pending:
-    """A commit on its way into the log, and the bed of the thread that waits for it.
+class Pending(msgspec.Struct, eq=False):
+    """A commit on its way into the log.
 
     :ivar done: whether its outcome is known; `error`: what went wrong, if anything did.
+    :ivar bed: of the thread that waits for it, if one does.
     """
 
-    __slots__ = ("_asleep", "commit", "done", "error", "line")
-
-    def __init__(self, commit: Commit) -> None:
-        self.commit = commit
-        self.line = encode_commit(commit)
-        self.done = False
-        self.error: OpslogError | None = None
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
+    commit: Commit
+    line: bytes
+    done: bool = False
+    error: OpslogError | None = None
+    bed: threading.Lock | None = None
 
     def sleep(self) -> None:
         """Wait for `wake`, which may have come already; look again after a while in any case: the wake may have gone to
-        a thread that Ctrl-C took away between queueing and waiting."""
-        self._asleep.acquire(timeout=1.0)
+        a thread that Ctrl-C took away between queueing and waiting.
+
+        The first time this only makes the bed, without which nobody is woken; the caller looks once more before it lies
+        down.
+        """
+        if self.bed is None:
+            bed = threading.Lock()
+            bed.acquire()
+            self.bed = bed
+        else:
+            self.bed.acquire(timeout=1.0)
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # woken twice
-            self._asleep.release()
+        if self.bed is not None:
+            with suppress(RuntimeError):  # woken twice
+                self.bed.release()
 
 
 class Hooks(NamedTuple):
     """What the owner of a log does on the way of a commit; all of it in the order of the log.
 
-    :ivar written: called for each commit that is in the log, with the commit and the bytes of its line.
+    :ivar stamp: called with a commit as it is queued, to give it its ts and clock.
+    :ivar written: called with those commits of a group that are in the log, and how many bytes they take.
     :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
     :ivar confirm: called with the agent and where an append begins, before anybody is told that it is done; may raise
         what an append may.
@@ -75,7 +87,8 @@ class Hooks(NamedTuple):
         which has then been taken in.
     """
 
-    written: Callable[[Commit, int], None]
+    stamp: Callable[[Commit], None]
+    written: Callable[[list[Commit], int], None]
     failed: Callable[[OpslogError], None]
     confirm: Callable[[str, Position], None]
     passes_seal: Callable[[str], bool]
@@ -93,6 +106,7 @@ class LogWriter:
         self._appender = appender
         self._hooks = hooks
         self._buffer = buffer
+        self._full_bytes = max(_BUFFER_BYTES_MAX, 2 * buffer.bytes) if buffer else math.inf
         self._flusher = Worker("opslog-flush", self.flush, buffer.seconds if buffer else 0.0)
         self._order = threading.Lock()
         self._flushing = threading.RLock()
@@ -103,17 +117,17 @@ class LogWriter:
         self._closed = False
         self._queued_bytes = 0
 
-    def queue(self, build: Callable[[], Commit]) -> Pending:
-        """Put a commit at the end of the queue. `build` makes it, and takes its clock in the order of the queue.
+    def queue(self, commit: Commit) -> Pending:
+        """Put a commit at the end of the queue. It gets its ts, clock and agent there, whatever it came with.
 
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         :raises ClosedError: closed by another thread meanwhile.
         """
         with self._order:
-            return self._append(build)
+            return self._append(commit)
 
     @contextmanager
-    def quiet(self) -> Iterator[Callable[[Callable[[], Commit]], Pending]]:
+    def quiet(self) -> Iterator[Callable[[Commit], Pending]]:
         """Inside the block all commits so far are in the log and in memory, and others wait. Gives a `queue` to use
         there."""
         with self._alone():
@@ -136,7 +150,7 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether a buffered call has to wait for the storage."""
-        return self._buffer is not None and self._queued_bytes >= max(_BUFFER_BYTES_MAX, 2 * self._buffer.bytes)
+        return self._queued_bytes >= self._full_bytes
 
     def wait(self, pending: Pending) -> None:
         """Return when the commit is durable.
@@ -198,14 +212,16 @@ class LogWriter:
             self._write(self._writing)
             self._writing = []
 
-    def _append(self, build: Callable[[], Commit]) -> Pending:
+    def _append(self, commit: Commit) -> Pending:
         if self._closed:
             raise ClosedError("this store was closed meanwhile, and nothing was written: open it again")
         if self._broken is not None:
             raise ReopenError(
                 f"nothing more can be written: close this store and open it again, because {self._broken}"
             )
-        pending = Pending(build())
+        commit.agent = self.agent
+        self._hooks.stamp(commit)
+        pending = Pending(commit, encode_commit(commit))
         self._queue.append(pending)
         self._queued_bytes += len(pending.line)
         return pending
@@ -244,17 +260,21 @@ class LogWriter:
     def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
         if self._broken is None and (self._buffer or isinstance(error, ReopenError)):
             self._broken = error
-        for pending in group:
-            durable -= len(pending.line)
-            if durable >= 0:
-                self._hooks.written(pending.commit, len(pending.line))
-            else:
-                assert error is not None
+        written = len(group) if error is None else _whole_lines(group, durable)
+        self._hooks.written([pending.commit for pending in group[:written]], durable)
+        if error is not None:
+            for pending in group[written:]:
                 pending.error = _error_of(error, pending.commit)
+        for pending in group:
             pending.done = True
             pending.wake()
         if error is not None:
             self._hooks.failed(error)
+
+
+def _whole_lines(group: list[Pending], durable: int) -> int:
+    """How many lines of the group are in its first `durable` bytes."""
+    return sum(end <= durable for end in accumulate(len(pending.line) for pending in group))
 
 
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:

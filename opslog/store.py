@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -44,9 +43,6 @@ from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 
 T = TypeVar("T")
-
-Build = Callable[[str, int, str], Commit]
-"""Makes a commit from its ts, clock and agent."""
 
 
 class Store(Documents[T]):
@@ -95,7 +91,7 @@ class Store(Documents[T]):
             LogWriter(
                 agent,
                 appender,
-                Hooks(self._on_written, self._on_failed, self._confirm, self._passes_seal),
+                Hooks(self._stamp, self._on_written, self._on_failed, self._confirm, self._passes_seal),
                 buffer,
             )
             if agent and appender
@@ -121,16 +117,18 @@ class Store(Documents[T]):
         """
         self._commit(self._setting(id, document))
 
-    def _setting(self, id: str, document: T) -> Build | None:
-        """What a set commits, None where it becomes a part of this thread's batch."""
+    def _setting(self, id: str, document: T) -> Set | None:
+        """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
+        batch."""
         check_id(id)
         data = msgspec.Raw(self._schema.encode(document))
         v = self._schema.version or self._version_of(id)
-        batch = self._writable_batch()
-        if batch is not None:
-            batch.set(id, data, v)
-            return None
-        return lambda ts, clock, agent: Set(ts, clock, agent, id, data, v)
+        batch = self._open_batch
+        if batch is None:
+            return Set("", 0, "", id, data, v)
+        self._check_open()
+        batch.set(id, data, v)
+        return None
 
     def delete(self, id: str) -> None:
         """Delete a document.
@@ -139,15 +137,15 @@ class Store(Documents[T]):
         """
         self._commit(self._deleting(id))
 
-    def _deleting(self, id: str) -> Build | None:
+    def _deleting(self, id: str) -> Delete | None:
         """Likewise for a delete."""
         if id not in self:
             raise NotFoundError(f"there is no document {id!r} in {self._backend.url}")
-        batch = self._writable_batch()
-        if batch is not None:
-            batch.delete(id, None)
-            return None
-        return lambda ts, clock, agent: Delete(ts, clock, agent, id)
+        batch = self._open_batch
+        if batch is None:
+            return Delete("", 0, "", id)
+        batch.delete(id, None)
+        return None
 
     __setitem__ = set
     __delitem__ = delete
@@ -165,7 +163,8 @@ class Store(Documents[T]):
         Inside the block its own thread sees them; nobody else does before the end. A block inside a block joins it, and
         can fail alone.
         """
-        outer = self._writable_batch()
+        self._writable_log()
+        outer = self._open_batch
         batch = OpenBatch(outer)
         with self._joined(batch):
             yield self
@@ -174,11 +173,9 @@ class Store(Documents[T]):
         else:
             self._commit(self._batching(batch))
 
-    def _batching(self, batch: OpenBatch) -> Build | None:
+    def _batching(self, batch: OpenBatch) -> Batch | None:
         """What a batch commits, None if nothing."""
-        if not batch.ops:
-            return None
-        return lambda ts, clock, agent: Batch(ts, clock, agent, batch.ops)
+        return Batch("", 0, "", batch.ops) if batch.ops else None
 
     def undo(self) -> bool:
         """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a
@@ -197,8 +194,7 @@ class Store(Documents[T]):
                 target = self._state.merge.undoable(log.agent)
                 if target is None:
                     return False
-                undo = partial(_undo, target.clock)
-                pending = queue(self._build(log, undo))
+                pending = queue(Undo("", 0, "", target.clock))
             with suppress(SealedError):
                 log.finish(pending)
                 return True
@@ -213,31 +209,29 @@ class Store(Documents[T]):
             self._log.flush()
         self._check_open()
 
-    def _commit(self, build: Build | None) -> None:
-        if build is None:
+    def _commit(self, commit: Commit | None) -> None:
+        if commit is None:
             return
         log = self._writable_log()
         self._refresh_if_stale()
         while True:
-            with suppress(SealedError):
-                log.finish(log.queue(self._build(log, build)))
-                return
+            try:
+                log.finish(log.queue(commit))
+            except SealedError:
+                continue  # once more, after the seal
+            return
 
-    def _build(self, log: LogWriter, build: Build) -> Callable[[], Commit]:
-        """Makes a commit with its ts, clock and agent, when it is called: in the order of the log."""
-
-        def stamped() -> Commit:
-            commit = build(format_ts(self._environment.time()), self._clock.tick(), log.agent)
-            if self._buffered:
-                self._apply_own(commit)
-            return commit
-
-        return stamped
+    def _stamp(self, commit: Commit) -> None:
+        """A commit of ours comes into the queue, whose order is the log's."""
+        commit.ts = format_ts(self._environment.time())
+        commit.clock = self._clock.tick()
+        if self._buffered:
+            self._apply_own((commit,))
 
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)
+        self._apply_own(seals)
         for seal in seals:
-            self._apply_own(seal)
             self._clock.observe(seal.clock)
         return bool(seals)
 
@@ -251,16 +245,17 @@ class Store(Documents[T]):
             self._compaction.tail_cost += SEGMENT_COST
         self._fence.confirm(agent, position)
 
-    def _on_written(self, commit: Commit, length: int) -> None:
-        """A commit of ours is in the log."""
+    def _on_written(self, commits: list[Commit], length: int) -> None:
+        """Commits of ours are in the log."""
         if not self._buffered:
-            self._apply_own(commit)
+            self._apply_own(commits)
         self._compaction.tail_cost += length
         self._compaction.note_commits(self._state.commits)
 
-    def _apply_own(self, commit: Commit) -> None:
+    def _apply_own(self, commits: Iterable[Commit]) -> None:
         with self._state_lock:
-            self._state.apply(commit)
+            for commit in commits:
+                self._state.apply(commit)
 
     def _replace(self, state: State, missing: MissingFileError) -> None:
         if self._included is not None:
@@ -472,7 +467,7 @@ class Store(Documents[T]):
         if records:
             archive.write_archive(self._backend, period, self._environment.nonce(), records)
             ops = [DeleteOp(record.id, period) for record in records]
-            self._commit(lambda ts, clock, agent: Batch(ts, clock, agent, list(ops)))
+            self._commit(Batch("", 0, "", [*ops]))
         return len(records)
 
     def archives(self) -> list[str]:
@@ -571,14 +566,6 @@ class Store(Documents[T]):
             raise ReadOnlyError(f"{self._backend.url} was opened for reading only: open it with an agent name to write")
         return self._log
 
-    def _writable_batch(self) -> OpenBatch | None:
-        self._writable_log()
-        return self._open_batch
-
     def _not_in_batch(self, call: str) -> None:
         if self._open_batch is not None:
             raise UsageError(f"{call} cannot be part of a batch: end the batch first")
-
-
-def _undo(target: int, ts: str, clock: int, agent: str) -> Undo:
-    return Undo(ts, clock, agent, target)

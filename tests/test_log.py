@@ -234,7 +234,8 @@ class Log:
             "a",
             self.disk,
             Hooks(
-                lambda commit, length: self.written.append(commit.clock),
+                self.stamp,
+                lambda commits, length: self.written.extend(commit.clock for commit in commits),
                 self.failures.append,
                 lambda agent, position: None,
                 lambda path: False,
@@ -242,12 +243,16 @@ class Log:
             Buffer(0.1, 1000) if buffered else None,
         )
 
-    def build(self) -> Commit:
+    def stamp(self, commit: Commit) -> None:
         self.clock += 1
-        return Set("ts", self.clock, "a", "x", msgspec.Raw(b"{}"))
+        commit.clock = self.clock
 
     def queue(self) -> Pending:
-        return self.writer.queue(self.build)
+        return self.writer.queue(self.commit())
+
+    @staticmethod
+    def commit() -> Commit:
+        return Set("", 0, "", "x", msgspec.Raw(b"{}"))
 
     def set(self) -> int:
         pending = self.queue()
@@ -355,7 +360,7 @@ def test_quiet_keeps_others_out(log: Log) -> None:
     with log.writer.quiet() as queue:
         assert first.done
         others = run_all([log.set] * 3)
-        mine = queue(log.build)
+        mine = queue(log.commit())
     log.writer.wait(mine)
     for thread in others:
         thread.join(60)
