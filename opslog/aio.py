@@ -146,7 +146,12 @@ class AsyncStore(Generic[T]):
 
     async def set(self, id: str, document: T) -> None:
         """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
-        await self._commit(await self._look(lambda: self._store._setting(id, document)))
+        # Only a tool that knows no schema version looks up what it replaces, to keep that one's.
+        if self._store._schema.version is None:
+            commit = await self._look(lambda: self._store._setting(id, document))
+        else:
+            commit = self._store._setting(id, document)
+        await self._commit(commit)
 
     async def delete(self, id: str) -> None:
         """Delete a document. :raises NotFoundError: there is none of this id."""

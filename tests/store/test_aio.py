@@ -129,6 +129,19 @@ async def test_a_cancelled_set_has_happened_or_not(url: str, durability: Any) ->
 
 
 @in_a_loop
+async def test_a_set_needs_the_thread_pool_only_to_look_up_a_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opslog.aio.open(url, agent="a", version=3) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", lambda call, *arguments: pytest.fail(f"{call} in a thread"))
+            await store.set("x", {"by": "a"})
+    async with opslog.aio.open(url, agent="tool", version=None) as tool:
+        await tool.set("x", {"by": "tool"})
+        await tool.set("new", {})
+        sets = [commit for commit in await tool.ops() if isinstance(commit, opslog.Set)]
+    assert [(commit.id, commit.v) for commit in sets] == [("x", 3), ("x", 3), ("new", 1)]
+
+
+@in_a_loop
 async def test_batches_of_tasks_do_not_mix(url: str) -> None:
     async with opslog.aio.open(url, agent="a", compact_after=None) as store:
         await store.set("shared", {"turn": 0})
