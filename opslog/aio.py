@@ -191,7 +191,9 @@ class AsyncStore(Generic[T]):
                 await self._finish(log, log.queue(commit))
             except SealedError:
                 continue  # once more, after the seal
-            return
+            break
+        if store._compaction.is_far_behind:
+            await asyncio.to_thread(store._compaction.wait)
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:
         if self._store._buffered:

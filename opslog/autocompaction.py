@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from opslog import compaction
@@ -19,6 +20,10 @@ COMPACT_AFTER = 10_000
 COMPACT_AFTER_COST = 64 * 1024 * 1024
 """What the tail takes to read, in bytes (`opslog.log.cost_after`), from which it does so whatever the number of
 commits: 64 MiB, or about a thousand segments."""
+
+
+_FAR_BEHIND = 4
+"""How many times that much a tail may take before writers wait for the compaction under way."""
 
 
 class AutoCompaction:
@@ -48,6 +53,8 @@ class AutoCompaction:
         self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
         self._due_at_cost = COMPACT_AFTER_COST
+        self._idle = threading.Event()
+        self._idle.set()
         self._worker = Worker("opslog-compact", self._compact)
         self.folded = manifest.commits
         self.tail_cost = tail_cost
@@ -69,6 +76,15 @@ class AutoCompaction:
             self._due_at = max(self._due_at, newest.commits + self._after)
             self.tail_cost = cost_after(list_segments(self._backend), newest.cut)
 
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether writing outruns the compaction under way, so that memory would grow without bound."""
+        return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and not self._idle.is_set()
+
+    def wait(self) -> None:
+        """Return when no compaction is under way. Not to be called with anything that it may wait for."""
+        self._idle.wait()
+
     def close(self) -> None:
         """Let a compaction under way end."""
         self._worker.close()
@@ -77,6 +93,13 @@ class AutoCompaction:
         return self._commits >= self._due_at or self.tail_cost >= self._due_at_cost
 
     def _compact(self) -> None:
+        self._idle.clear()
+        try:
+            self._compact_if_due()
+        finally:
+            self._idle.set()
+
+    def _compact_if_due(self) -> None:
         assert self._after is not None
         manifests = ManifestStore(self._backend)
         try:

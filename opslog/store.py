@@ -219,7 +219,9 @@ class Store(Documents[T]):
                 log.finish(log.queue(commit))
             except SealedError:
                 continue  # once more, after the seal
-            return
+            break
+        if self._compaction.is_far_behind:
+            self._compaction.wait()
 
     def _stamp(self, commit: Commit) -> None:
         """A commit of ours comes into the queue, whose order is the log's."""

@@ -83,13 +83,41 @@ def test_a_store_that_only_writes_forgets_what_was_folded(
                 assert len(store._state.winners) < 50
             if lap == 2:
                 handed_out += store.refresh()
-        assert (len(store), store["0-1"]) == (505, {"number": 1})
         handed_out += store.refresh()
+        assert (len(store), store["0-1"]) == (505, {"number": 1})
         assert [commit.id for commit in handed_out if isinstance(commit, opslog.Set)] == [
             f"other-{n}" for n in range(5)
         ]
         assert store.undo()
         assert (len(store), "4-99" in store) == (504, False)
+
+
+def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that memory and the tail stay bounded. Nobody waits for one that cannot run."""
+    monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 10_000)
+    real, may_go_on, waited = compaction.compact, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> compaction.Compaction:
+        assert may_go_on.wait(60)
+        return real(*arguments, **options)
+
+    def wait(self: autocompaction.AutoCompaction) -> None:
+        waited.set()
+        self._idle.wait()
+
+    monkeypatch.setattr(compaction, "compact", slow)
+    monkeypatch.setattr(autocompaction.AutoCompaction, "wait", wait)
+    with opslog.open(url, agent="a") as store:
+        writer = threading.Thread(target=fill, args=(store, 1000))
+        writer.start()
+        assert waited.wait(60)
+        assert writer.is_alive()
+        may_go_on.set()
+        writer.join()
+        assert len(store) == 1000
+        until(store._compaction._idle.is_set)
+        with open_backend(url).lock(compaction.LOCK):
+            fill(store, 1000)
 
 
 def test_it_runs_when_the_tail_is_large_enough(url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
