@@ -16,6 +16,7 @@ from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_se
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
+from opslog.ordering import in_order
 from opslog.runs import BlockRun, StoredRun, load_run, newest_records
 
 _HEAVY = 10_000
@@ -48,7 +49,10 @@ class State:
         self._documents = manifest.documents
         self._counted: dict[str, bool] = {}
         """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
+        self._counts_loaded = False
+        """Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered."""
         self._uncounted: set[str] = set()
+        """What was written since."""
 
     def apply(self, commit: Commit) -> None:
         """Take in the next commit of its log."""
@@ -75,7 +79,6 @@ class State:
             winner = self.merge.winner(id)
             assert winner is not None
             self.winners[id] = winner
-        self._uncounted.update(self.winners)
 
     def _count(self, commits: list[Commit]) -> list[Commit]:
         self.commits += len(commits)
@@ -86,14 +89,21 @@ class State:
     @property
     def documents(self) -> int:
         """How many documents there are. Costs a lookup for each that was written since this was asked last."""
+        if not self._counts_loaded:
+            for id in in_order(self.winners):
+                self._recount(id)
+            self._counts_loaded = True
         for id in sorted(self._uncounted):
-            before = self._counted.get(id)
-            if before is None:
-                before = bool(self._stored_live(id))
-            now = self._counted[id] = self.contains(id)
-            self._documents += now - before
+            self._recount(id)
             self._uncounted.discard(id)
         return self._documents
+
+    def _recount(self, id: str) -> None:
+        before = self._counted.get(id)
+        if before is None:
+            before = bool(self._stored_live(id))
+        now = self._counted[id] = self.contains(id)
+        self._documents += now - before
 
     @property
     def is_heavy(self) -> bool:

@@ -188,3 +188,20 @@ def test_a_batch_and_an_undo_over_a_large_snapshot(url: str) -> None:
         assert len(store) == 199
         store["100"] = documents["100"]
         assert (len(store), dict(store.items())) == (200, documents)
+
+
+@pytest.mark.parametrize("counted_before", [False, True])
+def test_documents_of_the_tail_are_counted_whenever_that_is_asked_first(url: str, counted_before: bool) -> None:
+    """What was loaded is counted at the first question, and then what was written: in between, or after an undo."""
+    documents = fill(url)
+    with opslog.open(url, agent="other", compact_after=None) as store:
+        del store["000"]
+        store["zzy"] = store["zzz"] = {}
+    with opslog.open(url, agent="other", compact_after=None) as store:
+        if counted_before:
+            assert len(store) == 201
+        assert store.undo()
+        assert (len(store), "zzz" in store) == (200, False)
+        del store["001"]
+        del documents["000"], documents["001"]
+        assert (len(store), dict(store.items())) == (199, documents | {"zzy": {}})
