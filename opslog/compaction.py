@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -44,6 +45,9 @@ from opslog.runs import BlockRun, merge_rows
 from opslog.snapshot import Row, build_parts, expired, runs_to_merge
 
 LOCK = "compaction"
+
+_TOGETHER = 1000
+"""How many rows are kept, and let go of, together."""
 
 KeepHistory = float | timedelta | Literal["forever"]
 """How long superseded files stay for `as_of`: seconds, a duration, or for ever."""
@@ -219,8 +223,10 @@ class _Plan:
         self.documents = self.old.documents
         self.cut = tail.cut()
         runs = [BlockRun(backend, run) for run in self.old.runs]
-        self.rows = deque(self._winners(runs))
-        new_bytes = sum(len(row.line) for row in self.rows)
+        winners = self._winners(runs)
+        self.rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
+        """In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them."""
+        new_bytes = sum(len(row.line) for some in self.rows for row in some)
         merging = len(runs) + 1 if full else runs_to_merge([new_bytes, *(run.bytes for run in self.old.runs)])
         # Without anything new on top there is nothing to merge for, unless all is to become one.
         self.merged = runs[: merging - 1] if self.rows or full else []
@@ -283,7 +289,7 @@ class _Plan:
         return own is None or any(entry.modified < own.modified for later, entry in entries.items() if later > number)
 
     def _write_parts(self, run: Run, environment: Environment, progress: Progress | None) -> Iterator[Part]:
-        total = len(self.rows) + sum(stored.run.records for stored in self.merged)
+        total = sum(map(len, self.rows)) + sum(stored.run.records for stored in self.merged)
         written = 0
         for file in build_parts(run.name, self._merged_rows(environment)):
             self.backend.create(file.part.path, file.data)
@@ -316,10 +322,10 @@ class _Plan:
         )
 
 
-def _taken(rows: deque[Row]) -> Iterator[Row]:
-    """The rows, each let go of when the next one is asked for: to free a million at once holds all threads up."""
+def _taken(rows: deque[tuple[Row, ...]]) -> Iterator[Row]:
+    """The rows, let go of as they are taken: to free a million at once holds all threads up."""
     while rows:
-        yield rows.popleft()
+        yield from rows.popleft()
 
 
 def _first(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:

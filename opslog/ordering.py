@@ -20,6 +20,9 @@ def in_order(ids: Collection[str]) -> Iterator[str]:
     buckets: list[list[str]] = [[] for _ in range(len(bounds) + 1)]
     for id in ids:
         buckets[bisect_right(bounds, id)].append(id)
-    buckets.reverse()
+    # Lists of a million ids the garbage collector would go through again and again; tuples of strings it leaves alone.
+    pieces: list[tuple[str, ...]] = []
     while buckets:
-        yield from sorted(buckets.pop())
+        pieces.append(tuple(buckets.pop()))
+    while pieces:
+        yield from sorted(pieces.pop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gc
 import itertools
 import math
 from collections import Counter
@@ -251,3 +252,10 @@ def test_the_newest_row_of_each_id_wins_a_merge(runs: list[dict[str, Any]]) -> N
     assert [one.id for one in merged] == sorted(set().union(*runs))
     for one in merged:
         assert one.record.clock == 1 + next(age for age, run in enumerate(runs) if one.id in run)
+
+
+def test_rows_are_left_alone_by_the_garbage_collector() -> None:
+    """It would go through all of those that a compaction holds, all that a tail brings, while no thread runs."""
+    rows = tuple(row(str(number)) for number in range(10))
+    gc.collect()
+    assert not any(map(gc.is_tracked, (rows, *rows)))
