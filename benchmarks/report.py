@@ -94,9 +94,12 @@ def run(arguments: argparse.Namespace, sizes: Scale, least: Scale, extra: dict[s
             measured = measure(workload, scale, rounds)
             console.print(table(measured))
             results += measured
+            _write(Report(environment, rounds, scale, results), arguments.json)
     console.print(", ".join(f"{name} {value}" for name, value in environment.items()), highlight=False)
     console.print(f"{rounds} rounds of {scale}", highlight=False)
-    report = Report(environment, rounds, scale, results)
-    if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    return report
+    return Report(environment, rounds, scale, results)
+
+
+def _write(report: Report, path: Path | None) -> None:
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
