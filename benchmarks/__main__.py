@@ -28,6 +28,5 @@ if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)
     _parser.add_argument("--page", type=Path, metavar="FILE", help="also write a page with all tables and plots there")
     _arguments = _parser.parse_args()
-    _report = run(_arguments, Scale(), SMALL)
-    if _arguments.page is not None:
-        write_page(_report, _arguments.page)
+    _page = _arguments.page
+    run(_arguments, Scale(), SMALL, finish=lambda report: write_page(report, _page) if _page else None)

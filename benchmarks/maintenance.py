@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import opslog
+from benchmarks.amplification import SIZES, grown
 from benchmarks.material import DECODER, UPSERT, document, line, rows, sqlite
 from benchmarks.peers import NPM, ON_DISK, Npm, npm_modules
 from benchmarks.reading import settle, write_all
-from benchmarks.runner import Round, Scale, Timer, contender, workload
+from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
 
 COMPACT = workload("compact 1,000,000 new documents, per document", rounds=2)
 
@@ -175,3 +176,23 @@ def pause_npm(folder: Path, scale: Scale) -> Iterator[Round]:
 
 if npm_modules() is not None:
     contender(PAUSE, NPM, "when the system writes it")(pause_npm)
+
+
+AMPLIFICATION = workload("bytes written per byte set, while growing to 10,000,000", rounds=1, unit="x")
+
+
+def _at(size: int) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        written = grown(scale.huge).written
+
+        def run(timer: Timer) -> int:
+            timer.measured = written.get(size) or written[max(written)]
+            return 1
+
+        yield run
+
+    return start
+
+
+for _size in reversed(SIZES):
+    contender(AMPLIFICATION, f"opslog, at {_size:,} documents", "within 100 ms")(_at(_size))

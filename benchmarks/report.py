@@ -6,7 +6,8 @@ import argparse
 import os
 import platform
 import sqlite3
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -80,24 +81,44 @@ def parser(program: str, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, sizes: Scale, least: Scale, extra: dict[str, str] | None = None) -> Report:
-    """Measure what is registered, as the command line says, and print it.
+def run(
+    arguments: argparse.Namespace,
+    sizes: Scale,
+    least: Scale,
+    *,
+    extra: dict[str, str] | None = None,
+    finish: Callable[[Report], None] = lambda report: None,
+) -> None:
+    """Measure what is registered, as the command line says, and print it. Exits with an error if a workload failed,
+    after the others.
 
     :param sizes: what is measured; `least`: with ``--small``. :param extra: what else the figures depend on.
+    :param finish: called with everything that was measured.
     """
     scale, rounds = (least, 2) if arguments.small else (sizes, arguments.rounds)
     environment = machine() | (extra or {})
     results: list[Result] = []
+    failed: list[str] = []
     console = Console(width=None if os.isatty(1) else 160)
     for workload in WORKLOADS:
         if arguments.only in workload:
-            measured = measure(workload, scale, rounds)
+            try:
+                measured = measure(workload, scale, rounds)
+            except Exception:
+                # Hours of others' figures shall not be lost with it.
+                console.print_exception()
+                failed.append(workload)
+                continue
             console.print(table(measured))
             results += measured
             _write(Report(environment, rounds, scale, results), arguments.json)
     console.print(", ".join(f"{name} {value}" for name, value in environment.items()), highlight=False)
     console.print(f"{rounds} rounds of {scale}", highlight=False)
-    return Report(environment, rounds, scale, results)
+    report = Report(environment, rounds, scale, results)
+    _write(report, arguments.json)
+    finish(report)
+    if failed:
+        sys.exit(f"these workloads failed: {'; '.join(failed)}")
 
 
 def _write(report: Report, path: Path | None) -> None:

@@ -478,4 +478,4 @@ if __name__ == "__main__":
         installed = install_npm(place / "npm")
         if installed is not None:
             register_npm(installed)
-        run(_arguments, SIZES, LEAST, {"server": chosen, "latency": f"{_arguments.latency:g} ms"})
+        run(_arguments, SIZES, LEAST, extra={"server": chosen, "latency": f"{_arguments.latency:g} ms"})
