@@ -49,7 +49,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name
+from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name, segment_path
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
@@ -107,7 +107,15 @@ class FsBackend:
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        return self.list(OPS)
+        self._check_open()
+        entries: list[Entry] = []
+        try:
+            for agent in posix.names(self.full(OPS)):
+                first = segment_path(agent, seen[agent]) if agent in seen else ""
+                posix.scan(self.full(f"{OPS}{agent}/"), f"{OPS}{agent}/", entries, first)
+        except OSError as error:
+            raise self._read_failed(OPS, error) from error
+        return entries
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         self._check_open()

@@ -63,8 +63,17 @@ def map_file(full: str) -> mmap.mmap:
         os.close(descriptor)
 
 
-def scan(full: str, prefix: str, entries: list[Entry]) -> None:
-    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths."""
+def names(full: str) -> list[str]:
+    """What is in a directory, in order; nothing where there is none."""
+    try:
+        return sorted(os.listdir(full))
+    except FileNotFoundError:
+        return []
+
+
+def scan(full: str, prefix: str, entries: list[Entry], first: str = "") -> None:
+    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths; those from
+    path `first` on."""
     try:
         with os.scandir(full) as directory:
             # With its slash a directory's name takes the place that the paths below it have among the files.
@@ -75,7 +84,9 @@ def scan(full: str, prefix: str, entries: list[Entry]) -> None:
         return
     for name, entry in found:
         if name[-1] == "/":
-            scan(entry.path, prefix + name, entries)
+            scan(entry.path, prefix + name, entries, first)
+            continue
+        if prefix + name < first:
             continue
         try:
             status = entry.stat()

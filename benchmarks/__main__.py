@@ -28,5 +28,7 @@ if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)
     _parser.add_argument("--page", type=Path, metavar="FILE", help="also write a page with all tables and plots there")
     _arguments = _parser.parse_args()
-    _page = _arguments.page
-    run(_arguments, Scale(), SMALL, finish=lambda report: write_page(report, _page) if _page else None)
+    _page, _only = _arguments.page, _arguments.only
+    run(
+        _arguments, Scale(), SMALL, finish=lambda report: write_page(report, _page, keep=bool(_only)) if _page else None
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import opslog
 from benchmarks.material import document, prepared, text
-from benchmarks.reading import SEED
+from benchmarks.reading import SEED, settle
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
@@ -41,6 +41,8 @@ def grown(count: int) -> Grown:
                 if first + 1000 in SIZES or first + 1000 >= count:
                     store.flush()
                     written[min(first + 1000, count)] = (_written() - before) / data
+            settle(store)
+            store.compact()  # what is opened later has a short tail, as a smaller store has
 
     return Grown(prepared(f"grown to {count}", fill), written)
 

@@ -68,7 +68,6 @@ const commands = {
     await compacting;
     return longest;
   },
-  memory: () => process.memoryUsage().rss / 1e6, // megabytes
   // Another agent's store becomes the one that commands work on; 0 is the first that was opened.
   use: (number) => {
     store = opened[number];

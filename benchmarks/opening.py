@@ -29,7 +29,7 @@ from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
 
 def npm_logged(count: int, ids: int) -> Path:
     def fill(folder: Path) -> None:
-        with Npm(folder, agent="main") as peer:
+        with Npm(folder) as peer:
             peer.fill(count, ids)
 
     return prepared(f"{NPM}, {count} commits", fill)
@@ -68,7 +68,7 @@ def log_npm(folder: Path, scale: Scale) -> Iterator[Round]:
     path = npm_logged(scale.log, scale.log // 5)
 
     def run(timer: Timer) -> int:
-        with Npm(path, agent="reader") as peer:
+        with Npm(path, reads=True) as peer:
             timer.seconds = peer.opening + peer.get(["task-0"])
         return scale.log
 
@@ -163,17 +163,13 @@ _CHILD = """
 import json, sys
 from pathlib import Path
 import opslog
-from benchmarks.peers import LARGE
+from benchmarks.peers import LARGE, own_memory
 from benchmarks.reading import some_ids
 
 name, path, count, gets, scans = json.loads(sys.argv[1])
 ids = some_ids(count, gets)
 
-def resident():
-    fields = dict(line.split(":") for line in open("/proc/self/status"))
-    return int(fields["VmRSS"].split()[0]) * 1024 / 1e6
-
-before = resident()
+before = own_memory()
 if name == "opslog":
     store = opslog.open(path, read_only=True)
     for id in ids:
@@ -185,12 +181,12 @@ else:
     store.get(ids)
     if scans:
         store.scan()
-print(resident() - before)
+print(own_memory() - before)
 """
 
 
 def memory_of(name: str, prepare: Callable[[Scale], Path], use: Use) -> Start:
-    """How much more a process holds after it has opened a store and used it, mapped files included."""
+    """How much more memory of its own a process has after it has opened a store and used it."""
 
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
         path, gets = prepare(scale), min(use.gets, scale.documents)

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 
 from benchmarks.goals import GOALS
 from benchmarks.report import Report, shown
-from benchmarks.runner import Result
+from benchmarks.runner import WORKLOADS, Result
 
 _HEAD = """# Benchmarks
 
@@ -23,22 +23,31 @@ opslog takes as that contender (the median of the ratios within a round): below 
 
 Documents have 7 fields and about 170 bytes of JSON, 290 bytes as a line of a log. "Safe on return" says what
 a crash of the machine cannot take any more when a call returns; where it differs, times do not say the same
-thing. This is opslog's own benchmark: it measures what opslog is made for.
+thing. This is opslog's own benchmark: it measures what opslog is made for. Memory is what a process holds
+itself, beyond what it held before; mapped files (opslog, LMDB) come on top as far as the system has room for
+them.
 """
 _PEERS = """Not every peer does everything. TinyDB and diskcache would need hours for a million documents (TinyDB writes
 its whole file at each call). SQLite, LMDB, TinyDB and diskcache have no log to open, no undo and no other
 agents. The npm package cannot open ten million documents (a file becomes one string, of at most 512 MB); it
 compacts every 100 sets if it is let, which is switched off here; and it runs in a process of its own, where
-its times are taken.
+its times are taken. With several agents it cannot open a log of more than about 120,000 commits (RangeError), so
+where there is one log it is measured as its only writer.
 """
 
 
-def write_page(report: Report, page: Path) -> None:
-    """:param page: the Markdown file; a folder of the same name, without ``.md``, gets plots and raw figures."""
+def write_page(report: Report, page: Path, *, keep: bool) -> None:
+    """:param page: the Markdown file; a folder of the same name, without ``.md``, gets plots and raw figures.
+
+    :param keep: what was measured earlier of other workloads stays in it.
+    """
     mpl.use("svg")  # needs no screen
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    raw = folder / "results.json"
+    if keep and raw.exists():
+        report = _merged(msgspec.json.decode(raw.read_bytes(), type=Report), report)
+    raw.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     environment = ", ".join(f"{name} {value}" for name, value in report.environment.items())
     sections = [
         _HEAD,
@@ -51,6 +60,14 @@ def write_page(report: Report, page: Path) -> None:
         _plot(results, folder / f"{name}.svg")
         sections.append(f"## {workload}\n\n{_table(results)}\n![{workload}]({folder.name}/{name}.svg)\n")
     page.write_text("\n".join(sections))
+
+
+def _merged(earlier: Report, report: Report) -> Report:
+    measured = {result.workload for result in report.results}
+    kept = [result for result in earlier.results if result.workload not in measured]
+    place = list(WORKLOADS).index
+    results = sorted([*kept, *report.results], key=lambda result: place(result.workload))
+    return msgspec.structs.replace(report, results=results)
 
 
 def _table(results: list[Result]) -> str:

@@ -229,13 +229,11 @@ class Npm(Peer):
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._options = {"agentId": agent} if agent else {"readOnly": True} if reads else {"writeMode": mode}
         self._folder = str(folder)
-        self.opening = self.open()
+        self.opening = self.open({"agentId": agent} if agent else {"readOnly": True} if reads else {"writeMode": mode})
 
-    def open(self, agent: str | None = None) -> float:
-        """Open the store, once more or for another agent, too; what is called afterwards is called of this one."""
-        options = {"agentId": agent} if agent else self._options
+    def open(self, options: dict[str, Any]) -> float:
+        """Open the store, also once more with other options; what is called afterwards is called of this one."""
         return self.call("open", self._folder, options)
 
     def call(self, *command: Any) -> float:
@@ -285,11 +283,18 @@ class Npm(Peer):
         return self.call("longestSetBesideCompact")
 
     def memory(self) -> float:
-        """Megabytes that the process holds."""
-        return self.call("memory")
+        """As `own_memory`, of its process."""
+        return own_memory(str(self._process.pid))
 
     def close(self) -> None:
         self._process.communicate()
+
+
+def own_memory(process: str = "self") -> float:
+    """Megabytes that a process holds itself. Pages of files that it has mapped are not among them: the system takes
+    those back when it wants."""
+    fields = dict(line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024 / 1e6
 
 
 @cache

@@ -74,8 +74,8 @@ def _refresh_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
 
 def _refresh_npm(commits: Callable[[Scale], int]) -> Start:
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
-        with Npm(npm_logged(commits(scale), commits(scale) // 5), agent="main") as peer:
-            peer.open("reader")
+        with Npm(npm_logged(commits(scale), commits(scale) // 5)) as peer:
+            peer.open({"readOnly": True})
 
             def run(timer: Timer) -> int:
                 peer.use(0)
@@ -112,7 +112,7 @@ def _undo_floor(folder: Path, scale: Scale) -> Iterator[Round]:
 
 def _undo_npm(commits: Callable[[Scale], int]) -> Start:
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
-        with Npm(npm_logged(commits(scale), commits(scale) // 5), agent="main") as peer:
+        with Npm(npm_logged(commits(scale), commits(scale) // 5)) as peer:
 
             def run(timer: Timer) -> int:
                 peer.set([("task", document(timer.number))])
@@ -203,9 +203,9 @@ def agents_npm(folder: Path, scale: Scale) -> Iterator[Round]:
     with Npm(folder, agent=names[0]) as peer:
         peer.fill(scale.log // 1000, scale.log // 1000)
         for agent in names[1:]:
-            peer.open(agent)
+            peer.open({"agentId": agent})
             peer.fill(scale.log // 1000, scale.log // 1000)
-        peer.open("reader")
+        peer.open({"agentId": "reader"})
 
         def run(timer: Timer) -> int:
             for number in range(len(names)):
