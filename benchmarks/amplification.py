@@ -41,6 +41,7 @@ def grown(count: int) -> Grown:
                 if first + 1000 in SIZES or first + 1000 >= count:
                     store.flush()
                     written[min(first + 1000, count)] = (_written() - before) / data
+        with opslog.open(folder, compact_after=None) as store:
             settle(store)
             store.compact()  # what is opened later has a short tail, as a smaller store has
 
