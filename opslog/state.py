@@ -113,9 +113,11 @@ class State:
     def empty(self) -> None:
         """Let go of everything, when nobody uses this state any more. Piece by piece, because freeing a million records
         at once would hold up all threads for as long."""
-        for winners in (self.winners, self.merge.settled):
-            while winners:
-                winners.popitem()
+        for held in (self.winners, self.merge.settled, self._counted):
+            while held:
+                held.popitem()
+        while self._uncounted:
+            self._uncounted.pop()
 
     def is_behind(self, newest: Manifest, skip: str | None) -> bool:
         """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
