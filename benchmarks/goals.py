@@ -196,7 +196,7 @@ GOALS = (
         (_LARGE, "opslog"),
         10,
         "µs",
-        why="Beyond the floor it is a search through two indexes and the decoding of a line, in Python; SQLite takes as long.",
+        why="Beyond the floor it is a search in two indexes and the decoding of a line; SQLite takes as long.",
     ),
     _at_most(
         "get from the command line: little more than Python needs to start",
