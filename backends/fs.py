@@ -49,7 +49,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name, segment_path
+from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name, log_prefix, segment_path
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
@@ -99,22 +99,19 @@ class FsBackend:
     def list(self, prefix: str, after: str = "") -> list[Entry]:
         self._check_open()
         check_prefix(prefix)
-        entries: list[Entry] = []
-        try:
-            posix.scan(self.full(prefix), prefix, entries)
-        except OSError as error:
-            raise self._read_failed(prefix, error) from error
+        entries = self._scan(prefix, {})
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
         self._check_open()
+        return self._scan(OPS, {log_prefix(agent): segment_path(agent, number) for agent, number in seen.items()})
+
+    def _scan(self, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
         entries: list[Entry] = []
         try:
-            for agent in posix.names(self.full(OPS)):
-                first = segment_path(agent, seen[agent]) if agent in seen else ""
-                posix.scan(self.full(f"{OPS}{agent}/"), f"{OPS}{agent}/", entries, first)
+            posix.scan(self.full(prefix), prefix, entries, firsts)
         except OSError as error:
-            raise self._read_failed(OPS, error) from error
+            raise self._read_failed(prefix, error) from error
         return entries
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import stat
+from collections.abc import Mapping
 
 from opslog.backends.contract import Entry
 
@@ -63,17 +64,12 @@ def map_file(full: str) -> mmap.mmap:
         os.close(descriptor)
 
 
-def names(full: str) -> list[str]:
-    """What is in a directory, in order; nothing where there is none."""
-    try:
-        return sorted(os.listdir(full))
-    except FileNotFoundError:
-        return []
+def scan(full: str, prefix: str, entries: list[Entry], firsts: Mapping[str, str]) -> None:
+    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths.
 
-
-def scan(full: str, prefix: str, entries: list[Entry], first: str = "") -> None:
-    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths; those from
-    path `first` on."""
+    :param firsts: per directory, by its prefix, the path of the first file that is wanted; others are not looked at.
+    """
+    first = firsts.get(prefix, "")
     try:
         with os.scandir(full) as directory:
             # With its slash a directory's name takes the place that the paths below it have among the files.
@@ -84,7 +80,7 @@ def scan(full: str, prefix: str, entries: list[Entry], first: str = "") -> None:
         return
     for name, entry in found:
         if name[-1] == "/":
-            scan(entry.path, prefix + name, entries, first)
+            scan(entry.path, prefix + name, entries, firsts)
             continue
         if prefix + name < first:
             continue

@@ -514,6 +514,17 @@ def test_links_to_directories_are_not_followed(backend: FsBackend, root: Path, t
     (root / "a" / "file").symlink_to(tmp_path / "outside")
     (root / "a" / "dangling").symlink_to(tmp_path / "nowhere")
     assert [(entry.path, entry.size) for entry in backend.list("")] == [("a/b", 1), ("a/file", 5)]
+    backend.create("ops/real/1", b"")
+    (root / "ops" / "planted").symlink_to(root / "ops" / "real")
+    assert [entry.path for entry in backend.list_logs({})] == ["ops/real/1"]
+
+
+def test_segments_before_a_cursor_are_not_looked_at(backend: FsBackend) -> None:
+    for agent in "ab":
+        for number in (1, 2, 3):
+            backend.create(segment_path(agent, number), b"")
+    paths = [entry.path for entry in backend.list_logs({"a": 3, "c": 1})]
+    assert paths == [segment_path(*segment) for segment in (("a", 3), ("b", 1), ("b", 2), ("b", 3))]
 
 
 def test_files_that_vanish_while_listing_are_left_out(
