@@ -21,9 +21,8 @@ COMPACT_AFTER_COST = 64 * 1024 * 1024
 """What the tail takes to read, in bytes (`opslog.log.cost_after`), from which it does so whatever the number of
 commits: 64 MiB, or about a thousand segments."""
 
-
 _FAR_BEHIND = 4
-"""How many times that much a tail may take before writers wait for the compaction under way."""
+"""From so many times `COMPACT_AFTER_COST` on, writers wait for the compaction under way."""
 
 
 class AutoCompaction:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
+import msgspec
+
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set
 from opslog.errors import MissingFileError, RetryError
@@ -276,7 +278,9 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
     complete = True
     for agent, end in state.cursors.items():
         if agent != skip:
-            found, all_there = _read_between(backend, old.get(agent, Cursor(agent)), end)
+            # A copy: if this fails half-way, it begins again where it began.
+            start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
+            found, all_there = _read_between(backend, start, end)
             commits += found
             complete = complete and all_there
     return commits, complete

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
@@ -79,6 +79,7 @@ class Store(Documents[T]):
         self._refresh_lock = threading.RLock()
         self._unseen: list[Commit] = []
         self._complete = True
+        """Whether `_unseen` has everything that was not handed out, up to `_unread`."""
         self._unread: dict[str, Cursor] | None = None
         """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
         self._looked = environment.monotonic()
@@ -266,7 +267,7 @@ class Store(Documents[T]):
             )
         with self._refresh_lock:
             if self._state is state:
-                self._complete = self._reload() and self._complete
+                self._reload()
             if self._state.manifest.number == state.manifest.number:
                 raise CorruptError(
                     f"{missing.path} is missing, and manifest {state.manifest.number} needs it. Restore it from a "
@@ -340,18 +341,19 @@ class Store(Documents[T]):
     def _refresh_quietly(self) -> None:
         """Refresh, and keep the commits for the caller's own `refresh` or `watch`."""
         with self._refresh_lock:
-            self._complete = self._read_new() and self._complete
+            self._read_new()
 
-    def _read_new(self) -> bool:
-        """Read what is new into the state and `_unseen`. Returns whether `_unseen` has all of it."""
-        caught_up = self._catch_up()
+    def _read_new(self) -> None:
+        """Read what is new into the state and `_unseen`."""
+        self._catch_up()
         self._looked = self._environment.monotonic()
         newest = self._loader.manifests.newest()
         self._fence.look(newest, self._looked)
         if newest.number != self._state.manifest.number:
             self._compaction.note_manifest(newest)
             if self._state.is_behind(newest, self._agent):
-                return self._reload() and caught_up
+                self._reload()
+                return
         try:
             segments = list_segments(self._backend, self._state.cursors)
             segments.pop(self._agent or "", None)  # what it writes itself is counted when it is written
@@ -362,21 +364,19 @@ class Store(Documents[T]):
                 self._clock.observe(commit.clock)
                 self._unseen.append(commit)
         except MissingFileError:
-            return self._reload() and caught_up
-        return caught_up
+            self._reload()
 
-    def _reload(self) -> bool:
-        """Load again, and read what that took in at once into `_unseen`. Returns whether it has all of it."""
+    def _reload(self) -> None:
+        """Load again, and read what that took in at once into `_unseen`."""
         self._load_again()
-        return self._catch_up()
+        self._catch_up()
 
-    def _catch_up(self) -> bool:
-        if self._unread is None:
-            return True
-        missed, complete = read_between(self._backend, self._unread, self._state, self._agent)
-        self._unseen += missed
-        self._unread = None
-        return complete
+    def _catch_up(self) -> None:
+        if self._unread is not None:
+            missed, complete = read_between(self._backend, self._unread, self._state, self._agent)
+            self._unseen += missed
+            self._complete = self._complete and complete
+            self._unread = None
 
     def _forget_folded(self) -> None:
         """After a compaction: let go of what it folded, or a store that only writes would hold everything it has ever
@@ -384,25 +384,22 @@ class Store(Documents[T]):
         with self._refresh_lock:
             is_old = self._loader.manifests.newest_number() != self._state.manifest.number
             if is_old and self._state.is_heavy and not self._closed:
-                old = self._state
                 self._load_again()
-                old.empty()
 
     def _load_again(self) -> None:
         """Load beside ongoing writes; only what they add meanwhile is read while they wait."""
-        old, state = self._state.cursors, self._loader.load()
-        if self._log is None:
-            self._state = state
-        else:
-            with self._log.quiet(), self._state_lock:
+        old, state = self._state, self._loader.load()
+        with nullcontext() if self._log is None else self._log.quiet(), self._state_lock:
+            if self._log is not None:
                 own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
                 for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
                     state.apply(commit)
-                self._state = state
+            self._state = state
         if self._unread is None:
-            self._unread = old
+            self._unread = old.cursors
         self._compaction.note_manifest(state.manifest)
         self._clock.observe(state.clock)
+        old.empty()
 
     # -- the past
 

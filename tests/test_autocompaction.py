@@ -92,6 +92,36 @@ def test_a_store_that_only_writes_forgets_what_was_folded(
         assert (len(store), "4-99" in store) == (504, False)
 
 
+def test_what_a_refresh_that_failed_had_read_is_handed_out_by_the_next(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_HEAVY", 50)
+    with (
+        opslog.open(url, agent="a", compact_after=None) as store,
+        opslog.open(url, agent="b", compact_after=None) as b,
+        opslog.open(url, agent="c", compact_after=None) as c,
+    ):
+        fill(store, 100)
+        for number in range(3):
+            b[f"b-{number}"] = c[f"c-{number}"] = {}
+        store.compact()
+        assert "b-0" in store, "it was loaded again"
+        real, paths = store._backend.read, []
+
+        def fails_at_the_second_log(path: str, start: int = 0, stop: int | None = None) -> bytes:
+            paths.append(path)
+            if "/c/" in path and paths.count(path) == 1:
+                raise opslog.RetryError("not now")
+            return real(path, start, stop)
+
+        monkeypatch.setattr(store._backend, "read", fails_at_the_second_log)
+        with pytest.raises(opslog.RetryError):
+            store.refresh()
+        found = [commit.id for commit in store.refresh() if isinstance(commit, opslog.Set)]
+        assert found == ["b-0", "b-1", "b-2", "c-0", "c-1", "c-2"]
+        assert store.refresh() == []
+
+
 def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that memory and the tail stay bounded. Nobody waits for one that cannot run."""
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 10_000)
