@@ -1,6 +1,6 @@
 """Measurements of opslog, each beside what the same work costs without it.
 
-    python -m benchmarks [--small] [--rounds N] [--only TEXT] [--json FILE]
+    python -m benchmarks [--small] [--rounds N] [--only TEXT …] [--json FILE] [--page FILE]
 
 Every workload runs for opslog, for a *floor* (the bare system calls and decoding on the same bytes: nothing can be
 faster and keep the same promise) and for *peers*. All contenders of a workload take turns within each round, so that
@@ -9,6 +9,8 @@ own benchmark: it measures what opslog is made for, on small documents.
 
 `python -m benchmarks.s3` does likewise for stores on S3.
 
-A contender is one function in `writing`, `reading` or `maintenance`, decorated with `contender`; a new workload is a
-new name in that decorator, a new peer one more function.
+A contender is a function decorated with `contender`, in `writing`, `reading`, `opening`, `tails` or `maintenance`; a
+new workload is a new name in that decorator. A peer is a class in `peers`, which `contend` registers for the workloads
+that need no more than its few calls. `goals` holds the results against what opslog wants to reach; `page` writes all of
+it into docs/benchmarks.md.
 """

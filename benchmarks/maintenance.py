@@ -13,7 +13,8 @@ from pathlib import Path
 import opslog
 from benchmarks.amplification import SIZES, grown
 from benchmarks.material import DECODER, UPSERT, document, line, rows, sqlite
-from benchmarks.peers import NPM, ON_DISK, Npm, npm_modules
+from benchmarks.npm import npm_modules
+from benchmarks.peers import NPM, ON_DISK, Npm
 from benchmarks.reading import settle, write_all
 from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
 

@@ -20,7 +20,8 @@ import orjson
 import opslog
 from benchmarks.amplification import grown
 from benchmarks.material import DECODER, prepared
-from benchmarks.peers import LARGE, NPM, Npm, Open, filled_peer, node, npm_modules
+from benchmarks.npm import node, npm_modules
+from benchmarks.peers import LARGE, NPM, Npm, Open, filled_peer
 from benchmarks.reading import READS, SEED, WIDTH, compacted, fixed_lines, logged, some_ids
 from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
 

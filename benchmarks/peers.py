@@ -6,16 +6,12 @@ its own process, so that nothing of the way there counts.
 
 from __future__ import annotations
 
-import json
-import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,10 +21,8 @@ import orjson
 import tinydb
 
 from benchmarks.material import UPSERT, Documents, document, documents, prepared, sqlite
+from benchmarks.npm import Driver, npm_modules
 from benchmarks.runner import Round, Scale, Timer, contender
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("@backloghq/opslog@0.8.1", "node@22")
 
 
 class Peer(ABC):
@@ -220,15 +214,7 @@ class Npm(Peer):
     """
 
     def __init__(self, folder: Path, mode: str = "immediate", agent: str | None = None, *, reads: bool = False) -> None:
-        modules = npm_modules()
-        assert modules is not None, "contenders of the package are registered only where it is"
-        driver = Path(__file__).with_name("npm_peer.mjs")
-        self._process = subprocess.Popen(
-            [node(), "--max-old-space-size=12000", str(driver), str(modules)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._driver = Driver("npm_peer.mjs")
         self._folder = str(folder)
         self.opening = self.open({"agentId": agent} if agent else {"readOnly": True} if reads else {"writeMode": mode})
 
@@ -238,13 +224,7 @@ class Npm(Peer):
 
     def call(self, *command: Any) -> float:
         """A command of `npm_peer.mjs`, and what it measured."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the npm package ended at {command[0]}"
-        measured: float = json.loads(answer)
+        measured: float = self._driver.call(*command)
         return measured
 
     def set(self, documents: Documents) -> float:
@@ -284,10 +264,10 @@ class Npm(Peer):
 
     def memory(self) -> float:
         """As `own_memory`, of its process."""
-        return own_memory(str(self._process.pid))
+        return own_memory(str(self._driver.pid))
 
     def close(self) -> None:
-        self._process.communicate()
+        self._driver.close()
 
 
 def own_memory(process: str = "self") -> float:
@@ -295,29 +275,6 @@ def own_memory(process: str = "self") -> float:
     those back when it wants."""
     fields = dict(line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024 / 1e6
-
-
-@cache
-def npm_modules() -> Path | None:
-    """Where the package is installed, with the Node.js that it asks for; None where it cannot be had."""
-    if shutil.which("npm") is None:
-        print("without the npm package: there is no npm here", file=sys.stderr)
-        return None
-    folder = ROOT / "build" / "npm"
-    if not (folder / "node_modules" / "@backloghq").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"without the npm package: {done.stderr.strip()}", file=sys.stderr)
-            return None
-    return folder / "node_modules"
-
-
-def node() -> str:
-    """The Node.js that the package asks for."""
-    own = ROOT / "build" / "npm" / "node_modules" / "node" / "bin" / "node"
-    return str(own) if own.exists() else "node"
 
 
 ON_DISK = "on disk"

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from botocore.session import Session
 
 import opslog
 from benchmarks.material import document, line
+from benchmarks.npm import Driver, npm_modules
 from benchmarks.report import parser, run
 from benchmarks.runner import Round, Scale, Timer, contender
 from benchmarks.slow_network import slower
@@ -37,7 +37,6 @@ from opslog.layout import segment_path
 from tests.support import s3_servers
 
 DRIVERS = ("obstore", "s3fs")
-PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1")
 SIZES, LEAST = Scale(writes=200, threads=32, log=10_000), Scale(writes=3, threads=4, log=200)
 
 _server: s3_servers.Server
@@ -301,24 +300,12 @@ class Npm:
 
     def __init__(self, prefix: str, agent: str, endpoint: str | None = None) -> None:
         bucket = _server.url.partition("://")[2].partition("/")[0]
-        driver = Path(__file__).with_name("npm_s3.mjs")
-        self._process = subprocess.Popen(
-            ["node", str(driver), str(_modules), bucket, prefix, agent],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | ({"AWS_ENDPOINT_URL": endpoint} if endpoint else {}),
-            text=True,
+        self._driver = Driver(
+            "npm_s3.mjs", bucket, prefix, agent, environment={"AWS_ENDPOINT_URL": endpoint} if endpoint else None
         )
 
     def call(self, *command: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, f"the npm package ended at {command[0]}"
-        return json.loads(answer)["result"]
+        return self._driver.call(*command)["result"]
 
     def open(self, *, compacts: bool = False) -> int:
         """:param compacts: by itself every 100 sets, which is its default. Returns the number of documents."""
@@ -329,11 +316,10 @@ class Npm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        self._driver.close()
 
 
 NPM = "npm @backloghq/opslog-s3 0.4.1"
-_modules: Path
 
 
 def new_prefix() -> str:
@@ -435,28 +421,13 @@ def compact_npm(folder: Path, scale: Scale) -> Iterator[Round]:
     yield run
 
 
-def register_npm(modules: Path) -> None:
-    global _modules  # noqa: PLW0603  (known only once it is installed)
-    _modules = modules
+def register_npm() -> None:
     contender("set", NPM, "in S3")(set_npm)
     contender("set, 32 at once", NPM, "in S3")(set_npm_at_once)
     contender("open, 10,000 objects", NPM, "")(open_npm_with(npm_read_only))
     contender("open after 10,000 sets", NPM, "")(open_npm_with(npm_written))
     contender("refresh, 1 new of 10,000", NPM, "")(refresh_npm)
     contender("compact, 2,000 objects", NPM, "in S3")(compact_npm)
-
-
-def install_npm(folder: Path) -> Path | None:
-    """Where the package is, None where it cannot be had."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        print("without the npm package: there is no npm here", file=sys.stderr)
-        return None
-    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"without the npm package: {done.stderr.strip()}", file=sys.stderr)
-        return None
-    return folder / "node_modules"
 
 
 if __name__ == "__main__":
@@ -475,7 +446,6 @@ if __name__ == "__main__":
             if not _endpoint:
                 sys.exit("--latency needs a server in AWS_ENDPOINT_URL, and is for those that are near")
             os.environ["AWS_ENDPOINT_URL"] = _stack.enter_context(slower(_endpoint, _arguments.latency))
-        installed = install_npm(place / "npm")
-        if installed is not None:
-            register_npm(installed)
+        if npm_modules() is not None:
+            register_npm()
         run(_arguments, SIZES, LEAST, extra={"server": chosen, "latency": f"{_arguments.latency:g} ms"})

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import opslog
 from benchmarks.material import DECODER, document, line, prepared, sqlite
+from benchmarks.npm import npm_modules
 from benchmarks.opening import npm_logged
-from benchmarks.peers import NPM, ON_DISK, Npm, npm_modules
+from benchmarks.peers import NPM, ON_DISK, Npm
 from benchmarks.reading import READS, logged
 from benchmarks.runner import Round, Scale, Start, Timer, contender
 from benchmarks.writing import bare

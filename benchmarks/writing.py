@@ -12,7 +12,8 @@ from typing import Any
 import opslog
 import opslog.aio
 from benchmarks.material import Documents, documents, line
-from benchmarks.peers import DURABLE, NPM, QUICK, Lmdb, Npm, Peer, Sqlite, contend, npm_modules
+from benchmarks.npm import npm_modules
+from benchmarks.peers import DURABLE, NPM, QUICK, Lmdb, Npm, Peer, Sqlite, contend
 from benchmarks.runner import Round, Scale, Timer, contender
 
 BATCH = 100

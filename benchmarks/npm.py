@@ -1,0 +1,74 @@
+"""npm packages as peers: how they are installed, and driven from here by a script of a few commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parents[1] / "build" / "npm"
+_PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1", "node@22")
+
+
+@cache
+def npm_modules() -> Path | None:
+    """Where the packages are installed, with the Node.js that they ask for; None where they cannot be had."""
+    if shutil.which("npm") is None:
+        print("without the npm package: there is no npm here", file=sys.stderr)
+        return None
+    modules = _FOLDER / "node_modules"
+    if not all((modules / name).exists() for name in ("@backloghq/opslog", "@backloghq/opslog-s3")):
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
+        done = subprocess.run(["npm", "install", *options, *_PACKAGES], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"without the npm package: {done.stderr.strip()}", file=sys.stderr)
+            return None
+    return modules
+
+
+def node() -> str:
+    """The Node.js that the packages ask for, or that of the system."""
+    own = _FOLDER / "node_modules" / "node" / "bin" / "node"
+    return str(own) if own.exists() else "node"
+
+
+class Driver:
+    """A script of this folder in a process of its own: a JSON command per line goes in, an answer per line comes out.
+
+    :param environment: added to that of this process.
+    """
+
+    def __init__(self, script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        modules = npm_modules()
+        assert modules is not None, "contenders of a package are registered only where it is"
+        self._process = subprocess.Popen(
+            [node(), "--max-old-space-size=12000", str(Path(__file__).with_name(script)), str(modules), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, *command: Any) -> Any:
+        """A command, and its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the npm package ended at {command[0]}"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
