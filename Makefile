@@ -27,8 +27,8 @@ demo: $(STAMP)  ## several processes write to one store at once, one is killed; 
 	$(BIN)/opslog demo $(ARGS)
 
 .PHONY: test
-test: $(STAMP)  ## all tests but the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## all tests but the slow ones, on all cores
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the slow tests: many repeats, large sizes; takes long
