@@ -46,7 +46,7 @@ def load_as_of(loader: Loader, point: Point) -> State:
     :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises UsageError: it is no point.
     """
     before, included = conditions(point)
-    return loader.load_at(lambda: _choose(loader.manifests, before, point), included)
+    return loader.load_at(lambda: manifest_before(loader.manifests, before, point), included)
 
 
 def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Commit], bool]]:
@@ -61,8 +61,12 @@ def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Comm
     return lambda manifest: manifest.ts <= ts, lambda commit: commit.ts <= ts
 
 
-def _choose(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
-    """The newest retained manifest before the point. A binary search: clock and ts only grow with the number."""
+def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
+    """The newest retained manifest that saw nothing beyond the point; `before` is the first of its `conditions`. A
+    binary search: clock and ts only grow with the number.
+
+    :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises NotFoundError: no store.
+    """
     manifests.newest()  # there is a store, or this says that there is none
     numbers = [number for number, _ in manifests.entries()]
     oldest: Manifest | None = None
@@ -80,7 +84,7 @@ def _choose(manifests: ManifestStore, before: Callable[[Manifest], bool], point:
         else:
             oldest, high = manifest, middle
     if chosen is None and oldest is None:
-        return _choose(manifests, before, point)  # all were collected since the listing
+        return manifest_before(manifests, before, point)  # all were collected since the listing
     if chosen is None:
         assert oldest is not None
         raise HistoryGoneError(

@@ -146,7 +146,7 @@ class Cursor(msgspec.Struct):
             was lost: the segment at a cut, and the last one of a log, are never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
-        for number, size, _ in self._coming(segments):
+        for number, size, _ in self.coming(segments):
             if number > self.segment:
                 self.segment, self.offset = number, 0
             if size > self.offset:
@@ -160,7 +160,7 @@ class Cursor(msgspec.Struct):
         forgotten at once. Errors as in `read`."""
         end, clock, later = self.place, self.clock, None
         commits = 0
-        for number, size, _ in reversed(coming := self._coming(segments)):
+        for number, size, _ in reversed(coming := self.coming(segments)):
             for stretch in self._read_segment_back(source, number, size):
                 self._check(stretch, later)
                 if later is None:
@@ -177,8 +177,8 @@ class Cursor(msgspec.Struct):
         self.commits += commits
         self.clock = clock
 
-    def _coming(self, segments: list[Segment]) -> list[Segment]:
-        """The segments to read, one after the other."""
+    def coming(self, segments: list[Segment]) -> list[Segment]:
+        """The segments to read, one after the other. :raises MissingFileError: one is not there; see `read`."""
         coming = [segment for segment in segments if segment.number >= self.segment]
         for expected, (number, size, _) in enumerate(coming, self.segment):
             if number != expected:

@@ -14,7 +14,7 @@ agent after it can never be cancelled any more: it is *settled*. Everything else
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -115,17 +115,21 @@ class Merge:
                 best = record
         return best
 
+    def winners(self) -> dict[str, Record]:
+        """The record that wins of each document that any is left of, tombstones included."""
+        winners = dict(self.settled)
+        for id in self.contested:
+            winner = self.winner(id)
+            assert winner is not None
+            winners[id] = winner
+        return winners
+
     def undoable(self, agent: str) -> Commit | None:
         """The newest commit of this agent that an undo would cancel now."""
         for entry in reversed(self.recent.get(agent, ())):
             if entry.records and not entry.cancelled:
                 return entry.commit
         return None
-
-    def ids(self) -> Iterator[str]:
-        """The documents that `winner` knows of, each once."""
-        yield from self.settled
-        yield from (id for id in self.contested if id not in self.settled)
 
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
         for entry in log:

@@ -76,11 +76,7 @@ class State:
 
     def loaded(self) -> None:
         """All logs are loaded."""
-        self.winners = dict(self.merge.settled)
-        for id in self.merge.contested:
-            winner = self.merge.winner(id)
-            assert winner is not None
-            self.winners[id] = winner
+        self.winners = self.merge.winners()
 
     def _count(self, commits: list[Commit]) -> list[Commit]:
         self.commits += len(commits)

@@ -99,11 +99,6 @@ def interleaved(draw: Any, logs: dict[str, list[Commit]]) -> Iterator[Commit]:
             del rest[agent]
 
 
-def winners(merge: Merge) -> dict[str, Record]:
-    found = {id: merge.winner(id) for id in merge.ids()}
-    return {id: record for id, record in found.items() if record is not None}
-
-
 @pytest.mark.parametrize("window", [0, 1, 2, 5, 32])
 @given(data=st.data())
 def test_any_order_of_reading_gives_the_reference(window: int, data: Any) -> None:
@@ -117,8 +112,8 @@ def test_any_order_of_reading_gives_the_reference(window: int, data: Any) -> Non
         if isinstance(commit, Set | Delete | Batch):
             assert tuple(touched) == commit.records
         if len(read) % 7 == 0:
-            assert winners(merge) == reference(read)
-    assert winners(merge) == reference(everything)
+            assert merge.winners() == reference(read)
+    assert merge.winners() == reference(everything)
     for agent, log in written.items():
         author = Author(agent, window)
         author.log = log
@@ -147,7 +142,7 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
     for agent in written:
         for commit in (put(1000, agent, "x"), Undo("ts", 1001, agent, 1000)):
             assert [record.id for record in loaded.apply(commit)] == [record.id for record in one_by_one.apply(commit)]
-    assert winners(loaded) == winners(one_by_one)
+    assert loaded.winners() == one_by_one.winners()
 
 
 def _recent(merge: Merge, agent: str) -> list[tuple[Commit, tuple[Record, ...], bool]]:

@@ -1,0 +1,161 @@
+"""What a job is to read: every byte of every log once, wherever it is cut, and the cut that a compaction would make."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.compaction import Tail
+from opslog.errors import CorruptError, NotFoundError
+from opslog.layout import segment_path
+from opslog.manifest_store import ManifestStore
+from opslog.spark import planning
+from opslog.spark.planning import SPLIT_BYTES, Log, find_recent, pack, split_before, split_logs, survey, survey_retained
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
+
+_numbers = count()
+
+
+@pytest.fixture(params=["memory", "bucket"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store whose segments grow, and one where each append is a segment."""
+    return f"{request.param}://planning-{next(_numbers)}"
+
+
+def fill(url: str, seed: int, sessions: int = 6) -> None:
+    """Agents that come and go, undo, and compact."""
+    chance = random.Random(seed)
+    settings = opslog.Settings(undo_window=3, grace_seconds=0, undo_ttl_seconds=0)
+    for _ in range(sessions):
+        with opslog.open(url, agent=chance.choice("abc"), settings=settings, compact_after=None) as store:
+            for _ in range(chance.randrange(12)):
+                if chance.random() < 0.2:
+                    store.undo()
+                else:
+                    store[chance.choice("xyz")] = {"n": chance.random()}
+            if chance.random() < 0.3:
+                store.compact()
+
+
+def lines(backend: Backend, log: Log) -> bytes:
+    """All bytes of a log behind its start."""
+    data = [backend.read(segment_path(log.agent, segment.number), 0, segment.bytes) for segment in log.segments]
+    return b"".join(data)[log.start.offset :] if data else b""
+
+
+@pytest.mark.parametrize("split_bytes", [1, 64, 1000, SPLIT_BYTES])
+@pytest.mark.parametrize("find", [survey, survey_retained])
+def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[Backend], planning.Survey]) -> None:
+    for seed in range(5):
+        fill(url, seed)
+        backend = open_backend(url)
+        found = find(backend)
+        assert found == pickle.loads(pickle.dumps(found))
+        splits = split_logs(found.logs, split_bytes)
+        for log in found.logs:
+            pieces = [piece for split in splits if split.agent == log.agent for piece in split.pieces]
+            read = [backend.read(segment_path(log.agent, piece.number), piece.start, piece.stop) for piece in pieces]
+            assert b"".join(read) == lines(backend, log)
+            assert sum(map(len, read)) == log.bytes
+            assert all(0 < len(part) <= split_bytes for part in read)
+
+
+@pytest.mark.parametrize("find", [survey, survey_retained])
+def test_there_are_logs_to_cut(url: str, find: Callable[[Backend], planning.Survey]) -> None:
+    """Otherwise the test above would show nothing."""
+    fill(url, 1)
+    found = find(open_backend(url))
+    assert len(found.logs) > 1
+    assert found.log_bytes > 1000
+    assert found.log_cost > found.log_bytes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
+    fill(url, seed)
+    backend = open_backend(url)
+    manifest = ManifestStore(backend).newest()
+    tail = Tail.read(backend, manifest)
+    found = survey(backend)
+    cuts = {}
+    for log in found.logs:
+        recent = find_recent(backend, log, manifest.settings.undo_window)
+        commits = tail.cursors[log.agent].commits
+        cuts[log.agent] = recent.cut(commits)
+        assert recent.commits == len(tail.merge.recent[log.agent])
+        newest = [entry.commit.ts for entry in tail.merge.recent[log.agent]]
+        assert recent.ts == max(newest, default="")
+        settled = split_before(log, recent.place, 100)
+        place = max((piece.number, piece.stop) for split in settled for piece in split.pieces) if settled else (0, 0)
+        assert place <= recent.place
+        assert sum(piece.stop - piece.start for split in settled for piece in split.pieces) == sum(
+            len(data)
+            for segment in log.segments
+            if (segment.number, 0) <= recent.place
+            for data in [
+                backend.read(
+                    segment_path(log.agent, segment.number),
+                    log.start.offset if segment.number == log.start.segment else 0,
+                    recent.place[1] if segment.number == recent.place[0] else segment.bytes,
+                )
+            ]
+        )
+    assert {agent: cut for agent, cut in cuts.items() if cut.commits} == tail.cut()
+    clocks = [find_recent(backend, log, manifest.settings.undo_window).clock for log in found.logs]
+    assert max([manifest.clock, *clocks]) == tail.clock
+
+
+def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(url, 3)
+    calls: list[int] = []
+    tails = planning._tails
+
+    def meddle(backend: Backend, manifest: Any) -> planning.Survey:
+        found = tails(backend, manifest)
+        calls.append(manifest.number)
+        if len(calls) == 1:
+            with opslog.open(url, agent="d") as store:
+                for n in range(10):
+                    store["late"] = {"n": n}
+                store.compact()
+        return found
+
+    monkeypatch.setattr(planning, "_tails", meddle)
+    found = survey(open_backend(url))
+    assert len(calls) == 2
+    assert found.manifest.number == calls[1] == calls[0] + 1
+    assert "d" in {log.agent for log in found.logs}
+
+
+def test_no_store(url: str) -> None:
+    with pytest.raises(NotFoundError):
+        survey(open_backend(url))
+
+
+def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=0)) as store:
+        for n in range(4):
+            store["x"] = {"n": n}
+        store.compact()
+    with opslog.open(url, agent="a") as store:
+        store["y"] = {}
+    backend = open_backend(url)
+    last = max(entry.path for entry in backend.list("ops/"))
+    with opslog.open(url, agent="a") as store:
+        store["z"] = {}
+    backend.delete([last])
+    for find in (survey, survey_retained):
+        with pytest.raises(CorruptError, match=last):
+            find(backend)
+
+
+def test_small_things_share_a_task() -> None:
+    assert pack([3, 3, 3, 9, 1, 1], lambda size: size, 6) == [(3, 3), (3,), (9,), (1, 1)]
+    assert pack([], len, 6) == []
