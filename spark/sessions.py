@@ -1,0 +1,61 @@
+"""A Spark session to work in: the one that is there, or a new one that starts on this machine as it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from opslog.spark.java import java_home
+
+SETTINGS = {
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # The predicates of a query reach the data source, which then reads only what can match.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+"""What makes Spark work well with opslog. A session may be given these while it runs."""
+
+_LOCAL = {
+    # A machine that does not know its own name, as containers and laptops often do not, can still talk to itself.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def session(
+    name: str = "opslog", *, master: str | None = None, config: Mapping[str, str | bool | int] | None = None
+) -> SparkSession:
+    """The Spark session of this process, with the settings that opslog likes; started if there is none.
+
+    Where Spark runs already (under ``spark-submit``, in a notebook of a managed service, with a session that this
+    process began) that one is used, and only settings that can change while it runs are applied. Otherwise this
+    finds a Java first (`opslog.spark.java`), and lets local workers run on this process's Python. Starting takes some
+    seconds. To end it: ``session().stop()``.
+
+    :param name: what Spark's own pages call the application.
+    :param master: as in ``spark-submit --master``; ``sc://host:port`` is a Spark Connect server. None: what
+        `SPARK_REMOTE` or `PYSPARK_SUBMIT_ARGS` says, else ``local[*]``. Workers on other machines need opslog
+        installed, too, and run on the Python that `PYSPARK_PYTHON` names there.
+    :param config: further settings of Spark, by their names.
+    :raises UsageError: there is no Java; says what to install.
+    """
+    builder = SparkSession.builder.appName(name)
+    if "SPARK_REMOTE" in os.environ or (master or "").startswith("sc://"):
+        builder = builder.remote(master) if master else builder
+    elif not _is_running():
+        os.environ["JAVA_HOME"] = java_home()
+        if master is None and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+            master = "local[*]"
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+                builder = builder.config(map=dict(_LOCAL))
+    return builder.config(map={**SETTINGS, **(config or {})}).getOrCreate()
+
+
+def _is_running() -> bool:
+    """Whether there is a Java with Spark in it already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None

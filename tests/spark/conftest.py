@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+import opslog.spark
+
+SMALL: dict[str, str | bool | int] = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": 2,
+    "spark.default.parallelism": 2,
+    "spark.ui.enabled": False,
+    "spark.ui.showConsoleProgress": False,
+    "spark.log.level": "ERROR",
+    "spark.python.worker.faulthandler.enabled": True,
+}
+"""Settings for small data on a busy machine."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark for all tests of this process: it takes seconds to start. Two tasks at once, each tried three times."""
+    session = opslog.spark.session("tests", master="local[2,3]", config=SMALL)
+    yield session
+    session.stop()
