@@ -14,7 +14,18 @@ import msgspec
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set
 from opslog.errors import MissingFileError, RetryError
-from opslog.log import Cursor, Segments, all_logs, cost_after, list_log, list_segments, log_source, read_logs
+from opslog.log import (
+    Cursor,
+    Segments,
+    Stretch,
+    all_logs,
+    bytes_after,
+    cost_after,
+    list_log,
+    list_segments,
+    log_source,
+    read_logs,
+)
 from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
@@ -212,11 +223,15 @@ def _records(runs: list[StoredRun], winners: dict[str, Record], overlay: dict[st
 
 
 class Loader:
-    """Builds states from storage. Keeps loaded runs, which are immutable, so that loading again costs what is new."""
+    """Builds states from storage. Keeps loaded runs, which are immutable, so that loading again costs what is new.
 
-    def __init__(self, backend: Backend) -> None:
+    :param progress: called with (bytes of logs read, bytes to read).
+    """
+
+    def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None = None) -> None:
         self.backend = backend
         self.manifests = ManifestStore(backend)
+        self._progress = progress
         self._runs: dict[str, StoredRun] = {}
 
     def load(self) -> State:
@@ -234,11 +249,20 @@ class Loader:
         state = State(manifest, self._load_runs(manifest.runs))
         segments = list_segments(self.backend, state.cursors)
         state.tail_cost = cost_after(segments, manifest.cut)
+        total, done = bytes_after(segments, manifest.cut), 0
         for agent, stretches in read_logs(self.backend, state.cursors, segments):
-            commits = (stretch.commits for stretch in stretches)
+            commits = (stretch.commits for stretch in self._told(stretches, done, total))
+            done += bytes_after({agent: segments.get(agent, [])}, manifest.cut)
             state.load(agent, commits if included is None else (list(filter(included, some)) for some in commits))
         state.loaded()
         return state
+
+    def _told(self, stretches: Iterator[Stretch], done: int, total: int) -> Iterator[Stretch]:
+        for stretch in stretches:
+            yield stretch
+            done += len(stretch.lines)
+            if self._progress:
+                self._progress(done, total)
 
     def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
         self._runs = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}

@@ -29,6 +29,7 @@ _COMMANDS = {
     "verify": ("maintenance", "Check every file of the store."),
     "import": ("transfer", "Write what another source holds into the store."),
     "export": ("transfer", "Write all documents to a file."),
+    "replay": ("replay", "Write all documents into files for other programs."),
     "copy": ("transfer", "Copy the store to another storage, and verify the copy."),
     "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),

@@ -51,6 +51,7 @@ def test_single_answers_have_the_documented_fields(store: Path, tmp_path: Path) 
     assert fields(call(store, "export", out, "--json")) == ["documents", "file"]
     assert fields(call(store, "import", out, "--json")) == documented("import")
     assert fields(call(store, "copy", str(store), str(tmp_path / "copy"), "--json")) == documented("copy")
+    assert fields(call(store, "replay", "--to", f"{out}-all", "--json")) == documented("replay")
     assert (
         fields(call(store, "archive", "-w", "n=1", "--period", "p", "--json")) == documented("archive") == ["archived"]
     )
