@@ -1,0 +1,102 @@
+"""What is kept of a stream: its metadata, its producers, and where its bytes come from."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+JSON = "application/json"
+
+
+@lru_cache(maxsize=1024)
+def media_type(content_type: str) -> str:
+    """The type alone, as it is compared: ``Text/Plain; charset=utf-8`` is ``text/plain``."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """The bytes from `start` up to `stop`, which are in the records of the stream numbered `id`."""
+
+    id: int
+    start: int
+    stop: int
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """How a stream was forked, as it was asked for: what a repeated PUT is compared with.
+
+    :ivar source: path of the source; no other stream gets that path while a fork of it exists.
+    :ivar position: where the source was to be left, before the sub-offset was added.
+    :ivar sub_offset: messages of a JSON stream, bytes of any other.
+    """
+
+    source: str
+    position: int
+    sub_offset: int
+
+
+class Producer(msgspec.Struct, frozen=True, array_like=True):
+    """The newest epoch of an idempotent producer, and its highest accepted sequence number in it."""
+
+    epoch: int
+    seq: int
+
+
+class Closer(msgspec.Struct, frozen=True, array_like=True):
+    """The append of an idempotent producer that closed a stream; when it comes again, it is a duplicate."""
+
+    producer: str
+    epoch: int
+    seq: int
+
+
+class Stream(msgspec.Struct, frozen=True, array_like=True):
+    """A stream's metadata. Immutable: a change is a new one (``msgspec.structs.replace``).
+
+    A position is a number of bytes: of the stream's content as it is stored, from its beginning, also through what a
+    fork inherited. Offsets are positions as clients see them.
+
+    :ivar id: never used again in this storage, also not for a stream that is created under the same path.
+    :ivar path: relative to the stream root, percent-decoded: ``events/abc``.
+    :ivar content_type: as it was given at creation.
+    :ivar created: seconds since 1970, as all times here; :ivar accessed: the last read or write that was recorded.
+    :ivar tail: the position behind the last byte.
+    :ivar seq: the last Stream-Seq; bytes as latin-1, so that comparing them compares bytes.
+    :ivar ttl: seconds after the last access; :ivar expires_at: the RFC 3339 text that was given.
+    :ivar inherited: where a fork's bytes before its own come from, in order and without gaps, flattened: no lookup of
+        the source is needed to read.
+    :ivar forks: streams that were forked from this one and still exist.
+    :ivar deleted: it was deleted or has expired, but `forks` of it still read its bytes.
+    :ivar earliest: the position of the first byte that retention has left.
+    """
+
+    id: int
+    path: str
+    content_type: str
+    created: float
+    accessed: float
+    tail: int = 0
+    closed: bool = False
+    closer: Closer | None = None
+    seq: str | None = None
+    ttl: int | None = None
+    expires_at: str | None = None
+    inherited: tuple[Segment, ...] = ()
+    fork: Fork | None = None
+    forks: int = 0
+    deleted: bool = False
+    earliest: int = 0
+
+    @property
+    def base(self) -> int:
+        """The position where its own records begin."""
+        return self.inherited[-1].stop if self.inherited else 0
+
+    @property
+    def is_json(self) -> bool:
+        return media_type(self.content_type) == JSON
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Where all its bytes are, in order: what it inherited, then its own."""
+        return (*self.inherited, Segment(self.id, self.base, self.tail))

@@ -1,0 +1,24 @@
+"""Offsets: positions in a stream as clients see them, opaque tokens that sort as the positions do."""
+
+from __future__ import annotations
+
+import re
+
+BEGINNING, NOW = "-1", "now"
+"""What a client may say instead of an offset: the beginning of the stream, and its end, wherever that is."""
+
+_OFFSET = re.compile(r"[0-9]{16}_([0-9]{16})", re.ASCII)
+
+
+def format_offset(position: int) -> str:
+    """``0000000000000000_0000000000000042``: digits and an underscore, as the reference server writes them."""
+    return f"0000000000000000_{position:016}"
+
+
+def parse_offset(text: str) -> int | None:
+    """The position, or None if this is no offset that a server could have given."""
+    match = _OFFSET.fullmatch(text)
+    if match is None:
+        return None
+    # Nothing was ever given out with another first half; such a place is behind the end of any stream.
+    return int(match[1]) if text.startswith("0000000000000000_") else 10**16
