@@ -38,6 +38,9 @@ def take(full: str, name: str) -> int:
         raise WriteFailedError(
             f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
         ) from error
+    except BaseException:
+        forking.close_descriptor(descriptor)  # Ctrl-C: nobody would ever release it
+        raise
     return descriptor
 
 

@@ -153,6 +153,20 @@ def test_a_holder_in_this_process_is_named_as_such(backend: FsBackend) -> None:
     appender.close()
 
 
+def test_a_lock_is_free_again_after_ctrl_c_while_it_was_taken(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.appender("a")
+    backend.appender("a").close()
+
+
+def interrupted(*args: object) -> int:
+    raise KeyboardInterrupt
+
+
 # Forks
 
 
