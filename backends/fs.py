@@ -296,8 +296,13 @@ class FsBackend:
             new.append(level)
             level = os.path.dirname(level)
         try:
-            os.makedirs(self.root, exist_ok=True)
-            for level in new:
+            # Each is durable before anything is made in it, so whoever finds one only has to see to its own entry. That
+            # goes for the last that is there, too: it may have been made just now, by a process that was killed since.
+            with suppress(PermissionError):
+                posix.fsync_directory(os.path.dirname(level))
+            for level in reversed(new):
+                with suppress(FileExistsError):
+                    os.mkdir(level)
                 posix.fsync_directory(os.path.dirname(level))
         except OSError as error:
             raise self.write_failed("", error, "no store was made") from error

@@ -346,7 +346,16 @@ def test_a_segment_has_its_name_on_disk_before_its_first_append_returns(root: Pa
 
 def test_a_new_root_has_its_name_on_disk(tmp_path: Path, root: Path, trace: list[str]) -> None:
     FsBackend(root / "x" / "y")
-    assert {"fsync x", "fsync .", "fsync .."} <= set(trace)
+    made = ["mkdir .", "fsync ..", "mkdir x", "fsync .", "mkdir x/y", "fsync x"]
+    assert trace == ["fsync ../..", *made], "each has its name on disk before anything is made in it"
+
+
+def test_a_directory_above_the_store_that_another_process_just_made_gets_its_name_on_disk(
+    root: Path, trace: list[str]
+) -> None:
+    root.mkdir()
+    FsBackend(root / "x")
+    assert trace.index("fsync ..") < trace.index("mkdir x")
 
 
 def test_deletions_are_made_durable_and_empty_runs_go(backend: FsBackend, root: Path, trace: list[str]) -> None:
