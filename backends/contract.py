@@ -135,7 +135,8 @@ class Backend(Protocol):
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; those that do not exist are no error. Not atomic over several paths.
+        """Delete files; those that do not exist are no error. Not atomic over several paths: a crash may undo the
+        deletion of any of them, until the call has returned.
 
         :raises WriteFailedError: some of them may still be there; deleting again is safe.
         """

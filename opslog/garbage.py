@@ -79,7 +79,10 @@ def collect(backend: Backend, number: int) -> Garbage:
     """Delete what can go; to be called right after publishing manifest `number`. Returns what was deleted."""
     entries = ManifestStore(backend).entries()
     garbage = find_garbage(backend, entries[-1][1].modified, number)
-    backend.delete(garbage.paths)
+    # First the manifests, for good: a power cut must not bring one back of which the runs are gone.
+    first = len(garbage.manifests)
+    backend.delete(garbage.paths[:first])
+    backend.delete(garbage.paths[first:])
     return garbage
 
 

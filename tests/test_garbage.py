@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -98,6 +98,27 @@ def test_superseded_files_stay_for_the_grace_period(url: str, backend: Backend, 
     assert runs(backend) == {3, 4, 5}
     # The cut of manifest 3 is in segment 2; so that one stays, and only the one before it went.
     assert paths(backend, "ops/") == [segment_path("a", number) for number in (2, 3, 4)]
+
+
+def test_manifests_are_gone_for_good_before_what_they_name(
+    url: str, backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deletions of one call may reach a disk in any order: a manifest that a power cut brings back has its runs."""
+    calls: list[set[str]] = []
+    delete = MemoryBackend.delete
+
+    def recorded(self: MemoryBackend, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        calls.append({path.partition("/")[0] for path in paths})
+        delete(self, paths)
+
+    monkeypatch.setattr(MemoryBackend, "delete", recorded)
+    for _ in range(3):
+        session(url, grace_seconds=0)
+        clock.now += HOUR
+        compact(backend, REAL, full=True)
+    assert {"snapshots", "ops"} in calls
+    assert all(call == {"manifests"} for call in calls if "manifests" in call)
 
 
 def test_the_last_segment_of_a_log_always_stays(url: str, backend: Backend, clock: Clock) -> None:
