@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from opslog.errors import CorruptError
+from opslog.exact import UNREADABLE
 
 T = TypeVar("T")
 
@@ -57,5 +58,5 @@ def decode_checked(data: bytes, type: type[T], path: str) -> T:
         )
     try:
         return msgspec.json.decode(body + b"}", type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CorruptError(f"{path}: the checksum is right but the form is not: {error}", path, 0) from error

@@ -13,15 +13,14 @@ serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
 
 from opslog.errors import CorruptError
-
-T = TypeVar("T")
+from opslog.exact import UNREADABLE, InexactError, load_document
 
 Stamp = tuple[int, str]
 """(clock, agent): unique per commit, totally ordered. The winner of a document is its record with the greatest
@@ -71,9 +70,21 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The document, decoded anew at every access, so that it is the caller's own."""
-        document: dict[str, Any] = orjson.loads(bytes(self.data))
-        return document
+        """The document, decoded anew at every access, so that it is the caller's own.
+
+        :raises CorruptError: its text is not exactly one JSON object.
+        """
+        try:
+            return load_document(bytes(self.data))
+        except InexactError as error:
+            raise self.corrupt(str(error)) from error
+
+    def corrupt(self, reason: str) -> CorruptError:
+        """The error that says why the document cannot be read."""
+        return CorruptError(
+            f"document {self.id!r}, written by {self.agent} at clock {self.clock}, cannot be read: {reason}. "
+            "`opslog verify` names the file and the byte offset"
+        )
 
 
 class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
@@ -182,27 +193,43 @@ def decode_record(line: bytes) -> Record:
     return record
 
 
-def _decode(decoder: msgspec.json.Decoder[T], lines: bytes, path: str, offset: int) -> list[T]:
+def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, offset: int) -> list[AnyCommit]:
     try:
         commits = decoder.decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         commits = []
     # decode_lines passes over blank lines; a log has none, so the count tells. Then go line by line to find the place.
-    return commits if len(commits) == lines.count(b"\n") else _decode_slowly(decoder, lines, path, offset)
+    if len(commits) == lines.count(b"\n") and _have_ts(commits):
+        return commits
+    return _decode_slowly(decoder, lines, path, offset)
 
 
-def _decode_slowly(decoder: msgspec.json.Decoder[T], lines: bytes, path: str, offset: int) -> list[T]:
+def _have_ts(commits: Sequence[_Commit]) -> bool:
+    """Whether the `ts` of each is a time in the one form that sorts as text; all at once, since a load asks this for
+    every line. That the day exists is left to `opslog verify`."""
+    joined = "".join([commit.ts for commit in commits]).encode()
+    return joined.translate(_ZEROS) == _TS_FORM * len(commits)
+
+
+_TS_FORM = b"0000-00-00T00:00:00.000000Z"
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _decode_slowly(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, offset: int) -> list[AnyCommit]:
     commits = []
     for line in lines.splitlines(keepends=True) if b"\r" not in lines else _split(lines):
         try:
-            commits.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            commit = decoder.decode(line)
+            if not _have_ts([commit]):
+                raise InexactError(f"ts is {commit.ts!r:.60}, not a time in the form 2026-11-20T12:00:00.123456Z")
+        except (*UNREADABLE, InexactError) as error:
             raise CorruptError(
                 f"{path}: byte {offset}: this line cannot be read ({error}): {line[:80]!r}. "
                 "Nothing was skipped or changed; `opslog verify` lists every such place",
                 path,
                 offset,
             ) from error
+        commits.append(commit)
         offset += len(line)
     return commits
 

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from opslog.commits import Set
-from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, SchemaVersionError
+from opslog.errors import InvalidDocumentError, InvalidNameError, SchemaVersionError
 
 T = TypeVar("T")
 
@@ -115,27 +115,6 @@ def _string_fault(text: str) -> str | None:
     return None
 
 
-def decode(record: Set) -> Document:
-    """The document of a record, the caller's own.
-
-    :raises CorruptError: its text is no JSON object.
-    """
-    try:
-        document = orjson.loads(bytes(record.data))
-    except orjson.JSONDecodeError as error:
-        raise CorruptError(_corrupt(record, str(error))) from error
-    if not isinstance(document, dict):
-        raise CorruptError(_corrupt(record, "it is not a JSON object"))
-    return document
-
-
-def _corrupt(record: Set, reason: str) -> str:
-    return (
-        f"document {record.id!r}, written by {record.agent} at clock {record.clock}, cannot be read: {reason}. "
-        "`opslog verify` names the file and the byte offset"
-    )
-
-
 class Schema(msgspec.Struct, Generic[T], frozen=True):
     """How a program sees documents: their type, and their schema version.
 
@@ -162,7 +141,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
 
     def decode(self, record: Set) -> T:
         """:raises SchemaVersionError: written under a newer version. :raises CorruptError: not of the store's type."""
-        document = decode(record)
+        document = record.document
         if self.version is not None and record.v != self.version:
             document = self._migrate(document, record)
         if self.type is None:
@@ -170,7 +149,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         try:
             return msgspec.convert(document, self.type)
         except msgspec.ValidationError as error:
-            raise CorruptError(_corrupt(record, f"it is not a valid {self.type.__name__}: {error}")) from error
+            raise record.corrupt(f"it is not a valid {self.type.__name__}: {error}") from error
 
     def _migrate(self, document: Document, record: Set) -> Document:
         assert self.version is not None

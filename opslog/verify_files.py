@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeVar
 
-import orjson
-
 from opslog.backends import Backend
 from opslog.checksum import crc32
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, decode_records
+from opslog.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, decode_records, encode_commit
 from opslog.environment import parse_ts
 from opslog.errors import CorruptError, InvalidNameError, MissingFileError, RetryError
+from opslog.exact import InexactError, load_document, loads
 from opslog.layout import check_name, index_path
 from opslog.log import LogSource
 from opslog.manifest import Manifest, Part
@@ -158,7 +157,7 @@ def decode_each(
         ]
     for (start, piece), item in zip(_offsets(pieces, offset), decoded, strict=True):
         if item is not None:
-            for fault in _faults(item):
+            for fault in _faults(item, piece):
                 report.error(path, start, fault)
         yield start, start + len(piece) + 1, item
 
@@ -181,8 +180,10 @@ def _decode_one(
         return None
 
 
-def _faults(commit: Commit) -> Iterator[str]:
+def _faults(commit: Commit, line: bytes) -> Iterator[str]:
     """What is wrong in a line that can be read."""
+    if encode_commit(commit) != line + b"\n" and (inexact := _inexactness(line)):
+        yield f"this line can be read in more than one way ({inexact}): {line[:80]!r}. Restore it from a copy"
     if not _is_ts(commit.ts):
         yield f"ts is {commit.ts!r}, not a time in the form 2026-11-20T12:00:00.123456Z"
     for op in commit.ops if isinstance(commit, Batch) else (commit,):
@@ -197,12 +198,20 @@ def _faults(commit: Commit) -> Iterator[str]:
                 yield str(error)
 
 
+def _inexactness(line: bytes) -> str | None:
+    try:
+        loads(line)
+    except InexactError as error:
+        return str(error)
+    return None
+
+
 def _document_fault(text: bytes) -> str | None:
     try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        load_document(text)
+    except InexactError as error:
         return str(error)
-    return None if isinstance(document, dict) else "it is not a JSON object"
+    return None
 
 
 def _is_ts(ts: str) -> bool:

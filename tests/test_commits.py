@@ -102,7 +102,7 @@ def test_what_is_written_is_read_back(written: list[Commit]) -> None:
 
 
 def test_a_document_stays_as_its_text() -> None:
-    text = b'{"b":1, "a":1.50 ,"b\\u0041":18446744073709551616}'
+    text = b'{"b":1, "a":1.50 ,"b\\u0041":18446744073709551615}'
     line = b'{"ts":"%b","clock":1,"agent":"a","op":"set","id":"x","data":%b}\n' % (TS.encode(), text)
     (commit,) = decode_commits(line, "p", 0)
     assert isinstance(commit, Set)
@@ -134,6 +134,13 @@ BAD = {
     "no JSON": b"hello\n",
     "no object": b"[]\n",
     "id no UTF-8": GOOD.replace(b"task-1", b"t\xffsk-1"),
+    "nested too deeply": GOOD.replace(b'{"title":"Build API"}', b'{"a":' * 5000 + b"0" + b"}" * 5000),
+    "unknown field nested too deeply": GOOD[:-2] + b',"x":' + b"[" * 5000 + b"]" * 5000 + b"}\n",
+    "ts with a quote": GOOD.replace(TS.encode(), b'2026-11-20T12:00:00.12345\\"Z'),
+    "ts with a newline": GOOD.replace(TS.encode(), b"2026-11-20T12:00:00.12345\\n"),
+    "ts of another form": GOOD.replace(TS.encode(), b"2026-11-20T12:00:00Z"),
+    "ts in other digits": GOOD.replace(TS.encode(), "٢026-11-20T12:00:00.123456Z".encode()),
+    "ts empty": GOOD.replace(TS.encode(), b""),
 }
 
 
@@ -165,3 +172,42 @@ def test_of_two_ops_of_a_batch_on_one_document_the_later_counts() -> None:
     )
     assert batch.records == (Delete(TS, 9, "a", "x", "p"), Delete(TS, 9, "a", "y"))
     assert (Undo(TS, 9, "a", 1).records, Seal(TS, 9, "a").records) == ((), ())
+
+
+INEXACT = {
+    "beyond 64 bits": b'{"a":18446744073709551616}',
+    "below 64 bits": b'{"a":-9223372036854775809}',
+    "beyond a double": b'{"a":1e400}',
+    "thousands of digits": b'{"a":%b}' % (b"9" * 5000),
+    "a name twice": b'{"a":1,"a":2}',
+    "a name twice, once escaped": b'{"a":1,"\\u0061":2}',
+    "a name twice, inside": b'{"a":[{"b":1,"c":[],"b":1}]}',
+    "255 levels": b'{"a":' * 254 + b"{}" + b"}" * 254,
+    "bytes that are not UTF-8": b'{"a":"\xff"}',
+    "a surrogate in UTF-8": b'{"a":"\xed\xa0\x80"}',
+    "no object": b"[]",
+}
+
+
+@pytest.mark.parametrize("text", INEXACT.values(), ids=INEXACT)
+def test_a_document_that_decoders_could_read_differently_is_not_handed_out(text: bytes) -> None:
+    record = Set(TS, 1, "a", "x", msgspec.Raw(text))
+    assert decode_commits(encode_commit(record), "p", 0) == [record], "most lines are only ordered"
+    with pytest.raises(CorruptError, match=r"document 'x', written by a at clock 1, cannot be read: .*opslog verify"):
+        _ = record.document
+
+
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [
+        (b' { "b" : 1 ,"a":1E2}\r', {"b": 1, "a": 100.0}),
+        (b'{"a":18446744073709551615,"b":-9223372036854775808}', {"a": 2**64 - 1, "b": -(2**63)}),
+        (b'{"a":-0,"b":-0.0,"c":0.1000000000000000055}', {"a": 0, "b": -0.0, "c": 0.1}),
+        (b'{"a":"\\ud83d\\ude80\\u0000"}', {"a": "🚀\0"}),
+        (b'{"a":' * 253 + b"{}" + b"}" * 253, None),
+    ],
+    ids=["spaces", "limits", "zeros", "escapes", "254 levels"],
+)
+def test_what_other_programs_write_is_read_as_it_is_meant(text: bytes, document: dict[str, object] | None) -> None:
+    found = Set(TS, 1, "a", "x", msgspec.Raw(text)).document
+    assert repr(found) == repr(document) if document is not None else str(found).count("{") == 254

@@ -26,12 +26,14 @@ from opslog.log import Cursor, bytes_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.manifest import Cut
 
+TS = "2026-11-20T12:00:00.000000Z"
+
 Read = Callable[[Cursor, Backend], list[int]]
 """Reads what is new in a log, and returns its clocks."""
 
 
 def line(clock: int, agent: str = "a", size: int = 0) -> bytes:
-    return encode_commit(Set("ts", clock, agent, f"id-{clock}", msgspec.Raw(b'{"t":"%b"}' % (b"x" * size))))
+    return encode_commit(Set(TS, clock, agent, f"id-{clock}", msgspec.Raw(b'{"t":"%b"}' % (b"x" * size))))
 
 
 @pytest.fixture

@@ -28,12 +28,14 @@ from opslog.commits import (
 )
 from opslog.merge import Merge, reference
 
+TS = "2026-11-20T12:00:00.000000Z"
+
 IDS = st.sampled_from("xyz")
 KINDS = st.sampled_from(["set", "set", "set", "delete", "batch", "undo", "seal"])
 
 
 def put(clock: int, agent: str, id: str, number: int = 0) -> Set:
-    return Set("ts", clock, agent, id, msgspec.Raw(b'{"n":%d}' % (number or clock)))
+    return Set(TS, clock, agent, id, msgspec.Raw(b'{"n":%d}' % (number or clock)))
 
 
 class Author:
@@ -50,17 +52,17 @@ class Author:
             case "set":
                 commit = put(clock, self.agent, ids[0])
             case "delete":
-                commit = Delete("ts", clock, self.agent, ids[0])
+                commit = Delete(TS, clock, self.agent, ids[0])
             case "batch":
                 ops: list[SetOp | DeleteOp] = [SetOp(id, msgspec.Raw(b'{"b":%d}' % clock)) for id in ids]
-                commit = Batch("ts", clock, self.agent, [*ops, DeleteOp(ids[0])])
+                commit = Batch(TS, clock, self.agent, [*ops, DeleteOp(ids[0])])
             case "seal":
-                commit = Seal("ts", clock, self.agent)
+                commit = Seal(TS, clock, self.agent)
             case _:
                 target = self.undoable()
                 if target is None:
                     return
-                commit = Undo("ts", clock, self.agent, target)
+                commit = Undo(TS, clock, self.agent, target)
         self.log.append(commit)
 
     def undoable(self) -> int | None:
@@ -140,7 +142,7 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
     }
     # And it goes on from there.
     for agent in written:
-        for commit in (put(1000, agent, "x"), Undo("ts", 1001, agent, 1000)):
+        for commit in (put(1000, agent, "x"), Undo(TS, 1001, agent, 1000)):
             assert [record.id for record in loaded.apply(commit)] == [record.id for record in one_by_one.apply(commit)]
     assert loaded.winners() == one_by_one.winners()
 
@@ -151,7 +153,7 @@ def _recent(merge: Merge, agent: str) -> list[tuple[Commit, tuple[Record, ...], 
 
 def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
     lines = b"".join(encode_commit(put(clock, "a", f"id-{clock}")) for clock in range(1, 51))
-    batch = encode_commit(Batch("ts", 51, "a", [SetOp("b", msgspec.Raw(b"{}"))]))
+    batch = encode_commit(Batch(TS, 51, "a", [SetOp("b", msgspec.Raw(b"{}"))]))
     merge = Merge(2)
     merge.load("a", [decode_commits(batch * 1, "x", 0), decode_commits(lines, "x", 0)])
     kept = [record.data for record in merge.settled.values() if isinstance(record, Set)]
@@ -184,7 +186,7 @@ def test_what_is_settled_is_what_no_undo_can_reach(data: Any) -> None:
 
 def test_the_greater_stamp_wins_and_the_name_decides_between_equal_clocks() -> None:
     merge = Merge(32)
-    for commit in (put(5, "b", "x", 1), put(5, "a", "x", 2), put(4, "z", "x", 3), Delete("ts", 5, "ab", "x")):
+    for commit in (put(5, "b", "x", 1), put(5, "a", "x", 2), put(4, "z", "x", 3), Delete(TS, 5, "ab", "x")):
         merge.apply(commit)
     winner = merge.winner("x")
     assert winner is not None
@@ -196,10 +198,10 @@ def test_an_undo_brings_back_what_would_have_won_without_it() -> None:
     merge = Merge(4)
     for commit in (put(1, "a", "x", 1), put(2, "b", "x", 2), put(3, "a", "x", 3), put(4, "a", "y")):
         merge.apply(commit)
-    assert [record.id for record in merge.apply(Undo("ts", 5, "a", 3))] == ["x"]
+    assert [record.id for record in merge.apply(Undo(TS, 5, "a", 3))] == ["x"]
     winner = merge.winner("x")
     assert winner is not None
     assert winner.stamp == (2, "b")
-    assert tuple(merge.apply(Undo("ts", 6, "a", 3))) == (), "cancelled already"
-    assert tuple(merge.apply(Undo("ts", 7, "a", 1))) == (), "out of the window, so settled"
+    assert tuple(merge.apply(Undo(TS, 6, "a", 3))) == (), "cancelled already"
+    assert tuple(merge.apply(Undo(TS, 7, "a", 1))) == (), "out of the window, so settled"
     assert set(merge.settled) == {"x"}

@@ -118,7 +118,7 @@ def test_core_knows_no_concrete_backend() -> None:
     assert not known, f"go through the contract and the registry of URL schemes: {known}"
 
 
-PURE = ("checksum", "commits", "documents", "layout", "leftovers", "manifest", "merge", "ordering", "snapshot")
+PURE = ("checksum", "commits", "documents", "exact", "layout", "leftovers", "manifest", "merge", "ordering", "snapshot")
 """Modules that decide and encode, and know nothing of files, threads and processes."""
 
 IMPURE = {"asyncio", "mmap", "multiprocessing", "os", "pathlib", "portalocker", "socket", "subprocess", "threading"}

@@ -487,10 +487,39 @@ def busy(tmp_path: Path) -> Iterator[Path]:
 def test_no_false_alarm_beside_writers_and_compactions(busy: Path) -> None:
     backend: Backend = open_backend(str(busy))
     numbers: set[str] = set()
-    rounds = 0
-    while rounds < 30 or len(numbers) < 2:  # two: compactions went on meanwhile
+    checks = 0
+    while checks < 30 or len(numbers) < 2:  # so that compactions went on meanwhile
         report = verify(backend)
         assert [str(problem) for problem in report.problems if problem.severity == "error"] == []
         numbers.add(files(busy)[0])
-        rounds += 1
+        checks += 1
     backend.close()
+
+
+INEXACT = {
+    "an integer beyond 64 bits": b'{"n":18446744073709551616}',
+    "a name twice in a document": b'{"n":1,"n":2}',
+    "255 levels": b'{"n":' * 254 + b"{}" + b"}" * 254,
+}
+
+
+@pytest.mark.parametrize("text", INEXACT.values(), ids=INEXACT)
+def test_a_document_that_decoders_could_read_differently_is_reported(tmp_path: Path, text: bytes) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {"n": 1}
+    log = tmp_path / segment_path("a", 1)
+    log.write_bytes(log.read_bytes().replace(b'{"n":1}', text))
+    assert [(problem.path, problem.offset) for problem in verify(open_backend(tmp_path)).problems] == [
+        (segment_path("a", 1), 0)
+    ]
+
+
+def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
+    """Readers take the last one, and cannot afford to look; another program may take the first."""
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {"n": 1}
+    log = tmp_path / segment_path("a", 1)
+    log.write_bytes(log.read_bytes().replace(b'"clock":1', b'"clock":7,"clock":1'))
+    (problem,) = verify(open_backend(tmp_path)).problems
+    assert (problem.severity, problem.path, problem.offset) == ("error", segment_path("a", 1), 0)
+    assert "'clock' twice" in problem.message

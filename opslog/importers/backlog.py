@@ -39,6 +39,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from opslog.errors import CorruptError, UsageError
+from opslog.exact import NotJsonError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.agents import AgentNames
 from opslog.importers.lines import Line, convert, corrupt, decode_json, open_file, read_lines
@@ -224,7 +225,7 @@ def _log(path: Path) -> Iterator[_Logged]:
             try:
                 entry = _entry(line)
             except CorruptError as error:
-                if not line.complete and isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
+                if not line.complete and isinstance(error.__cause__, NotJsonError):
                     return  # A torn last line.
                 problem = f"{error}; to import without this line, remove it from a copy of the directory"
                 raise CorruptError(problem, error.path, error.offset) from error

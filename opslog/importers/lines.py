@@ -1,25 +1,16 @@
-"""Strict JSON, and files of lines that know where they are.
-
-Values are decoded exactly or not at all: integers of any size stay integers, and what Python's or JavaScript's reader
-would quietly bend is refused: a name that an object has twice, NaN and Infinity, numbers beyond the range of a double,
-halves of surrogate pairs (they have no UTF-8 form), bytes that are not UTF-8.
-
-The standard library's decoder is used because it alone shows the pairs of an object before they become a dict, which is
-what finding duplicate names needs.
-"""
+"""Files of lines that know where they are, decoded exactly (`opslog.exact`) or not at all."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from opslog.errors import CorruptError, UsageError
+from opslog.exact import InexactError, loads
 
 T = TypeVar("T")
 
@@ -86,22 +77,9 @@ def decode_json(data: bytes, path: str, offset: int = 0) -> Any:
     :raises CorruptError: with the offset of the bad byte where the decoder knows it, else that of `data`.
     """
     try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise corrupt("not UTF-8", path, offset + error.start) from error
-    try:
-        value = _DECODER.decode(text)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise corrupt("half of a surrogate pair, which no UTF-8 text can hold", path, offset) from error
-    except json.JSONDecodeError as error:
-        raise corrupt(f"not JSON: {error.msg}", path, offset + len(text[: error.pos].encode("utf-8"))) from error
-    except RecursionError as error:
-        raise corrupt("nested too deeply", path, offset) from error
-    except ValueError as error:
-        raise corrupt(str(error), path, offset) from error
-    return value
+        return loads(data)
+    except InexactError as error:
+        raise corrupt(str(error), path, offset + error.offset) from error
 
 
 def convert(value: Any, shape: type[T], path: str, offset: int = 0) -> T:
@@ -110,26 +88,3 @@ def convert(value: Any, shape: type[T], path: str, offset: int = 0) -> T:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         raise corrupt(str(error), path, offset) from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the name {twice!r} twice, and only one of the values could be kept")
-    return result
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"the number {text} is beyond the range of a double")
-    return number
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)

@@ -20,6 +20,8 @@ from opslog.commits import Set, encode_commit
 from opslog.manifest_store import ManifestStore
 from tests.support.bucket import BUCKETS
 
+TS = "2026-11-20T12:00:00.000000Z"
+
 Store = opslog.Store[dict[str, Any]]
 _numbers = itertools.count()
 SETTINGS = opslog.Settings(undo_window=1, grace_seconds=0)
@@ -79,9 +81,9 @@ def test_a_block_finds_its_documents_however_their_lines_are_written(written: di
     for id, as_we_do in sorted(written.items()):
         data = json.dumps({"id": decoy, "of": id})
         if as_we_do:
-            lines.append(encode_commit(Set("ts", 1, "a", id, msgspec.Raw(data.encode()))))
+            lines.append(encode_commit(Set(TS, 1, "a", id, msgspec.Raw(data.encode()))))
         else:
-            fields = {"id": id, "op": "set", "data": json.loads(data), "agent": "a", "clock": 1, "ts": "ts"}
+            fields = {"id": id, "op": "set", "data": json.loads(data), "agent": "a", "clock": 1, "ts": TS}
             lines.append(json.dumps(fields).encode() + b"\n")
     before = b"something that comes before the block\n"
     block = b"".join(lines)
@@ -95,7 +97,7 @@ def test_a_block_finds_its_documents_however_their_lines_are_written(written: di
 
 
 def test_a_line_that_is_no_record_is_named_though_its_block_has_the_right_checksum() -> None:
-    lines = [encode_commit(Set("ts", 1, "a", id, msgspec.Raw(b"{}"))) for id in "abcdefg"]
+    lines = [encode_commit(Set(TS, 1, "a", id, msgspec.Raw(b"{}"))) for id in "abcdefg"]
     lines[4] = lines[4].replace(b'"clock":1', b'"clock":0')
     block = b"".join(lines)
     opened = runs._OpenBlock("path", 1000, block, block, 0)
