@@ -141,6 +141,17 @@ class Backend(Protocol):
         :raises WriteFailedError: some of them may still be there; deleting again is safe.
         """
 
+    def persist(self, paths: Iterable[str]) -> None:
+        """Make durable what is visible of manifests and segments: their names, and those bytes that were there before
+        the call. Nothing to do where whatever is visible is durable.
+
+        What others write can be seen before their call returns, and a power cut can take it back until then. Whoever
+        makes something durable that rests on it calls this first.
+
+        :raises MissingFileError: there is no such file (only where there is something to do).
+        :raises WriteFailedError: something of it may not be durable.
+        """
+
     def appender(self, agent: str) -> Appender:
         """Become the one live writer of an agent's log, until `Appender.close` or the end of this process.
 

@@ -238,6 +238,21 @@ class FsBackend:
             with suppress(FileNotFoundError):
                 self.sync_directory(directory)
 
+    def persist(self, paths: Iterable[str]) -> None:
+        self._check_open()
+        for path in paths:
+            check_path(path)
+            try:
+                # What `create` made has its bytes on disk before it has its name.
+                if path.startswith(OPS):
+                    posix.datasync_file(self.full(path))
+                self._make_directory(_parent(path))
+                self.sync_directory(_parent(path))
+            except OSError as error:
+                if error.errno in posix.MISSING:
+                    raise MissingFileError(f"no file {self.full(path)}", path) from error
+                raise self.write_failed(path, error, "and may not survive a power cut") from error
+
     # One writer per log, and locks
 
     def appender(self, agent: str) -> FsAppender:

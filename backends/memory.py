@@ -157,6 +157,9 @@ class MemoryBackend:
             with self._storage.mutex:
                 self._storage.remove(path)
 
+    def persist(self, paths: Iterable[str]) -> None:
+        self._check_open()
+
     def appender(self, agent: str) -> MemoryAppender:
         self._check_open()
         check_name(agent, "agent")

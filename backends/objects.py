@@ -281,6 +281,9 @@ class ObjectBackend:
         if keys:
             self.driver.delete(keys)
 
+    def persist(self, paths: Iterable[str]) -> None:
+        self._check_open()
+
     # One writer per log, and locks
 
     def appender(self, agent: str) -> ObjectAppender:

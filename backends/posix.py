@@ -30,6 +30,15 @@ def fsync_directory(full: str) -> None:
         os.close(descriptor)
 
 
+def datasync_file(full: str) -> None:
+    """Make the bytes of a file durable that some other process may have written."""
+    descriptor = os.open(full, os.O_RDONLY)
+    try:
+        datasync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of the data, however many calls the system needs for it."""
     written = os.write(descriptor, data)

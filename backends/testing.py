@@ -290,6 +290,21 @@ class BackendContract:
                 other.delete([path])
                 assert one.read_many([Range(path)]) == [None]
 
+    # persist
+
+    def test_persist_changes_nothing_that_can_be_seen(self, opener: OpenBackend) -> None:
+        writer, other = opener(), opener()
+        writer.create("manifests/1", b"x")
+        appender = writer.appender("a")
+        appender.append(b"1\n")
+        before = other.list("manifests/") + other.list("ops/")
+        other.persist(["manifests/1", segment_path("a", 1)])
+        other.persist([])
+        assert other.list("manifests/") + other.list("ops/") == before
+        appender.append(b"2\n")
+        assert _log(other, "a") == b"1\n2\n"
+        appender.close()
+
     # appender
 
     def test_positions_of_appends(self, backend: Backend) -> None:
@@ -507,6 +522,7 @@ class BackendContract:
             lambda: backend.map("a"),
             lambda: backend.create("b", b""),
             lambda: backend.delete(["a"]),
+            lambda: backend.persist([]),
             lambda: backend.appender("a"),
             lambda: backend.lock("a").__enter__(),
             backend.now,

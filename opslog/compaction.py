@@ -6,8 +6,8 @@
    cut.
 3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run.
    When runs of one size tier have become four, they are merged into it, streaming.
-4. Write the parts, then create the manifest with the next number. If that exists, somebody else was first: delete the
-   parts.
+4. Write the parts, make the tails that were read durable, then create the manifest with the next number. If that
+   exists, somebody else was first: delete the parts.
 5. Collect garbage.
 
 It works through the backend alone, never through an open store's memory, so it runs in any process, beside anything.
@@ -35,9 +35,9 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
-from opslog.layout import index_path, run_name
+from opslog.layout import index_path, run_name, segment_path
 from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
-from opslog.manifest import Cut, Manifest, Part, Run, Settings
+from opslog.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
@@ -147,6 +147,19 @@ class Tail:
         for agent, stretches in read_logs(backend, tail.cursors, tail.segments):
             tail.merge.load(agent, tail._noted(agent, stretches))
         return tail
+
+    def persist(self, backend: Backend) -> None:
+        """Make durable what was read: a commit that another agent is still writing can be seen already, and a power cut
+        could take it away from under a manifest that folds it.
+
+        Only the last segment of a log can have anything that is not durable, since a session makes durable what it
+        finds (`Backend.appender`), and so did whoever published the manifest with what lies before its cut.
+        """
+        backend.persist(
+            segment_path(agent, listed[-1].number)
+            for agent, listed in self.segments.items()
+            if listed and (listed[-1].number, listed[-1].bytes) > self.manifest.cut.get(agent, START).place
+        )
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -263,6 +276,7 @@ class _Plan:
             for part in self._write_parts(run, environment, progress):
                 run.parts.append(part)
             manifest = self._manifest(number, run, environment)
+            self.tail.persist(self.backend)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
             # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the

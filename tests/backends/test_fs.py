@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import opslog
 from opslog.backends import Position, Range, posix
 from opslog.backends.fs import FsBackend
 from opslog.errors import (
@@ -188,6 +189,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(
             lambda: backend.map("x"),
             lambda: backend.create("x", b""),
             lambda: backend.delete(["x"]),
+            lambda: backend.persist([]),
             lambda: backend.appender("b"),
             lambda: backend.lock("b").__enter__(),
             backend.now,
@@ -356,6 +358,35 @@ def test_a_directory_above_the_store_that_another_process_just_made_gets_its_nam
     root.mkdir()
     FsBackend(root / "x")
     assert trace.index("fsync ..") < trace.index("mkdir x")
+
+
+def test_what_a_compaction_read_is_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
+    """Another agent's commit can be seen before it is durable; nothing may be folded that a power cut could take."""
+    with (
+        opslog.open(root, agent="a", compact_after=None, settings=opslog.Settings(undo_window=0)) as store,
+        opslog.open(root, agent="b", compact_after=None) as other,
+    ):
+        store["x"] = {}
+        trace.clear()
+        other.compact()
+        linked = trace.index("link manifests/00000000000000000002.json")
+        assert {f"fdatasync {segment_path('a', 1)}", "fsync ops/a", "fsync ops"} <= set(trace[:linked])
+        trace.clear()
+        assert other.compact().number is None
+        store["y"] = {}
+        other["z"] = {}
+        trace.clear()
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(WriteFailedError, match="may not survive a power cut"):
+            patch.setattr(posix, "datasync", failing(errno.EIO))
+            other.compact()
+        assert not [call for call in trace if call.startswith("link manifests")]
+        assert other.compact().commits == 2
+
+
+def test_persist_of_what_is_not_there(backend: FsBackend) -> None:
+    with pytest.raises(MissingFileError) as caught:
+        backend.persist([segment_path("a", 1)])
+    assert caught.value.path == segment_path("a", 1)
 
 
 def test_deletions_are_made_durable_and_empty_runs_go(backend: FsBackend, root: Path, trace: list[str]) -> None:
