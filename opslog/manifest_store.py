@@ -74,12 +74,16 @@ class ManifestStore:
 
     def create_first(self, settings: Settings, environment: Environment) -> None:
         """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
-        and the others use what it made."""
-        with suppress(NotFoundError):
-            self.newest()
+        and the others use what it made. On return there is one that survives a power cut."""
+        try:
+            newest = self.newest()
+        except NotFoundError:
+            with suppress(AlreadyExistsError):
+                self.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))
             return
-        with suppress(AlreadyExistsError):
-            self.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))
+        # Whoever is creating it may be killed before it is durable. (One that was collected has a durable successor.)
+        with suppress(MissingFileError):
+            self._backend.persist([manifest_path(newest.number)])
 
     def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
         """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.

@@ -360,6 +360,15 @@ def test_a_directory_above_the_store_that_another_process_just_made_gets_its_nam
     assert trace.index("fsync ..") < trace.index("mkdir x")
 
 
+def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path, trace: list[str]) -> None:
+    """Who made it may have been killed before it came to its fsync, and logs without a manifest cannot be read."""
+    opslog.open(root, agent="a").close()
+    trace.clear()
+    opslog.open(root, agent="b").close()
+    assert "fsync manifests" in trace
+    assert "fsync ." in trace
+
+
 def test_what_a_compaction_read_is_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
     """Another agent's commit can be seen before it is durable; nothing may be folded that a power cut could take."""
     with (
