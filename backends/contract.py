@@ -153,9 +153,11 @@ class Backend(Protocol):
         """
 
     def appender(self, agent: str) -> Appender:
-        """Become the one live writer of an agent's log, until `Appender.close` or the end of this process.
+        """Become the one live writer of an agent's log, until `Appender.close` or the end of this process. What can be
+        seen of that log is durable from then on, whatever became of the process that wrote it.
 
         :raises AgentBusyError: another live appender holds the name; the message names its process and host.
+        :raises WriteFailedError: what can be seen of the log may not be durable, or there is no way to hold the name.
         """
 
     def lock(self, name: str) -> AbstractContextManager[None]:

@@ -12,6 +12,8 @@ What this file guarantees:
 - `append` returns when its bytes are on disk, in a file whose directory entry is on disk. In the steady state it is one
   write and one fdatasync.
 - After a failed append a reader can see exactly the leading bytes that the error admits to, and they are on disk.
+- What an appender finds in its log, however the process ended that wrote it, is on disk before anybody can rest on it:
+  it fsyncs the newest segment, and the ones before it were fsynced by their own sessions or by those that followed.
 - A log file is never continued by a later appender, so whatever a crash left at its end stays as it is.
 - In a forked child every call raises `ClosedError`; see `opslog.backends.forking`.
 - Nothing is written by list, read and read_many.
@@ -267,7 +269,13 @@ class FsBackend:
                 agent,
                 error.holder,
             ) from None
-        return FsAppender(self, agent, lock)
+        appender = FsAppender(self, agent, lock)
+        try:
+            appender.settle()
+        except BaseException:
+            appender.close()
+            raise
+        return appender
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

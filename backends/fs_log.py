@@ -40,6 +40,15 @@ class FsAppender:
         """Of the current segment, -1 when the next append has to begin one."""
         self._offset = 0
 
+    def settle(self) -> None:
+        """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
+        try:
+            number = self._highest_number()
+        except OSError as error:
+            raise self._backend.write_failed(self._directory, error, "the log was not opened") from error
+        if number:
+            self._backend.persist([segment_path(self._agent, number)])
+
     def append(self, data: bytes) -> Position:
         if self._refusal is not None or self._generation != forking.generation:
             self._refuse()

@@ -360,6 +360,21 @@ def test_a_directory_above_the_store_that_another_process_just_made_gets_its_nam
     assert trace.index("fsync ..") < trace.index("mkdir x")
 
 
+def test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it(
+    root: Path, trace: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = FsBackend(root).appender("a")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(posix, "datasync", interrupted)
+        killed.append(b"1\n")
+    killed.close()
+    trace.clear()
+    appender = FsBackend(root).appender("a")
+    assert trace[-2:] == ["fsync ops", "fsync ops/a"]
+    assert f"fdatasync {segment_path('a', 1)}" in trace
+    appender.close()
+
+
 def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path, trace: list[str]) -> None:
     """Who made it may have been killed before it came to its fsync, and logs without a manifest cannot be read."""
     opslog.open(root, agent="a").close()
