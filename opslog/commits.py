@@ -243,7 +243,15 @@ def _split(lines: bytes) -> Iterable[bytes]:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """The line of a commit, with its newline."""
+    """The line of a commit, with its newline.
+
+    :raises CorruptError: its clock is beyond what a line can hold, because something read before was at the end of it.
+    """
+    if commit.clock > CLOCK_MAX:
+        raise CorruptError(
+            f"no commit can follow clock {CLOCK_MAX}, which some log or manifest of this store has reached: no program "
+            "counts so far. `opslog ops` shows which commit it is; remove it from a copy of the store"
+        )
     if isinstance(commit, Set):
         rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
     elif isinstance(commit, Delete):

@@ -7,10 +7,15 @@ snapshot.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
 from opslog.checksum import decode_checked, encode_checked
-from opslog.errors import CorruptError, FormatVersionError
+from opslog.commits import CLOCK_MAX
+from opslog.errors import CorruptError, FormatVersionError, InvalidNameError
+from opslog.layout import check_name, part_path, run_of
 
 FORMAT = 1
 """The format version this program writes, and the newest it reads."""
@@ -98,6 +103,21 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     undo_ttl_seconds: float = 86400.0
     keep_history_seconds: float | None = 0.0
 
+    @property
+    def fault(self) -> str | None:
+        """Which of them cannot be, None if all is well."""
+        if not 0 <= self.undo_window <= _WINDOW_MAX:
+            return f"undo_window is a number of commits from 0 to {_WINDOW_MAX}, not {self.undo_window!r}"
+        for name in ("grace_seconds", "tombstone_ttl_seconds", "undo_ttl_seconds", "keep_history_seconds"):
+            seconds = getattr(self, name)
+            if not (seconds is None or (math.isfinite(seconds) and seconds >= 0)):
+                return f"{name} is a number of seconds from 0 on, not {seconds!r}"
+        return None
+
+
+_WINDOW_MAX = 1_000_000
+"""Of each log so many commits are in memory twice."""
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring.
@@ -150,4 +170,43 @@ def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
     manifest = decode_checked(data, Manifest, path)
     if manifest.number != number:
         raise CorruptError(f"{path}: holds manifest number {manifest.number}: the file was renamed or copied", path, 0)
+    for fault in _faults(manifest):
+        raise CorruptError(f"{path}: the checksum is right, but {fault}: opslog did not write it", path, 0)
     return manifest
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What cannot be in a manifest. Others wrote it: no path and no name in it may lead anywhere but to the parts and
+    logs of this store."""
+    if not 0 <= manifest.clock <= CLOCK_MAX:
+        yield f"its clock is {manifest.clock}"
+    if len({run.name for run in manifest.runs}) < len(manifest.runs):
+        yield "it names a run twice"
+    for run in manifest.runs:
+        yield from _run_faults(run, manifest.number)
+    for agent, cut in manifest.cut.items():
+        try:
+            check_name(agent, "agent")
+        except InvalidNameError as error:
+            yield f"its cut has a strange name: {error}"
+        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
+            yield f"its cut of {agent!r} is no place in a log: {cut}"
+    if manifest.settings.fault:
+        yield f"its settings cannot be: {manifest.settings.fault}"
+
+
+def _run_faults(run: Run, number: int) -> Iterator[str]:
+    after: str | None = None
+    named = run_of(part_path(run.name, 0))
+    if named is None or named[1] > number:
+        yield f"it names run {run.name!r}, which cannot have been written for it"
+    if not run.parts:
+        yield f"it names no part of run {run.name}"
+    for place, part in enumerate(run.parts):
+        if part.path != part_path(run.name, place):
+            yield f"it names {part.path!r} as part {place} of run {run.name}"
+        if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
+            yield f"it says of {part.path} what cannot be: {part}"
+        if after is not None and part.first <= after:
+            yield f"it says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
+        after = part.last

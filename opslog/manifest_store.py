@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from opslog.backends import Backend, Entry
 from opslog.environment import Environment, format_ts
-from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError
+from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError, UsageError
 from opslog.layout import MANIFESTS, OPS, manifest_number, manifest_path, segment_of
 from opslog.manifest import Manifest, Settings, decode_manifest, encode_manifest
 
@@ -74,7 +74,12 @@ class ManifestStore:
 
     def create_first(self, settings: Settings, environment: Environment) -> None:
         """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
-        and the others use what it made. On return there is one that survives a power cut."""
+        and the others use what it made. On return there is one that survives a power cut.
+
+        :raises UsageError: settings that cannot be.
+        """
+        if settings.fault:
+            raise UsageError(f"a store cannot have these settings: {settings.fault}")
         try:
             newest = self.newest()
         except NotFoundError:

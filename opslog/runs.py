@@ -74,7 +74,7 @@ def read_index(backend: Backend, part: Part) -> Index:
     """The index of a part. :raises CorruptError: it is damaged, or not of this part. :raises MissingFileError:"""
     path = index_path(part.path)
     index = decode_index(backend.read(path), part.path)
-    if index.sha256 != part.sha256:
+    if (index.bytes, index.records, index.sha256) != (part.bytes, part.records, part.sha256):
         raise CorruptError(f"{path}: is the index of another file than the manifest names", path, 0)
     return index
 

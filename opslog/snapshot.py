@@ -8,6 +8,7 @@ one read. Archives have the same two files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -138,8 +139,19 @@ def build_archive(path: str, rows: Iterable[Row]) -> File:
 
 
 def decode_index(data: bytes, data_path: str) -> Index:
-    """The index beside the part or archive `data_path`. :raises CorruptError: damaged."""
-    return decode_checked(data, Index, index_path(data_path))
+    """The index beside the part or archive `data_path`. :raises CorruptError: damaged, or its blocks cannot be."""
+    path = index_path(data_path)
+    index = decode_checked(data, Index, path)
+    offset = 0
+    for block in index.blocks:
+        if block.offset != offset or block.length < 1:
+            raise CorruptError(f"{path}: its blocks have a gap or an overlap at byte {offset} of the data", path, 0)
+        offset += block.length
+    if offset != index.bytes:
+        raise CorruptError(f"{path}: its blocks cover {offset} bytes of {index.bytes}", path, 0)
+    if any(earlier.first >= later.first for earlier, later in pairwise(index.blocks)):
+        raise CorruptError(f"{path}: the first ids of its blocks do not ascend", path, 0)
+    return index
 
 
 def check_block(data: bytes, block: Block, path: str) -> None:

@@ -15,17 +15,14 @@ from itertools import pairwise
 
 from opslog.backends import Backend
 from opslog.environment import REAL, Environment
-from opslog.errors import CorruptError, InvalidNameError, MissingFileError, RetryError
+from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import (
     ARCHIVE,
     MANIFESTS,
     REMOVED,
     archive_of,
     archive_path,
-    check_name,
     manifest_path,
-    part_path,
-    run_of,
 )
 from opslog.leftovers import find_leftovers
 from opslog.log import list_log, list_segments
@@ -117,7 +114,7 @@ class _Verification:
     def _read_manifest(self, number: int) -> None:
         path = manifest_path(number)
         try:
-            manifest = self._known[number] = decode_manifest(self._reader.read(path), path, number)
+            self._known[number] = decode_manifest(self._reader.read(path), path, number)
         except MissingFileError:
             return  # collected since it was listed
         except CorruptError as error:
@@ -125,8 +122,6 @@ class _Verification:
             self.report.error(path, 0, f"{str(error).removeprefix(f'{path}: ')}. Restore it from a copy")
             return
         self.report.manifests += 1
-        for fault in _faults(manifest):
-            self.report.error(path, None, f"{fault}. Restore it from a copy")
 
     def _report_no_manifest(self) -> None:
         """Either there is no store, which is the caller's error, or its manifests are lost."""
@@ -289,38 +284,6 @@ def _missing(rebuildable: bool) -> str:
 
 def _too_fast(backend: Backend) -> RetryError:
     return RetryError(f"{backend.url}: compactions follow each other faster than the store can be checked; try again")
-
-
-def _faults(manifest: Manifest) -> Iterator[str]:
-    """What is wrong in a manifest, taken by itself."""
-    if len({run.name for run in manifest.runs}) < len(manifest.runs):
-        yield "names a run twice"
-    for run in manifest.runs:
-        yield from _run_faults(run, manifest.number)
-    for agent, cut in manifest.cut.items():
-        try:
-            check_name(agent, "agent")
-        except InvalidNameError as error:
-            yield f"its cut has a strange name: {error}"
-        if cut.segment < 1 or cut.offset < 0 or cut.commits < 1:
-            yield f"its cut of {agent!r} is no place in a log: {cut}"
-    if manifest.settings.undo_window < 0 or manifest.settings.grace_seconds < 0:
-        yield f"its settings cannot be: {manifest.settings}"
-
-
-def _run_faults(run: Run, number: int) -> Iterator[str]:
-    after: str | None = None
-    named = run_of(part_path(run.name, 0))
-    if named is None or named[1] > number:
-        yield f"names run {run.name!r}, which cannot have been written for it"
-    for place, part in enumerate(run.parts):
-        if part.path != part_path(run.name, place):
-            yield f"names {part.path!r} as part {place} of run {run.name}"
-        if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
-            yield f"says of {part.path} what cannot be: {part}"
-        if after is not None and part.first <= after:
-            yield f"says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
-        after = part.last
 
 
 def _regressions(older: Manifest, newer: Manifest) -> Iterator[str]:

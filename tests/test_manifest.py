@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import opslog
 from opslog.backends import Backend, open_backend
@@ -22,7 +24,7 @@ from opslog.errors import (
     NotFoundError,
     RetryError,
 )
-from opslog.layout import manifest_path
+from opslog.layout import manifest_path, part_path
 from opslog.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
 from opslog.manifest_store import ManifestStore
 
@@ -34,7 +36,10 @@ MANIFEST = Manifest(
     ts="2026-11-20T11:00:00.000000Z",
     documents=3,
     cut={"a": Cut(2, 100, 7), "b": Cut(1, 0, 1)},
-    runs=[Run("00000000000000000007-ab", [Part("snapshots/x", 4, 3, 400, "é", "😀", "00")]), Run("r", [])],
+    runs=[
+        Run("00000000000000000007-ab", [Part(part_path("00000000000000000007-ab", 0), 4, 3, 400, "é", "😀", "00")]),
+        Run("00000000000000000002-cd", [Part(part_path("00000000000000000002-cd", 0), 1, 1, 90, "a", "a", "00")]),
+    ],
     settings=Settings(undo_window=5, keep_history_seconds=None),
 )
 
@@ -83,6 +88,66 @@ def test_a_wrong_form_under_a_right_checksum_is_an_error() -> None:
 def test_a_renamed_manifest_is_an_error() -> None:
     with pytest.raises(CorruptError, match="holds manifest number 7"):
         decode_manifest(encode_manifest(MANIFEST), manifest_path(8), 8)
+
+
+RUN = MANIFEST.runs[0]
+PART = RUN.parts[0]
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a part above the root": {"runs": [Run(RUN.name, [replace(PART, path="snapshots/../../etc/passwd")])]},
+    "an absolute part": {"runs": [Run(RUN.name, [replace(PART, path="/etc/passwd")])]},
+    "a part in a log": {"runs": [Run(RUN.name, [replace(PART, path="ops/a/00000000000000000001.jsonl")])]},
+    "a part with a NUL": {"runs": [Run(RUN.name, [replace(PART, path=PART.path + "\0")])]},
+    "a run above the root": {"runs": [Run("../../x", [replace(PART, path="snapshots/../../x/part-00000.jsonl")])]},
+    "a run of a later manifest": {"runs": [Run("00000000000000000008-ab", [PART])]},
+    "a run twice": {"runs": [RUN, RUN]},
+    "a run of nothing": {"runs": [Run(RUN.name, [])]},
+    "an agent above the root": {"cut": {"../../x": Cut(1, 0, 1)}},
+    "an agent of nothing": {"cut": {"": Cut(1, 0, 1)}},
+    "a segment below the first": {"cut": {"a": Cut(0, 0, 1)}},
+    "an offset before the file": {"cut": {"a": Cut(1, -1, 1)}},
+    "an offset beyond all files": {"cut": {"a": Cut(1, 2**64, 1)}},
+    "a negative undo window": {"settings": Settings(undo_window=-1)},
+    "an undo window as large as memory": {"settings": Settings(undo_window=2**70)},
+    "a negative grace": {"settings": Settings(grace_seconds=-1)},
+    "a clock that no commit can follow": {"clock": 2**63},
+}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+def test_a_manifest_with_a_right_checksum_is_not_believed_everything(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptError, match=r"the checksum is right, but .* opslog did not write it") as caught:
+        decode_manifest(encode_manifest(replace(MANIFEST, **changes)), "m", 7)
+    assert (caught.value.path, caught.value.offset) == ("m", 0)
+
+
+@pytest.mark.parametrize("body", [b'{"format":' + b"[" * 5000, b'{"x":' + b"[" * 5000, b'{"x":"\xff"'])
+def test_a_manifest_that_no_decoder_takes(body: bytes) -> None:
+    data = body + b',"checksum":"' + sha256(body).encode() + b'"}\n'
+    with pytest.raises(CorruptError, match="the checksum is right but the form is not"):
+        decode_manifest(data, "m", 7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(undo_window=-1), Settings(grace_seconds=math.nan), Settings(undo_ttl_seconds=math.inf)],
+    ids=["window", "nan", "inf"],
+)
+def test_no_store_is_made_with_settings_that_cannot_be(settings: Settings) -> None:
+    with pytest.raises(opslog.UsageError, match="cannot have these settings"):
+        opslog.open(f"memory://settings-{next(_numbers)}", settings=settings)
+
+
+def test_the_last_clock_is_not_passed() -> None:
+    """A line with a greater one could not be read again, by nobody."""
+    url = f"memory://last-{next(_numbers)}"
+    backend = open_backend(url)
+    ManifestStore(backend).create(Manifest(number=1, created="", clock=2**63 - 2))
+    with opslog.open(url) as store:
+        store["last"] = {}
+        with pytest.raises(CorruptError, match="no commit can follow clock 9223372036854775807"):
+            store["one more"] = {}
+    with opslog.open(url) as store:
+        assert list(store) == ["last"]
 
 
 def test_checksums_are_the_standard_ones() -> None:

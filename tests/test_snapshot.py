@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from opslog import snapshot
 from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
+from opslog.checksum import encode_checked
 from opslog.commits import Delete, Record, Set, encode_commit
 from opslog.errors import CorruptError, MissingFileError
 from opslog.layout import index_path, part_path
@@ -25,6 +26,8 @@ from opslog.manifest import Run
 from opslog.runs import BlockRun, LoadedRun, merge_rows
 from opslog.snapshot import (
     BLOCK_BYTES,
+    Block,
+    Index,
     Row,
     build_archive,
     build_parts,
@@ -259,3 +262,26 @@ def test_rows_are_left_alone_by_the_garbage_collector() -> None:
     rows = tuple(row(str(number)) for number in range(10))
     gc.collect()
     assert not any(map(gc.is_tracked, (rows, *rows)))
+
+
+BLOCKS = [Block("a", 0, 10, "00000000"), Block("b", 10, 10, "00000000")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reason"),
+    [
+        ([BLOCKS[0], Block("b", 11, 9, "")], "a gap or an overlap at byte 10"),
+        ([BLOCKS[0], Block("b", 9, 11, "")], "a gap or an overlap at byte 10"),
+        ([Block("a", -10, 20, ""), BLOCKS[1]], "a gap or an overlap at byte 0"),
+        ([BLOCKS[0], Block("b", 10, -10, "")], "a gap or an overlap at byte 10"),
+        ([BLOCKS[0], Block("b", 10, 2**64, "")], "cover 18446744073709551626 bytes of 20"),
+        ([BLOCKS[0]], "cover 10 bytes of 20"),
+        ([BLOCKS[0], Block("a", 10, 10, "")], "do not ascend"),
+    ],
+    ids=["gap", "overlap", "negative offset", "negative length", "huge", "short", "order"],
+)
+def test_an_index_with_a_right_checksum_is_not_believed_everything(blocks: list[Block], reason: str) -> None:
+    path = part_path("00000000000000000002-ab", 0)
+    with pytest.raises(CorruptError, match=reason) as caught:
+        decode_index(encode_checked(Index(20, 2, "", blocks)), path)
+    assert (caught.value.path, caught.value.offset) == (index_path(path), 0)
