@@ -16,10 +16,10 @@ It works through the backend alone, never through an open store's memory, so it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -35,7 +35,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
-from opslog.layout import index_path, run_name, segment_path
+from opslog.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
 from opslog.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
@@ -102,16 +102,70 @@ def fold(
     manifests = ManifestStore(backend)
     tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
     sealed = tail.seal_idle(backend, environment)
-    settings = _with_history(tail.manifest.settings, keep_history)
+    return publish(
+        backend,
+        environment,
+        tail.manifest,
+        lambda: Folded(tail.cut(), tail.clock, tail.ts, _Winners(backend, tail, progress)),
+        sealed=sealed,
+        full=full,
+        keep_history=keep_history,
+    )
+
+
+class NewRows(Protocol):
+    """What a compaction adds to a snapshot: what is settled and wins against it.
+
+    :ivar count: how many rows; `bytes`: of their lines.
+    :ivar documents: how many more documents the snapshot shows with them.
+    """
+
+    count: int
+    bytes: int
+    documents: int
+
+    def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+        """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
+
+        :param merged: the newest runs, newest first. :param oldest_ts: tombstones from before it are left out.
+        """
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled."""
+
+    cut: dict[str, Cut]
+    clock: int
+    ts: str
+    rows: NewRows
+
+
+def publish(
+    backend: Backend,
+    environment: Environment,
+    old: Manifest,
+    read: Callable[[], Folded],
+    *,
+    sealed: tuple[str, ...],
+    full: bool,
+    keep_history: KeepHistory | None,
+) -> Compaction:
+    """From what there is to fold to the next manifest: all that compactions have in common, whoever reads and writes.
+
+    :param old: the manifest that all was read for. :param read: may find that something was collected meanwhile; if
+        there is a newer manifest by then, somebody else was first, and that is no error.
+    :param sealed: agents whose undo window was ended for this.
+    """
+    settings = _with_history(old.settings, keep_history)
     try:
-        plan = _Plan(backend, tail, settings, full)
+        plan = _Plan(backend, old, read(), settings, full)
         if not plan.worthwhile and not sealed:
-            garbage = find_garbage(backend, backend.now(), tail.manifest.number)
+            garbage = find_garbage(backend, backend.now(), old.number)
             if not garbage.runs and not garbage.segments:
                 return Compaction()
-        return plan.carry_out(environment, sealed, progress)
+        return plan.carry_out(environment, sealed)
     except (AlreadyExistsError, MissingFileError):
-        if manifests.newest_number() == tail.manifest.number:
+        if ManifestStore(backend).newest_number() == old.number:
             raise
         return Compaction(sealed=sealed)
 
@@ -225,47 +279,65 @@ def _places(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
     return {agent: cut.place for agent, cut in cuts.items()}
 
 
-class _Plan:
-    """What one compaction will write. Making it costs the tail; it has not changed anything yet."""
+class _Winners:
+    """New rows in memory: made, at the cost of the tail, from what a `Tail` has settled, which is let go of."""
 
-    def __init__(self, backend: Backend, tail: Tail, settings: Settings, full: bool) -> None:
-        self.backend = backend
-        self.tail = tail
-        self.old = tail.manifest
-        self.settings = settings
-        self.documents = self.old.documents
-        self.cut = tail.cut()
-        runs = [BlockRun(backend, run) for run in self.old.runs]
-        winners = self._winners(runs)
-        self.rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
+    def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
+        self._backend = backend
+        self._progress = progress
+        self.documents = 0
+        winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
+        self._rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
         """In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them."""
-        new_bytes = sum(len(row.line) for some in self.rows for row in some)
-        merging = len(runs) + 1 if full else runs_to_merge([new_bytes, *(run.bytes for run in self.old.runs)])
-        # Without anything new on top there is nothing to merge for, unless all is to become one.
-        self.merged = runs[: merging - 1] if self.rows or full else []
-        self.rewrites = full and (
-            len(runs) > 1 or any(part.live < part.records for run in runs for part in run.run.parts)
-        )
+        self.count = sum(map(len, self._rows))
+        self.bytes = sum(len(row.line) for some in self._rows for row in some)
 
-    @property
-    def worthwhile(self) -> bool:
-        """Whether carrying it out would change anything but the number."""
-        if self.rows or self.rewrites or self.settings != self.old.settings:
-            return True
-        return _places(self.cut) != _places(self.old.cut)
-
-    def _winners(self, runs: list[BlockRun]) -> Iterator[Row]:
+    def _winners(self, settled: dict[str, Record], runs: list[BlockRun]) -> Iterator[Row]:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
-        settled = self.tail.merge.settled
         lookups = [run.ascending(len(settled)) for run in runs]
         for id in in_order(settled):
             record = settled.pop(id)  # from here on its line is enough
-            stored = _first(lookups, id)
+            stored = first_found(lookups, id)
             if stored is None or record.outranks(stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
                 yield Row.of(record, encode_commit(record))
 
-    def carry_out(self, environment: Environment, sealed: tuple[str, ...], progress: Progress | None) -> Compaction:
+    def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+        total = self.count + sum(stored.records for stored in merged)
+        written = 0
+        below = [BlockRun(self._backend, stored).rows() for stored in merged]
+        rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
+        for file in build_parts(run, (row for row in rows if not expired(row, oldest_ts))):
+            self._backend.create(file.part.path, file.data)
+            self._backend.create(index_path(file.part.path), file.index)
+            yield file.part
+            written += file.part.records
+            if self._progress:
+                self._progress(written, total)
+
+
+class _Plan:
+    """What one compaction will write. It has not changed anything yet."""
+
+    def __init__(self, backend: Backend, old: Manifest, folded: Folded, settings: Settings, full: bool) -> None:
+        self.backend = backend
+        self.old = old
+        self.folded = folded
+        self.settings = settings
+        rows, runs = folded.rows, old.runs
+        merging = len(runs) + 1 if full else runs_to_merge([rows.bytes, *(run.bytes for run in runs)])
+        # Without anything new on top there is nothing to merge for, unless all is to become one.
+        self.merged = runs[: merging - 1] if rows.count or full else []
+        self.rewrites = full and (len(runs) > 1 or any(part.live < part.records for run in runs for part in run.parts))
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether carrying it out would change anything but the number."""
+        if self.folded.rows.count or self.rewrites or self.settings != self.old.settings:
+            return True
+        return _places(self.folded.cut) != _places(self.old.cut)
+
+    def carry_out(self, environment: Environment, sealed: tuple[str, ...]) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
 
         :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
@@ -273,15 +345,18 @@ class _Plan:
         number = self.old.number + 1
         run = Run(run_name(number, environment.nonce()), [])
         try:
-            for part in self._write_parts(run, environment, progress):
-                run.parts.append(part)
+            run.parts.extend(self.folded.rows.write(run.name, self.merged, self._oldest_ts(environment)))
+        except Exception:
+            self._discard(run)
+            raise
+        try:
             manifest = self._manifest(number, run, environment)
             self.tail.persist(self.backend)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
             # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
             # collector.
-            self.backend.delete([path for part in run.parts for path in (part.path, index_path(part.path))])
+            self._discard(run)
             raise
         if self._is_passed(number):
             return Compaction(sealed=sealed)
@@ -295,6 +370,15 @@ class _Plan:
             collect(self.backend, number),
         )
 
+    def _oldest_ts(self, environment: Environment) -> str:
+        """Tombstones from before it can go; none, where an older run may hold a document that one must go on hiding."""
+        if len(self.merged) < len(self.old.runs):
+            return ""
+        return format_ts(max(0.0, environment.time() - self.settings.tombstone_ttl_seconds))
+
+    def _discard(self, run: Run) -> None:
+        self.backend.delete([entry.path for entry in self.backend.list(f"{SNAPSHOTS}{run.name}/")])
+
     def _is_passed(self, number: int) -> bool:
         """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
         then what it published is dead, and garbage for their next compaction."""
@@ -302,35 +386,15 @@ class _Plan:
         own = entries.get(number)
         return own is None or any(entry.modified < own.modified for later, entry in entries.items() if later > number)
 
-    def _write_parts(self, run: Run, environment: Environment, progress: Progress | None) -> Iterator[Part]:
-        total = sum(map(len, self.rows)) + sum(stored.run.records for stored in self.merged)
-        written = 0
-        for file in build_parts(run.name, self._merged_rows(environment)):
-            self.backend.create(file.part.path, file.data)
-            # Before the index is written too, so that a failure there leaves no part behind.
-            yield file.part
-            self.backend.create(index_path(file.part.path), file.index)
-            written += file.part.records
-            if progress:
-                progress(written, total)
-
-    def _merged_rows(self, environment: Environment) -> Iterable[Row]:
-        new = _taken(self.rows)
-        rows = merge_rows([new, *(stored.rows() for stored in self.merged)]) if self.merged else new
-        if len(self.merged) < len(self.old.runs):
-            return rows  # an older run may hold a document that a tombstone here must go on hiding
-        oldest_ts = format_ts(max(0.0, environment.time() - self.settings.tombstone_ttl_seconds))
-        return (row for row in rows if not expired(row, oldest_ts))
-
     def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
         kept = self.old.runs[len(self.merged) :]
         return Manifest(
             number=number,
             created=format_ts(environment.time()),
-            clock=self.tail.clock,
-            ts=self.tail.ts,
-            documents=self.documents,
-            cut=self.cut,
+            clock=self.folded.clock,
+            ts=self.folded.ts,
+            documents=self.old.documents + self.folded.rows.documents,
+            cut=self.folded.cut,
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
         )
@@ -342,6 +406,6 @@ def _taken(rows: deque[tuple[Row, ...]]) -> Iterator[Row]:
         yield from rows.popleft()
 
 
-def _first(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:
+def first_found(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:
     """What the newest run that knows the document says of it."""
     return next((record for get in lookups if (record := get(id)) is not None), None)
