@@ -8,7 +8,7 @@ from threading import Lock
 
 from opslog.environment import REAL, Environment
 from opslog.server.model import Producer, Stream
-from opslog.server.storage import Changes, Record, Usage
+from opslog.server.storage import Changes, Record, Shard, Usage
 
 
 class MemoryShard:
@@ -123,7 +123,7 @@ class MemoryStorage:
 
     def __init__(self, environment: Environment = REAL) -> None:
         self.name = environment.nonce()
-        self.shards = (MemoryShard(),)
+        self.shards: Sequence[Shard] = (MemoryShard(),)
 
     def home(self, path: str) -> int:
         return 0

@@ -29,11 +29,13 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     :ivar source: path of the source; no other stream gets that path while a fork of it exists.
     :ivar position: where the source was to be left, before the sub-offset was added.
     :ivar sub_offset: messages of a JSON stream, bytes of any other.
+    :ivar inherits_expiry: no lifetime was asked for, so that it has the source's.
     """
 
     source: str
     position: int
     sub_offset: int
+    inherits_expiry: bool
 
 
 class Producer(msgspec.Struct, frozen=True, array_like=True):

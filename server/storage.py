@@ -66,7 +66,8 @@ class Shard(Protocol):
         instant.
     """
 
-    durable: bool
+    @property
+    def durable(self) -> bool: ...
 
     def stream(self, path: str) -> Stream | None:
         """The stream at this path, deleted ones that forks still need among them."""
@@ -121,8 +122,11 @@ class Storage(Protocol):
     :ivar name: changes whenever stream ids begin anew: two streams are the same if `name` and id are.
     """
 
-    name: str
-    shards: Sequence[Shard]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
 
     def home(self, path: str) -> int:
         """The index of the shard that a stream with this path belongs to by its name."""

@@ -1,0 +1,39 @@
+"""Entity tags, conditional requests, and how long caches may keep an answer."""
+
+from __future__ import annotations
+
+import re
+
+_TAG = re.compile(r'(?:W/)?"([^"]*)"')
+_MAX_AGE, _STALE = 60, 300
+
+
+def entity_tag(storage: str, stream_id: int, start: int, stop: int, *, closed: bool) -> str:
+    """The tag of a range, without its quotes; differs between streams that had the same path one after the other, and
+    for the end of a stream before and after it was closed."""
+    return f"{storage}-{stream_id}:{start}:{stop}{':c' if closed else ''}"
+
+
+def encoded_tag(tag: str, encoding: str | None) -> str:
+    """The tag of the same range under a content encoding: a strong tag stands for these very bytes."""
+    return f'"{tag};{encoding}"' if encoding else f'"{tag}"'
+
+
+def matches(if_none_match: str, tag: str) -> bool:
+    """Whether the client has this range, in any encoding."""
+    if if_none_match.strip() == "*":
+        return True
+    return any(known.partition(";")[0] == tag for known in _TAG.findall(if_none_match))
+
+
+def cache_control(expires_in: float | None, *, private: bool) -> bytes:
+    """For an answer whose bytes never change: as the protocol says, but never beyond the stream's life.
+
+    :param private: the answer depends on who asked.
+    """
+    scope = "private" if private else "public"
+    if expires_in is None:
+        return f"{scope}, max-age={_MAX_AGE}, stale-while-revalidate={_STALE}".encode()
+    age = max(0, min(_MAX_AGE, int(expires_in)))
+    stale = max(0, min(_STALE, int(expires_in) - age))
+    return f"{scope}, max-age={age}, stale-while-revalidate={stale}".encode()

@@ -1,0 +1,31 @@
+"""Cursors: numbers that live reads echo, so that a cache in between never answers the same request for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_EPOCH = 1728432000.0
+"""2024-10-09T00:00:00Z, from which the protocol counts the intervals."""
+
+_JITTER_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """:ivar interval_seconds: how long a cursor stays the same; :ivar epoch: seconds since 1970 of interval 0."""
+
+    interval_seconds: float = 20.0
+    epoch: float = _EPOCH
+
+    def next(self, given: str | None, now: float, random: Callable[[int], int]) -> str:
+        """The cursor to answer with: the number of the interval, or, if the client's is not smaller, one that is
+        greater than the client's.
+
+        :param random: a number from 0 up to its argument.
+        """
+        current = int((now - self.epoch) // self.interval_seconds)
+        if given is None or not given.isdecimal() or len(given) > 18 or int(given) < current:
+            return str(current)
+        jitter_seconds = 1 + random(_JITTER_SECONDS)
+        return str(int(given) + max(1, round(jitter_seconds / self.interval_seconds)))

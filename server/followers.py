@@ -1,0 +1,73 @@
+"""Those who wait at the end of a stream, and the answers they share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+_ANSWERS = 256
+_ANSWER_BYTES = 256 * 1024
+"""How many answers are kept for the next follower who needs the same, and how large each may be."""
+
+
+class Followers:
+    """Waiting readers by path. All of it belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._answers: OrderedDict[Hashable, bytes] = OrderedDict()
+        self.count = 0
+        self.stopped = False
+
+    async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> None:
+        """Until something happened to the stream, the time is over, or the future `gone` is done.
+
+        Registered at once: what happens after the call is not missed.
+        """
+        if self.stopped or gone.done():
+            return
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(path, set())
+        waiting.add(woken)
+        self.count += 1
+        timer = loop.call_later(seconds, _wake, woken)
+        on_gone = lambda _: _wake(woken)  # noqa: E731
+        gone.add_done_callback(on_gone)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            gone.remove_done_callback(on_gone)
+            self.count -= 1
+            waiting.discard(woken)
+            if not waiting and self._waiting.get(path) is waiting:
+                del self._waiting[path]
+
+    def wake(self, path: str) -> None:
+        """Something happened to the stream."""
+        for woken in self._waiting.pop(path, ()):
+            _wake(woken)
+
+    def stop(self) -> None:
+        """End all waiting, now and from now on."""
+        self.stopped = True
+        for path in list(self._waiting):
+            self.wake(path)
+
+    def shared(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """What `make` returns, made once for all who ask for the same."""
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = make()
+            if len(answer) <= _ANSWER_BYTES:
+                self._answers[key] = answer
+                if len(self._answers) > _ANSWERS:
+                    self._answers.popitem(last=False)
+        return answer
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

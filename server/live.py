@@ -1,0 +1,107 @@
+"""Following a stream by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from opslog.server import sse
+from opslog.server.model import Stream
+from opslog.server.options import Options
+from opslog.server.ranges import Range
+from opslog.server.refusals import Headers, Refused
+from opslog.server.replies import COMMON
+from opslog.server.requests import Receive, Send
+from opslog.server.streams import Streams
+
+_EVENT_BYTES = 256 * 1024
+"""About how much one data event holds."""
+
+
+@asynccontextmanager
+async def watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
+    """A future that is done when the client has gone."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    gone: asyncio.Task[object] = asyncio.get_running_loop().create_task(until_gone())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+class Live:
+    """:param cursor: from the cursor that a client was given before, or None, the next one."""
+
+    def __init__(self, streams: Streams, options: Options, cursor: Callable[[str | None], str]) -> None:
+        self._streams = streams
+        self._options = options
+        self._cursor = cursor
+
+    async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> None:
+        """Send what there is and what comes, until the stream ends, the client goes, or it has been long enough.
+
+        A client that takes nothing for too long is left: what it did not read it gets when it comes back.
+        """
+        headers: Headers = [*COMMON, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        if not sse.is_text(stream):
+            headers.append((b"stream-sse-data-encoding", b"base64"))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with watching(receive) as gone:
+            try:
+                async for events in self._events(stream, position, cursor, gone):
+                    async with asyncio.timeout(self._options.send_seconds):
+                        await send({"type": "http.response.body", "body": events, "more_body": True})
+            except Refused:  # it was deleted or has expired: there is no more to say
+                pass
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(
+        self, stream: Stream, position: int, cursor: str | None, gone: asyncio.Future[object]
+    ) -> AsyncIterator[bytes]:
+        followers, monotonic = self._streams.followers, self._streams.environment.monotonic
+        end = monotonic() + self._options.sse_seconds
+        told = False
+        while not gone.done():
+            if position < stream.tail or stream.closed or not told:
+                events, position = self._next(stream, position, cursor)
+                told = True
+                yield events
+                if stream.closed and position == stream.tail:
+                    return
+            else:
+                left = end - monotonic()
+                if left <= 0 or followers.stopped:
+                    return
+                await followers.wait(stream.path, min(left, self._options.long_poll_seconds), gone)
+                told = False
+            stream = self._streams.again(stream)
+            self._streams.touch(stream)
+
+    def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
+        """A data event, if there is data, and the control event that goes with it; and the position behind them."""
+        found = self._read(stream, position)
+        at_end = found.stop == stream.tail
+        control = sse.control_event(
+            found.stop, cursor=self._cursor(cursor), up_to_date=at_end, closed=at_end and stream.closed
+        )
+        if not found.pieces:
+            return control, found.stop
+        key = (stream.path, stream.id, position, found.stop, "sse")
+        data = self._streams.followers.shared(key, lambda: sse.data_event(stream, found.pieces))
+        return data + control, found.stop
+
+    def _read(self, stream: Stream, position: int) -> Range:
+        found = self._streams.read(stream, position, _EVENT_BYTES)
+        if stream.is_json or not sse.is_text(stream) or not found.pieces or found.stop == stream.tail:
+            return found
+        # A text must not be cut within a character.
+        last = found.pieces[-1]
+        extra = sse.incomplete_bytes(last)
+        if not 0 < extra < len(last):
+            return found
+        return Range([*found.pieces[:-1], last[:-extra]], found.stop - extra)

@@ -1,0 +1,31 @@
+"""What whoever runs a server can choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opslog.server.cursors import Cursors
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """:ivar root: the path below which streams are; begins and ends with a slash.
+    :ivar long_poll_seconds: how long a long-poll waits for data, and after how much silence an SSE reader is told that
+        it is still connected.
+    :ivar sse_seconds: after how long an SSE response ends, so that caches in between can bundle readers.
+    :ivar chunk_bytes: about how much one answer to a read holds.
+    :ivar max_body_bytes: of an append.
+    :ivar body_seconds: how long a client may take to send a body.
+    :ivar send_seconds: how long a client may take to make room for the next part of an answer.
+    :ivar compression: whether answers are compressed for those who take it.
+    """
+
+    root: str = "/v1/stream/"
+    long_poll_seconds: float = 30.0
+    sse_seconds: float = 60.0
+    chunk_bytes: int = 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_seconds: float = 30.0
+    send_seconds: float = 30.0
+    compression: bool = True
+    cursors: Cursors = field(default_factory=Cursors)

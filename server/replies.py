@@ -1,0 +1,47 @@
+"""What every answer carries, and how it is sent."""
+
+from __future__ import annotations
+
+from opslog.server.refusals import Headers, Refused
+from opslog.server.requests import Send
+
+_EXPOSED = (
+    b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
+    b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
+    b"Producer-Received-Seq, ETag, Location, Retry-After, Content-Encoding, Vary"
+)
+COMMON: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"cross-origin"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", _EXPOSED),
+]
+"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it."""
+
+METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+PREFLIGHT: Headers = [
+    *COMMON,
+    (b"access-control-allow-methods", METHODS),
+    (
+        b"access-control-allow-headers",
+        b"Content-Type, Authorization, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
+        b"Producer-Id, Producer-Epoch, Producer-Seq, "
+        b"Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset",
+    ),
+    (b"access-control-max-age", b"86400"),
+]
+NO_STORE = (b"cache-control", b"no-store")
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> None:
+    """A whole answer. `headers` are those beside `COMMON`. :param head: leave the body out, but tell its length."""
+    headers = [*COMMON, *headers]
+    if status not in {204, 304}:
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+
+
+async def refuse(send: Send, refused: Refused, *, head: bool = False) -> None:
+    await reply(send, refused.status, [_TEXT, NO_STORE, *refused.headers], str(refused).encode() + b"\n", head=head)

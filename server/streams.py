@@ -1,0 +1,260 @@
+"""Streams as one service: every operation of the protocol without HTTP, on any storage, for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from opslog.environment import REAL, Environment
+from opslog.server import appending, creation, lifetimes, ranges
+from opslog.server.appending import Append, Appended
+from opslog.server.creation import Create, Created
+from opslog.server.followers import Followers
+from opslog.server.model import Stream
+from opslog.server.ranges import Range
+from opslog.server.refusals import not_found
+from opslog.server.storage import Shard, Storage, Usage
+from opslog.server.transaction import Events, Transaction
+from opslog.server.writer import Work, Writer
+
+T = TypeVar("T")
+Observer = Callable[[Events], None]
+"""Told of each commit that did something, on the event loop, before those who asked for it are answered."""
+
+_SWEEP_SECONDS = 60.0
+_RENEWALS = 8
+"""An access is recorded when this part of the time to live has passed since the recorded one. So after a crash a
+stream may end by so much earlier than it should; see `Streams.start`."""
+
+
+class _Lock(asyncio.Lock):
+    users = 0
+
+
+class Streams:
+    """All streams of a storage.
+
+    One object, and so one process, serves a storage. Everything but construction is for one event loop, between
+    `start` and `stop`.
+
+    :ivar observers: add to it to be told of what happens; :ivar followers: who waits for more.
+    """
+
+    def __init__(self, storage: Storage, environment: Environment = REAL) -> None:
+        self.storage = storage
+        self.environment = environment
+        self.followers = Followers()
+        self.observers: list[Observer] = []
+        self._accesses: dict[int, float] = {}
+        self._away: dict[str, int] = {}
+        self._recording: set[int] = set()
+        self._locks: dict[str, _Lock] = {}
+        self._writers: list[Writer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to serve: find forks that are not in the shard of their name, end what has expired, go on with what is
+        to be tidied. Cost is that of reading each stream's metadata once."""
+        now = self.environment.time()
+        self._writers = [Writer(shard, self.environment, self._committed) for shard in self.storage.shards]
+        for index, shard in enumerate(self.storage.shards):
+            for stream in shard.streams():
+                if self.storage.home(stream.path) != index:
+                    self._away[stream.path] = index
+                if stream.ttl is not None:
+                    # What the recorded access may be behind the real one is made up for.
+                    self._accesses[stream.id] = min(now, stream.accessed + stream.ttl / _RENEWALS)
+        await self.sweep()
+        self._spawn(self._sweep_for_ever())
+
+    async def stop(self) -> None:
+        """End the waiting of followers, finish what was begun, and close nothing: the storage is the caller's."""
+        self.followers.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            await writer.close()
+
+    # What clients do
+
+    async def create(self, request: Create) -> Created:
+        """See `creation.create`."""
+        async with self._locked(request.path):
+            index = self._place_of_new(request)
+            created = await self._writers[index].run(lambda txn: creation.create(txn, request, self._accesses))
+            if self.storage.home(request.path) != index:
+                self._away[request.path] = index
+        return created
+
+    async def append(self, request: Append) -> Appended:
+        """See `appending.append`."""
+        writer = self._writers[self.place(request.path)]
+        return await writer.run(lambda txn: appending.append(txn, request, self._accesses))
+
+    async def delete(self, path: str) -> None:
+        """See `lifetimes.delete`."""
+        async with self._locked(path):
+            writer = self._writers[self.place(path)]
+            await writer.run(lambda txn: lifetimes.delete(txn, path, self._accesses))
+
+    def stream(self, path: str) -> Stream:
+        """The stream as committed.
+
+        :raises Refused: 404, or 410 if it has ended and forks need it.
+        """
+        stream = self._shard(path).stream(path)
+        return lifetimes.check(stream, self.environment.time(), self._accesses)
+
+    def again(self, stream: Stream) -> Stream:
+        """The same stream, as it is by now.
+
+        :raises Refused: it is there no more; another one with its path does not count.
+        """
+        current = self.stream(stream.path)
+        if current.id != stream.id:
+            raise not_found()
+        return current
+
+    def content_type(self, path: str) -> str | None:
+        """That of the stream at this path, whether clients can use it or not."""
+        stream = self._shard(path).stream(path)
+        return None if stream is None else stream.content_type
+
+    def touch(self, stream: Stream) -> None:
+        """The stream was read: its time to live begins anew."""
+        if stream.ttl is None:
+            return
+        now = self.environment.time()
+        self._accesses[stream.id] = now
+        if now - stream.accessed > stream.ttl / _RENEWALS and stream.id not in self._recording:
+            self._recording.add(stream.id)
+            self._spawn(self._record_access(stream.path, stream.id))
+
+    def read(self, stream: Stream, position: int, limit: int) -> Range:
+        """See `ranges.read`."""
+        return ranges.read(self._shard(stream.path).records, stream, position, limit)
+
+    def expires_in(self, stream: Stream) -> float | None:
+        """Seconds until the stream ends unless somebody uses it, or never."""
+        end = lifetimes.deadline(stream, self._accesses)
+        return None if end is None else end - self.environment.time()
+
+    # What other parts of the server do
+
+    async def transact(self, work: Work[T], shard: int = 0) -> T:
+        """Run a work of one's own in a transaction of a shard; see `Writer.run`."""
+        return await self._writers[shard].run(work)
+
+    def list(self, after: str = "") -> Iterator[Stream]:
+        """All streams that clients can use, shard by shard; behind `after` in each."""
+        now = self.environment.time()
+        for shard in self.storage.shards:
+            for stream in shard.streams(after):
+                if not stream.deleted and not lifetimes.is_over(stream, now, self._accesses):
+                    yield stream
+
+    def place(self, path: str) -> int:
+        """The index of the shard where the stream is, or would be."""
+        place = self._away.get(path)
+        return self.storage.home(path) if place is None else place
+
+    def usage(self) -> Usage:
+        usages = [shard.usage() for shard in self.storage.shards]
+        return Usage(
+            streams=sum(usage.streams for usage in usages),
+            bytes=sum(usage.bytes for usage in usages),
+            stored_bytes=sum(usage.stored_bytes for usage in usages),
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many changes wait for a commit to begin."""
+        return sum(writer.waiting for writer in self._writers)
+
+    async def sweep(self) -> None:
+        """End every stream whose time has come, and do what deletions left to do."""
+        now = self.environment.time()
+        for index, shard in enumerate(self.storage.shards):
+            over = [stream.path for stream in shard.streams() if lifetimes.is_over(stream, now, self._accesses)]
+            for path in over:
+                await self._writers[index].run(partial(self._end, path))
+            await self._tidy(index)
+
+    # Inside
+
+    def _shard(self, path: str) -> Shard:
+        return self.storage.shards[self.place(path)]
+
+    def _place_of_new(self, request: Create) -> int:
+        place = self.place(request.path)
+        if request.fork is None or self.storage.shards[place].stream(request.path) is not None:
+            return place
+        return self.place(request.fork.source)  # forks are where their source is: they share transactions
+
+    @asynccontextmanager
+    async def _locked(self, path: str) -> AsyncIterator[None]:
+        """Nobody else creates or deletes a stream with this path: it must not come to be in two shards."""
+        lock = self._locks.setdefault(path, _Lock())
+        lock.users += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock.users -= 1
+            if not lock.users:
+                del self._locks[path]
+
+    def _committed(self, events: Events) -> None:
+        for stream in events.deleted:
+            self._accesses.pop(stream.id, None)
+            self._spawn(self._forget(stream.path))
+            self.followers.wake(stream.path)
+        for path in events.appended:
+            self.followers.wake(path)
+        for observer in self.observers:
+            observer(events)
+
+    async def _forget(self, path: str) -> None:
+        """After a deletion: the path belongs to the shard of its name again, and what was stored is removed."""
+        index = self.place(path)
+        async with self._locked(path):
+            if self.storage.shards[index].stream(path) is None:
+                self._away.pop(path, None)
+        await self._tidy(index)
+
+    async def _tidy(self, index: int) -> None:
+        while await self._writers[index].in_thread(self.storage.shards[index].tidy):
+            pass
+
+    async def _record_access(self, path: str, stream_id: int) -> None:
+        def record(transaction: Transaction) -> None:
+            stream = transaction.stream(path)
+            accessed = self._accesses.get(stream_id, 0.0)
+            if stream is not None and stream.id == stream_id and accessed > stream.accessed:
+                transaction.put(replace(stream, accessed=accessed))
+
+        try:
+            await self._writers[self.place(path)].run(record)
+        finally:
+            self._recording.discard(stream_id)
+
+    def _end(self, path: str, transaction: Transaction) -> None:
+        stream = transaction.stream(path)
+        if stream is not None:
+            lifetimes.end_if_over(transaction, stream, self._accesses)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await self.sweep()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
