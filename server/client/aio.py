@@ -1,0 +1,247 @@
+"""The client for asyncio. Everything that it decides is decided by the core; this sends, waits, and counts tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+import httpx
+
+from opslog.server.client.calls import Calls
+from opslog.server.client.errors import StreamError
+from opslog.server.client.following import Following, Live
+from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
+from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
+from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
+from opslog.server.client.transport import REASONS, head_of, not_sent, reason_of, settings
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """`opslog.server.client.Client` for asyncio: the same calls, to be awaited.
+
+    async with AsyncClient("http://127.0.0.1:4437/v1/stream") as client:
+        stream = client.stream("events/build")
+        async for batch in stream.follow():
+            print(batch.messages, batch.next_offset)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        retrying: Retrying | None = None,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._url = url
+        self._policy = retrying or Retrying()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._own = http is None
+        self._http = http or httpx.AsyncClient(**settings())
+
+    def stream(self, path: str) -> AsyncStream:
+        """A handle on a stream, whether it exists or not; asks nothing.
+
+        :raises UsageError: that is no path.
+        """
+        return AsyncStream(self, Calls(stream_url(self._url, path), self._policy))
+
+    async def close(self) -> None:
+        if self._own:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.seconds)
+                    step = next(steps)
+                    continue
+                try:
+                    reply = await self._send(step)
+                except Lost as lost:
+                    step = steps.throw(lost)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
+
+    async def _send(self, request: Request) -> Reply:
+        headers = {**self._headers, **request.headers}
+        try:
+            answer = await self._http.request(request.method, request.url, headers=headers, content=request.content)
+        except REASONS as error:
+            raise Lost(reason_of(error), sent=not not_sent(error)) from error
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    async def _read(self, following: Following) -> AsyncIterator[Batch]:
+        while (request := following.request()) is not None:
+            try:
+                async with self._http.stream(request.method, request.url, headers={**self._headers}) as answer:
+                    following.opened(*head_of(answer))
+                    async for piece in answer.aiter_bytes():
+                        for batch in following.received(piece):
+                            yield batch
+                        if following.ended:
+                            return
+                for batch in following.finished():
+                    yield batch
+            except REASONS as error:
+                following.lost(reason_of(error))
+            if following.pause:
+                await asyncio.sleep(following.pause)
+
+
+class AsyncStream:
+    """One stream of an `AsyncClient`. The calls, and what they raise, are those of `opslog.server.client.Stream`."""
+
+    def __init__(self, client: AsyncClient, calls: Calls) -> None:
+        self._client = client
+        self._calls = calls
+
+    @property
+    def url(self) -> str:
+        return self._calls.url
+
+    async def create(
+        self,
+        content_type: str = "application/octet-stream",
+        content: Content | None = None,
+        *,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+        closed: bool = False,
+    ) -> Metadata:
+        return await self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
+
+    async def append(self, *contents: Content, seq: str | None = None, close: bool = False) -> Appended:
+        return await self._client._run(self._calls.append(list(contents), seq, close=close))
+
+    async def close(self) -> Appended:
+        return await self._client._run(self._calls.close())
+
+    async def delete(self) -> None:
+        await self._client._run(self._calls.delete())
+
+    async def head(self) -> Metadata:
+        return await self._client._run(self._calls.head())
+
+    async def fork(
+        self,
+        path: str,
+        *,
+        at: str | None = None,
+        sub_offset: int = 0,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+    ) -> AsyncStream:
+        made = self._client.stream(path)
+        await self._client._run(made._calls.fork(self.url, at, sub_offset, ttl, expires_at))
+        return made
+
+    def read(self, offset: str = START) -> AsyncIterator[Batch]:
+        return self._client._read(Following(self.url, offset, None, self._calls.policy))
+
+    def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> AsyncIterator[Batch]:
+        return self._client._read(Following(self.url, offset, live, self._calls.policy))
+
+    def producer(self, id: str, *, epoch: int = 0, claim: bool = False) -> AsyncProducer:
+        """For use in an ``async with`` block; see `opslog.server.client.Stream.producer`."""
+        return AsyncProducer(self._client, self._calls, id, epoch, claim=claim)
+
+
+class AsyncProducer:
+    """Appends in tasks of its own, in batches, exactly once. An error ends it: it is raised by the next call, and by
+    leaving the block."""
+
+    def __init__(self, client: AsyncClient, calls: Calls, id: str, epoch: int, *, claim: bool) -> None:
+        self._client = client
+        self._calls = calls
+        self._id = id
+        self._epoch = epoch
+        self._claim = claim
+        self._changed = asyncio.Condition()
+        self._closed = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        content_type = await self._client._run(self._calls.typed())
+        url, policy = self._calls.url, self._calls.policy
+        self._core = Producing(url, content_type, self._id, self._epoch, policy, claim=self._claim)
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(IN_FLIGHT)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def epoch(self) -> int:
+        return self._core.epoch
+
+    async def append(self, *contents: Content) -> None:
+        async with self._changed:
+            for content in contents:
+                await self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
+                self._core.add(content)
+                self._changed.notify_all()
+
+    async def flush(self) -> str | None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
+            if self._core.failed is not None:
+                raise self._core.failed
+            return self._core.next_offset
+
+    async def end(self) -> str | None:
+        async with self._changed:
+            self._core.end()
+            self._changed.notify_all()
+        return await self.flush()
+
+    async def _work(self) -> None:
+        while True:
+            async with self._changed:
+                while (sending := self._core.take()) is None:
+                    if self._core.failed is not None:
+                        return
+                    await self._changed.wait()
+            with suppress(StreamError):  # kept in the core, for whoever appends or flushes
+                await self._deliver(sending)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _deliver(self, sending: Sending) -> None:
+        while not sending.settled and self._core.failed is None:
+            if sending.waits:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._core.ready(sending))
+            if sending.pause:
+                await asyncio.sleep(sending.pause)
+            try:
+                reply = await self._client._send(self._core.request(sending))
+            except Lost as lost:
+                self._core.lost(sending, str(lost), sent=lost.sent)
+            else:
+                self._core.replied(sending, reply)

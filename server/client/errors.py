@@ -1,0 +1,99 @@
+"""What can go wrong for a client of streams, as one tree. Whoever catches `OpslogError` has them all.
+
+StreamError                     `status` (None without an answer), `url`, `detail` (what the server wrote)
+├── StreamNotFoundError         404: no such stream; create it, or ask for another
+├── StreamGoneError             410: deleted while forks need it, or the offset is no longer kept; read from the start
+├── StreamConflictError         409: exists with another configuration, other content type, Stream-Seq went back
+│   └── StreamClosedError       no more can be appended; `next_offset` is its end
+├── ProducerError               stop this producer: another one, or another stream, is in its place
+│   ├── ProducerFencedError     403: another one with this id began a newer `epoch`; nothing of the batch was appended
+│   └── SequenceGapError        409: the server `expected` an earlier batch, which it had acknowledged
+├── RequestRefusedError         400, 401, 403, 405, 413, …: fix the request
+├── UnavailableError            nothing was changed: try again later
+├── OutcomeUnknownError         the request may or may not have been carried out: read the stream, then decide
+└── ProtocolError               the answer is not one of this protocol: is that the address of a stream server?
+"""
+
+from __future__ import annotations
+
+from opslog.errors import OpslogError
+
+
+class StreamError(OpslogError):
+    """The root of what a client raises on an answer, or on none.
+
+    :ivar status: of the HTTP answer, None if there was none. :ivar url: what was asked. :ivar detail: the answer's
+    text.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, url: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.url = url
+        self.detail = detail
+
+
+class StreamNotFoundError(StreamError, KeyError):
+    """No such stream."""
+
+
+class StreamGoneError(StreamError):
+    """The stream was deleted but forks still need it, or what was asked for is no longer kept."""
+
+
+class StreamConflictError(StreamError):
+    """What was asked contradicts what the stream is."""
+
+
+class StreamClosedError(StreamConflictError):
+    """The stream is closed.
+
+    :ivar next_offset: its end, "" if the server did not say.
+    """
+
+    def __init__(self, message: str, *, next_offset: str = "", url: str = "", detail: str = "") -> None:
+        super().__init__(message, status=409, url=url, detail=detail)
+        self.next_offset = next_offset
+
+
+class ProducerError(StreamError):
+    """This producer cannot go on."""
+
+
+class ProducerFencedError(ProducerError):
+    """Another producer with the same id took over.
+
+    :ivar epoch: the one that the server knows now; a new producer may start at the next.
+    """
+
+    def __init__(self, message: str, *, epoch: int, status: int = 403, url: str = "", detail: str = "") -> None:
+        super().__init__(message, status=status, url=url, detail=detail)
+        self.epoch = epoch
+
+
+class SequenceGapError(ProducerError):
+    """The server misses what it had acknowledged.
+
+    :ivar expected: the number of the batch that the server waits for; `received`: of the one that it got.
+    """
+
+    def __init__(self, message: str, *, expected: int, received: int, url: str = "", detail: str = "") -> None:
+        super().__init__(message, status=409, url=url, detail=detail)
+        self.expected = expected
+        self.received = received
+
+
+class RequestRefusedError(StreamError):
+    """The server will not do this, however often it is asked."""
+
+
+class UnavailableError(StreamError):
+    """The server could not be reached or had no capacity; nothing was changed."""
+
+
+class OutcomeUnknownError(StreamError):
+    """The answer was lost, and the request is not one that can be repeated."""
+
+
+class ProtocolError(StreamError):
+    """The answer makes no sense in this protocol."""

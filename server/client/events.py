@@ -1,0 +1,54 @@
+"""Server-sent events, as they arrive in pieces (the parser of the WHATWG specification, as far as this protocol needs
+it)."""
+
+from __future__ import annotations
+
+import codecs
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    kind: str
+    data: str
+
+
+class EventParser:
+    """Takes text in pieces of any size, gives whole events. An event that was not ended is never given."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._line: list[str] = []
+        self._after_return = False
+        self._kind = ""
+        self._data: list[str] = []
+
+    def feed(self, piece: bytes) -> list[Event]:
+        text = self._decoder.decode(piece)
+        if self._after_return and text:
+            # The second half of a CRLF that fell between two pieces.
+            text = text.removeprefix("\n")
+            self._after_return = False
+        self._after_return = text.endswith("\r") or (self._after_return and not text)
+        *lines, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        events = []
+        for line in lines:
+            whole = "".join((*self._line, line))
+            self._line.clear()
+            if (event := self._take(whole)) is not None:
+                events.append(event)
+        if rest:
+            self._line.append(rest)
+        return events
+
+    def _take(self, line: str) -> Event | None:
+        if not line:
+            event = Event(self._kind or "message", "\n".join(self._data)) if self._data else None
+            self._kind, self._data = "", []
+            return event
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "event":
+            self._kind = value
+        return None

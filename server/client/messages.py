@@ -1,0 +1,236 @@
+"""Requests and answers as values, and what an answer means. Section numbers are those of the protocol's
+specification."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypedDict
+from urllib.parse import quote, urlencode, urlsplit
+
+from opslog.errors import UsageError
+from opslog.server.client import errors
+
+START = "-1"
+"""The offset before everything (section 8)."""
+
+NOW = "now"
+"""The offset behind everything that there is when the server gets the request (section 8)."""
+
+JSON = "application/json"
+
+Content = Any
+"""What is appended: bytes, or for a JSON stream any value that `json.dumps` takes."""
+
+
+class Request(NamedTuple):
+    method: str
+    url: str
+    headers: dict[str, str] = {}  # noqa: RUF012  (nobody changes it)
+    content: bytes = b""
+
+
+class Reply(NamedTuple):
+    """:ivar headers: by lower-case name."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes = b""
+
+
+class Metadata(NamedTuple):
+    """What a stream is (section 5.5).
+
+    :ivar next_offset: its end: where the next append will be. :ivar ttl: seconds that it lives without being used.
+    :ivar expires_at: RFC 3339.
+    """
+
+    content_type: str
+    next_offset: str
+    closed: bool
+    ttl: int | None
+    expires_at: str | None
+
+
+class Appended(NamedTuple):
+    """:ivar next_offset: the end of the stream after this. :ivar closed: nothing can follow."""
+
+    next_offset: str
+    closed: bool
+
+
+class Batch(NamedTuple):
+    """A piece of a stream, as one answer or event brought it.
+
+    :ivar data: bytes; of a JSON stream an array. Empty if there was nothing new to say.
+    :ivar next_offset: where to read on: what a reader remembers once it is done with this batch.
+    :ivar up_to_date: there was no more at that moment. :ivar closed: there will never be more.
+    """
+
+    data: bytes
+    content_type: str
+    next_offset: str
+    up_to_date: bool
+    closed: bool
+
+    @property
+    def messages(self) -> list[Any]:
+        """The values in a batch of a JSON stream; integers of any size are exact.
+
+        :raises UsageError: it is a stream of another type.
+        """
+        if media_type(self.content_type) != JSON:
+            raise UsageError(f"a stream of {self.content_type} has no messages, only bytes: use .data")
+        return json.loads(self.data) if self.data else []
+
+
+def media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def stream_url(base: str, path: str) -> str:
+    """The address of the stream at `path`, whose segments may hold any characters.
+
+    :raises UsageError: a segment is empty, ``.`` or ``..``, which proxies would resolve to other streams.
+    """
+    if any(segment in {"", ".", ".."} for segment in path.split("/")):
+        raise UsageError(f"{path!r} is not the path of a stream: write it as names/separated/by/slashes")
+    return f"{base.rstrip('/')}/{quote(path, safe='/')}"
+
+
+def encoded(content: Content, *, is_json: bool) -> bytes:
+    """The body that appends one message.
+
+    :raises UsageError: bytes for a JSON stream, or anything else for another.
+    """
+    if is_json:
+        # In an array, because the server takes an array for the messages in it (section 9.1.2).
+        return encoded_many([content])
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise UsageError(f"a stream that is not {JSON} takes bytes, not {type(content).__name__}: encode it first")
+    return bytes(content)
+
+
+def encoded_many(messages: Iterable[Content]) -> bytes:
+    try:
+        return json.dumps(list(messages), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"that cannot be written as JSON: {error}") from error
+
+
+def create(
+    url: str,
+    *,
+    content_type: str | None,
+    content: bytes = b"",
+    ttl: int | None = None,
+    expires_at: str | None = None,
+    closed: bool = False,
+    fork: Mapping[str, str] | None = None,
+) -> Request:
+    """Section 5.1."""
+    headers = {
+        "Content-Type": content_type,
+        "Stream-TTL": None if ttl is None else str(ttl),
+        "Stream-Expires-At": expires_at,
+        "Stream-Closed": "true" if closed else None,
+        **(fork or {}),
+    }
+    return Request("PUT", url, {name: value for name, value in headers.items() if value is not None}, content)
+
+
+def fork_headers(source_url: str, at: str | None, sub_offset: int) -> dict[str, str]:
+    """Section 4.2."""
+    headers = {"Stream-Forked-From": urlsplit(source_url).path}
+    if at is not None:
+        headers["Stream-Fork-Offset"] = at
+    if sub_offset:
+        headers["Stream-Fork-Sub-Offset"] = str(sub_offset)
+    return headers
+
+
+def append(url: str, content_type: str, content: bytes, *, seq: str | None = None, close: bool = False) -> Request:
+    """Section 5.2, and without content 5.3."""
+    headers = {"Content-Type": content_type} if content else {}
+    if seq is not None:
+        headers["Stream-Seq"] = seq
+    if close:
+        headers["Stream-Closed"] = "true"
+    return Request("POST", url, headers, content)
+
+
+def read(url: str, offset: str, *, live: str | None = None, cursor: str | None = None) -> Request:
+    """Sections 5.6 to 5.8; parameters in alphabetical order, so that caches see one address (section 10.1)."""
+    parameters = {"cursor": cursor, "live": live, "offset": offset}
+    return Request("GET", f"{url}?{urlencode({name: value for name, value in parameters.items() if value})}")
+
+
+def metadata(request: Request, reply: Reply) -> Metadata:
+    ttl = reply.headers.get("stream-ttl")
+    return Metadata(
+        reply.headers.get("content-type", ""),
+        next_offset(request, reply),
+        is_closed(reply),
+        None if ttl is None else int(ttl),
+        reply.headers.get("stream-expires-at"),
+    )
+
+
+def appended(request: Request, reply: Reply) -> Appended:
+    return Appended(next_offset(request, reply), is_closed(reply))
+
+
+def is_closed(reply: Reply) -> bool:
+    return reply.headers.get("stream-closed", "").lower() == "true"
+
+
+def next_offset(request: Request, reply: Reply) -> str:
+    """:raises ProtocolError: the answer does not say."""
+    offset = reply.headers.get("stream-next-offset")
+    if offset is None:
+        what = f"{request.method} {request.url} was answered {reply.status} without Stream-Next-Offset"
+        raise errors.ProtocolError(f"{what}: is that the address of a stream?", status=reply.status, url=request.url)
+    return offset
+
+
+class _Known(TypedDict):
+    status: int
+    url: str
+    detail: str
+
+
+def refuse(request: Request, reply: Reply) -> NoReturn:
+    """Raise what an answer that is not a success means."""
+    detail = reply.content[:500].decode("utf-8", "replace").strip()
+    did = f"{request.method} {request.url}"
+    known: _Known = {"status": reply.status, "url": request.url, "detail": detail}
+    said = f" ({detail})" if detail else ""
+    match reply.status:
+        case 404:
+            missing = "its source does not exist" if "Stream-Forked-From" in request.headers else "no such stream"
+            raise errors.StreamNotFoundError(f"{did}: {missing}{said}; create it first", **known)
+        case 410:
+            raise errors.StreamGoneError(
+                f"{did}: it was deleted, or what was asked for is no longer kept{said}; read from the start, or use "
+                "another path",
+                **known,
+            )
+        case 409 if is_closed(reply):
+            end = reply.headers.get("stream-next-offset", "")
+            raise errors.StreamClosedError(
+                f"{did}: the stream is closed at {end}, nothing can follow",
+                next_offset=end,
+                url=request.url,
+                detail=detail,
+            )
+        case 409:
+            raise errors.StreamConflictError(f"{did}: it contradicts what the stream is{said}", **known)
+        case 429 | 503:
+            raise errors.UnavailableError(f"{did}: the server has no capacity{said}; try again later", **known)
+        case status if 400 <= status < 500:
+            raise errors.RequestRefusedError(f"{did}: refused with {status}{said}; fix the request", **known)
+        case status if status >= 500:
+            raise errors.OutcomeUnknownError(
+                f"{did}: the server failed with {status}{said}; look at the stream before you repeat it", **known
+            )
+    raise errors.ProtocolError(f"{did}: {reply.status} is no answer of this protocol{said}", **known)

@@ -1,0 +1,229 @@
+"""An idempotent producer (section 5.2.1), without I/O: what to send next, and what an answer to it means.
+
+Messages are gathered into batches, each batch has a number, and up to `IN_FLIGHT` of them are under way at once. A
+batch whose answer was lost is sent again under its number, and the server drops what it already has: every message is
+appended exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor; the server
+refuses it, and it is sent again when the predecessor is settled.
+
+Two more things that this protocol leaves to clients:
+
+- A number that the server has already seen, on a batch that was sent for the first time, means that another producer
+  used this id and epoch before. The server calls that a success and drops the data; here it is an error.
+- The first batch goes alone. Until it is accepted nothing else depends on the epoch, so a producer that may claim its
+  id can start over with the next epoch, as long as no try of that batch can have been carried out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from opslog.errors import UsageError
+from opslog.server.client import messages
+from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError, SequenceGapError, StreamError
+from opslog.server.client.messages import Content, Reply, Request, refuse
+from opslog.server.client.retrying import OVERLOADED, Retrying, Tries, asked_pause, give_up
+
+IN_FLIGHT = 5
+BATCH_BYTES = 1 << 20
+BUFFERED_BYTES = 8 * BATCH_BYTES
+"""Whoever appends waits while so much is gathered and not yet acknowledged."""
+
+
+@dataclass(eq=False)
+class Sending:
+    """A batch under way.
+
+    :ivar number: from 0 in its epoch. :ivar size: bytes of its messages. :ivar uncertain: a try of it may have been
+    carried out.
+    :ivar first: all its predecessors were settled when it was sent last.
+    :ivar waits: they come first. :ivar pause: seconds before it is sent again.
+    """
+
+    number: int
+    body: bytes
+    size: int
+    ends: bool
+    tries: Tries
+    uncertain: bool = False
+    attempts: int = 0
+    settled: bool = False
+    first: bool = False
+    waits: bool = False
+    pause: float = 0.0
+    request: Request = field(default_factory=lambda: Request("POST", ""))
+
+
+class Producing:
+    """:param claim: if others used the id before, shut them out with a newer epoch instead of failing.
+    :ivar failed: what ended this producer.
+    :ivar next_offset: the end of the stream after the last batch that was acknowledged, None before.
+    """
+
+    def __init__(self, url: str, content_type: str, id: str, epoch: int, policy: Retrying, *, claim: bool) -> None:
+        if not id or not (id.isascii() and id.isprintable()) or id != id.strip():
+            raise UsageError(f"{id!r} is no id for a producer: it goes into a header, so take printable ASCII")
+        self.epoch = epoch
+        self.failed: StreamError | None = None
+        self.next_offset: str | None = None
+        self._url = url
+        self._content_type = content_type
+        self._json = messages.media_type(content_type) == messages.JSON
+        self._id = id
+        self._claim = claim
+        self._policy = policy
+        self._waiting: deque[bytes] = deque()
+        self._unsettled_bytes = 0
+        self._flying: deque[Sending] = deque()
+        self._number = 0
+        self._established = False
+        self._ending = False
+        self._end_sent = False
+
+    @property
+    def full(self) -> bool:
+        return self._unsettled_bytes >= BUFFERED_BYTES
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was added is acknowledged."""
+        return not self._waiting and not self._flying and (self._end_sent or not self._ending)
+
+    def add(self, content: Content) -> None:
+        """:raises UsageError: the stream was ended, or takes other content."""
+        self._raise_failure()
+        if self._ending:
+            raise UsageError("this producer has ended the stream: nothing can follow")
+        body = messages.encoded(content, is_json=self._json)
+        body = body[1:-1] if self._json else body
+        if not body:
+            raise UsageError("there is nothing to append: an empty message cannot be stored")
+        self._waiting.append(body)
+        self._unsettled_bytes += len(body)
+
+    def end(self) -> None:
+        """Close the stream with the last batch."""
+        self._raise_failure()
+        self._ending = True
+
+    def _raise_failure(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+
+    def take(self) -> Sending | None:
+        """The next batch to send, None if there is nothing to do at the moment."""
+        if self.failed is not None or len(self._flying) >= (IN_FLIGHT if self._established else 1):
+            return None
+        parts: list[bytes] = []
+        size = 0
+        while self._waiting and (not parts or size + len(self._waiting[0]) <= BATCH_BYTES):
+            parts.append(self._waiting.popleft())
+            size += len(parts[-1])
+        # The end goes alone: a closed stream refuses even what it has, so no batch before may have to be sent again.
+        ends = self._ending and not self._end_sent and not self._waiting and not self._flying
+        if not parts and not ends:
+            return None
+        body = b"[" + b",".join(parts) + b"]" if self._json and parts else b"".join(parts)
+        sending = Sending(self._number, body, size, ends, self._policy.tries())
+        self._number += 1
+        self._end_sent = self._end_sent or ends
+        self._flying.append(sending)
+        return sending
+
+    def request(self, sending: Sending) -> Request:
+        """What to send: for every try anew, because the epoch may have changed."""
+        base = messages.append(self._url, self._content_type, sending.body, close=sending.ends)
+        triple = {"Producer-Id": self._id, "Producer-Epoch": str(self.epoch), "Producer-Seq": str(sending.number)}
+        sending.request = base._replace(headers={**base.headers, **triple})
+        sending.attempts += 1
+        sending.first = self._flying[0] is sending
+        sending.waits, sending.pause = False, 0.0
+        return sending.request
+
+    def ready(self, sending: Sending) -> bool:
+        """Whether a batch that waits for its predecessors may be sent again."""
+        return self.failed is not None or self._flying[0] is sending
+
+    def replied(self, sending: Sending, reply: Reply) -> None:
+        """:raises StreamError: this producer is at its end; also kept in `failed`."""
+        try:
+            self._judge(sending, reply)
+        except StreamError as error:
+            self.failed = self.failed or error
+            raise
+
+    def lost(self, sending: Sending, reason: str, *, sent: bool) -> None:
+        """:raises StreamError: for as long as the policy allows no answer came; also kept in `failed`."""
+        sending.uncertain = sending.uncertain or sent
+        self._again(sending, None, reason)
+
+    def _judge(self, sending: Sending, reply: Reply) -> None:
+        match reply.status:
+            case 200:
+                self._settle(sending, reply)
+            case 204 if sending.uncertain or not sending.body:  # to close without content is answered so
+                self._settle(sending, reply)
+            case 204:
+                self._restart(sending, reply, "the server has this batch from another producer with this id and epoch")
+            case 403 if "producer-epoch" in reply.headers:
+                self._restart(sending, reply, "another producer with this id began a newer epoch")
+            case 409 if "producer-expected-seq" in reply.headers:
+                self._gap(sending, reply)
+            case status if status in OVERLOADED:
+                self._again(sending, reply, "")
+            case status if status >= 500 or status == 408:
+                sending.uncertain = True
+                self._again(sending, reply, "")
+            case _:
+                refuse(sending.request, reply)
+
+    def _settle(self, sending: Sending, reply: Reply) -> None:
+        sending.settled = True
+        self._established = True
+        self._unsettled_bytes -= sending.size
+        self.next_offset = reply.headers.get("stream-next-offset", self.next_offset)
+        while self._flying and self._flying[0].settled:
+            self._flying.popleft()
+
+    def _restart(self, sending: Sending, reply: Reply, why: str) -> None:
+        """Begin the next epoch, which is possible before anything of this one was accepted."""
+        epoch = int(reply.headers.get("producer-epoch", self.epoch))
+        if self._claim and not self._established and not sending.uncertain:
+            self.epoch = max(epoch, self.epoch) + 1
+            return
+        known = {"url": self._url, "detail": reply.content[:500].decode("utf-8", "replace")}
+        did = f"producer {self._id!r} in epoch {self.epoch} on {self._url}"
+        if sending.uncertain:
+            raise OutcomeUnknownError(
+                f"{did}: {why}, and an answer was lost before: batch {sending.number} may or may not be appended; "
+                "read the stream before you repeat it",
+                status=reply.status,
+                **known,
+            )
+        advice = f"if that one is gone, start a producer with epoch={epoch + 1} or claim=True"
+        raise ProducerFencedError(f"{did}: {why}; {advice}", epoch=epoch, status=reply.status, **known)
+
+    def _gap(self, sending: Sending, reply: Reply) -> None:
+        expected = int(reply.headers["producer-expected-seq"])
+        if not sending.first:
+            # It overtook a predecessor, which may be settled by now.
+            sending.waits = True
+            return
+        raise SequenceGapError(
+            f"producer {self._id!r} on {self._url}: the server expects batch {expected}, all before {sending.number} "
+            "were acknowledged: the stream was made anew or lost data; read it before you go on with a new epoch",
+            expected=expected,
+            received=sending.number,
+            url=self._url,
+        )
+
+    def _again(self, sending: Sending, reply: Reply | None, reason: str) -> None:
+        pause = sending.tries.again(asked_pause(reply) if reply else 0.0)
+        if pause is not None:
+            sending.pause = pause.seconds
+            return
+        try:
+            give_up(sending.request, reply, reason, uncertain=sending.uncertain)
+        except StreamError as error:
+            self.failed = self.failed or error
+            raise

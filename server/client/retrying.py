@@ -1,0 +1,132 @@
+"""When a request is sent again. Without I/O: generators say what to send and how long to wait, and are sent the
+answers.
+
+Whoever drives one sends each `Request` that it yields and gives it the `Reply`, or throws a `Lost` into it, and waits
+for each `Pause`. That is all there is to a client, with threads or with tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, TypeVar
+
+from opslog.environment import REAL, Environment
+from opslog.server.client.errors import OutcomeUnknownError, UnavailableError
+from opslog.server.client.messages import Reply, Request, refuse
+
+T = TypeVar("T")
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+class Lost(Exception):
+    """No answer came.
+
+    :ivar sent: whether the server may have got the request.
+    """
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+Steps = Generator[Request | Pause, Reply, T]
+
+OVERLOADED = frozenset({429, 503})
+"""Answers that say that nothing was done."""
+
+_FAILED = frozenset({408, 500, 502, 504})
+"""Answers after which nobody knows."""
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """How patient a client is.
+
+    :ivar seconds: how long one request is tried again before its error is raised; 0: not at all.
+    :ivar first: seconds before the second try, doubled for each further one up to `longest`; each varies by a quarter.
+    """
+
+    seconds: float = 60.0
+    first: float = 0.1
+    longest: float = 5.0
+    environment: Environment = REAL
+
+    def tries(self) -> Tries:
+        return Tries(self)
+
+
+class Tries:
+    """The tries of one request: counts them, and gives up in time."""
+
+    def __init__(self, policy: Retrying) -> None:
+        self._policy = policy
+        self._until = policy.environment.monotonic() + policy.seconds
+        self._failed = 0
+
+    def again(self, asked: float = 0.0) -> Pause | None:
+        """How long to wait before the next try, at least as long as the server `asked`; None: give up."""
+        policy = self._policy
+        delay = min(policy.longest, policy.first * 2**self._failed)
+        self._failed = min(self._failed + 1, 60)
+        varied = delay * (0.75 + 0.5 * int(policy.environment.nonce()[:8], 16) / 16**8)
+        pause = max(varied, asked)
+        return Pause(pause) if policy.environment.monotonic() + pause <= self._until else None
+
+
+def asked_pause(reply: Reply) -> float:
+    """Seconds that the server asked to wait: only the form in seconds, not the one with a date."""
+    value = reply.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0
+
+
+def call(
+    request: Request,
+    meaning: Callable[[Request, Reply], T],
+    policy: Retrying,
+    *,
+    repeatable: bool,
+    done_anyway: Callable[[Reply], bool] = lambda reply: False,
+) -> Steps[T]:
+    """Send a request until an answer decides it.
+
+    :param meaning: of a success. :param repeatable: sending it twice does the same as once.
+    :param done_anyway: an error that means success where an earlier try may have been carried out.
+    :raises StreamError: what the answer means, or that none came.
+    """
+    tries = policy.tries()
+    uncertain = False
+    while True:
+        reply: Reply | None = None
+        reason = ""
+        try:
+            reply = yield request
+        except Lost as lost:
+            reason = str(lost)
+            uncertain = uncertain or lost.sent
+        if reply is not None and reply.status in OVERLOADED | _FAILED:
+            uncertain = uncertain or reply.status in _FAILED
+        elif reply is not None:
+            if 200 <= reply.status < 300 or (uncertain and done_anyway(reply)):
+                return meaning(request, reply)
+            refuse(request, reply)
+        pause = None if uncertain and not repeatable else tries.again(asked_pause(reply) if reply else 0.0)
+        if pause is None:
+            give_up(request, reply, reason, uncertain=uncertain)
+        yield pause
+
+
+def give_up(request: Request, reply: Reply | None, reason: str, *, uncertain: bool) -> NoReturn:
+    """Raise the error of a request that will not be tried again."""
+    if reply is not None and not uncertain:
+        refuse(request, reply)
+    did = f"{request.method} {request.url}"
+    status = None if reply is None else reply.status
+    happened = reason if reply is None else f"the server failed with {status}"
+    if uncertain and request.method not in {"GET", "HEAD"}:
+        advice = "it may or may not have been carried out: look at the stream before you repeat it"
+        raise OutcomeUnknownError(f"{did}: {happened}; {advice}", status=status, url=request.url)
+    raise UnavailableError(f"{did}: {happened}; nothing was changed, try again later", status=status, url=request.url)

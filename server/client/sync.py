@@ -1,0 +1,302 @@
+"""The client for threads. Everything that it decides is decided by the core; this sends, waits, and counts threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+import httpx
+
+from opslog.server.client.calls import Calls
+from opslog.server.client.errors import StreamError
+from opslog.server.client.following import Following, Live
+from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
+from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
+from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
+from opslog.server.client.transport import REASONS, head_of, not_sent, reason_of, settings
+
+T = TypeVar("T")
+
+
+class Client:
+    """Streams below one address. Thread-safe; keeps connections open until it is closed.
+
+        with Client("http://127.0.0.1:4437/v1/stream") as client:
+            stream = client.stream("events/build")
+            stream.create("application/json")
+            stream.append({"step": 1})
+            for batch in stream.follow():
+                print(batch.messages, batch.next_offset)
+
+    :param url: what all paths are below. :param token: sent as a bearer token. :param retrying: how patient it is.
+    :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, retrying: Retrying | None = None, http: httpx.Client | None = None
+    ) -> None:
+        self._url = url
+        self._policy = retrying or Retrying()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._own = http is None
+        self._http = http or httpx.Client(**settings())
+
+    def stream(self, path: str) -> Stream:
+        """A handle on a stream, whether it exists or not; asks nothing.
+
+        :raises UsageError: that is no path.
+        """
+        return Stream(self, Calls(stream_url(self._url, path), self._policy))
+
+    def close(self) -> None:
+        if self._own:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    self._policy.environment.sleep(step.seconds)
+                    step = next(steps)
+                    continue
+                try:
+                    reply = self._send(step)
+                except Lost as lost:
+                    step = steps.throw(lost)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
+
+    def _send(self, request: Request) -> Reply:
+        headers = {**self._headers, **request.headers}
+        try:
+            answer = self._http.request(request.method, request.url, headers=headers, content=request.content)
+        except REASONS as error:
+            raise Lost(reason_of(error), sent=not not_sent(error)) from error
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    def _read(self, following: Following) -> Iterator[Batch]:
+        while (request := following.request()) is not None:
+            try:
+                with self._http.stream(request.method, request.url, headers={**self._headers}) as answer:
+                    following.opened(*head_of(answer))
+                    for piece in answer.iter_bytes():
+                        yield from following.received(piece)
+                        if following.ended:
+                            return
+                yield from following.finished()
+            except REASONS as error:
+                following.lost(reason_of(error))
+            if following.pause:
+                self._policy.environment.sleep(following.pause)
+
+
+class Stream:
+    """One stream of a `Client`. What each call raises: see `opslog.server.client.errors`."""
+
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self._client = client
+        self._calls = calls
+
+    @property
+    def url(self) -> str:
+        return self._calls.url
+
+    def create(
+        self,
+        content_type: str = "application/octet-stream",
+        content: Content | None = None,
+        *,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+        closed: bool = False,
+    ) -> Metadata:
+        """Make the stream, or find that it is there with the same configuration.
+
+        :param content: its first bytes, or of a JSON stream its first message. :param ttl: seconds without use until
+        it is deleted. :param expires_at: RFC 3339, when it is deleted. :param closed: nothing will follow.
+        :raises StreamConflictError: it exists with another configuration, or is deleted while forks need it.
+        """
+        return self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
+
+    def append(self, *contents: Content, seq: str | None = None, close: bool = False) -> Appended:
+        """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
+
+        :param seq: must be greater than that of the append before, byte by byte. :param close: nothing will follow.
+        :raises OutcomeUnknownError: the answer was lost. A `producer` has no such errors.
+        """
+        return self._client._run(self._calls.append(list(contents), seq, close=close))
+
+    def close(self) -> Appended:
+        """Nothing can be appended any more. Closing twice is the same as once."""
+        return self._client._run(self._calls.close())
+
+    def delete(self) -> None:
+        self._client._run(self._calls.delete())
+
+    def head(self) -> Metadata:
+        return self._client._run(self._calls.head())
+
+    def fork(
+        self,
+        path: str,
+        *,
+        at: str | None = None,
+        sub_offset: int = 0,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+    ) -> Stream:
+        """A new stream at `path` that begins with what this one has before the offset `at`: everything, if None.
+
+        :param sub_offset: so many more messages (of a JSON stream) or bytes behind `at`.
+        """
+        made = self._client.stream(path)
+        self._client._run(made._calls.fork(self.url, at, sub_offset, ttl, expires_at))
+        return made
+
+    def read(self, offset: str = START) -> Iterator[Batch]:
+        """Everything there is behind `offset`, one batch per request; the last one is up to date, and may be empty."""
+        return self._client._read(Following(self.url, offset, None, self._calls.policy))
+
+    def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> Iterator[Batch]:
+        """Like `read`, and then what comes, until the stream is closed: the last batch then says `closed`.
+
+        Broken connections are made again and nothing is given twice. To resume later, start at the `next_offset` of
+        the last batch that you are done with.
+
+        :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" takes
+        long polls for text.
+        :raises StreamNotFoundError: the stream is gone.
+        """
+        return self._client._read(Following(self.url, offset, live, self._calls.policy))
+
+    def producer(self, id: str, *, epoch: int = 0, claim: bool = False) -> Producer:
+        """Appends in the background, in batches, exactly once: for use in a ``with`` block.
+
+        :param id: of the producer, the same one each time it is started. :param epoch: greater each time it is
+        started.
+        :param claim: find a newer epoch than all before by asking, which shuts out whoever uses this id now.
+        """
+        content_type = self._client._run(self._calls.typed())
+        return Producer(self._client, Producing(self.url, content_type, id, epoch, self._calls.policy, claim=claim))
+
+
+class Producer:
+    """See `Stream.producer`. Thread-safe. An error ends it: it is raised by the next call, and by leaving the
+    block."""
+
+    def __init__(self, client: Client, core: Producing) -> None:
+        self._client = client
+        self._core = core
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(IN_FLIGHT)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def epoch(self) -> int:
+        return self._core.epoch
+
+    def append(self, *contents: Content) -> None:
+        """Returns at once, unless so much is unacknowledged that waiting is better; `flush` says when it is
+        durable."""
+        self._add(contents)
+
+    def _add(self, contents: Iterable[Content]) -> None:
+        with self._changed:
+            for content in contents:
+                self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
+                self._core.add(content)
+                self._changed.notify_all()
+
+    def flush(self) -> str | None:
+        """Wait until all that was appended is acknowledged. Returns the end of the stream, None if nothing was
+        appended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
+            if self._core.failed is not None:
+                raise self._core.failed
+            return self._core.next_offset
+
+    def end(self) -> str | None:
+        """Close the stream behind all that was appended, and wait for it."""
+        with self._changed:
+            self._core.end()
+            self._changed.notify_all()
+        return self.flush()
+
+    def close(self) -> None:
+        """Flush, and stop the threads."""
+        try:
+            if not self._closed:
+                self.flush()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._stop()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                sending: Sending | None = None
+                while (sending := self._core.take()) is None:
+                    if self._closed or self._core.failed is not None:
+                        return
+                    self._changed.wait()
+            try:
+                self._deliver(sending)
+            except StreamError:
+                return  # kept in the core, for whoever appends or flushes
+            finally:
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _deliver(self, sending: Sending) -> None:
+        while not sending.settled and self._core.failed is None and not self._abandoned(sending):
+            with self._changed:
+                if sending.waits:
+                    self._changed.wait_for(lambda: self._core.ready(sending))
+                if sending.pause:
+                    self._changed.wait(sending.pause)
+                request = self._core.request(sending)
+            try:
+                reply = self._client._send(request)
+            except Lost as lost:
+                with self._changed:
+                    self._core.lost(sending, str(lost), sent=lost.sent)
+            else:
+                with self._changed:
+                    self._core.replied(sending, reply)
+                    self._changed.notify_all()
+
+    def _abandoned(self, sending: Sending) -> bool:
+        return self._closed and sending.attempts > 0

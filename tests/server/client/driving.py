@@ -1,0 +1,97 @@
+"""Both clients behind one set of blocking calls, so that a test runs on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+
+from opslog.server.client import AsyncClient, Batch, Client, Retrying
+from tests.support.fake_streams import FakeServer
+
+URL = "http://streams.example/v1/stream"
+KINDS = ("threads", "asyncio")
+QUICK = Retrying(seconds=60, first=0.0001, longest=0.001)
+
+
+class Driver:
+    """:param server: None: a real one at `url`."""
+
+    def __init__(self, kind: str, server: FakeServer | None, *, url: str = URL, retrying: Retrying = QUICK) -> None:
+        self.kind = kind
+        self._server = server
+        self.url = url
+        self._retrying = retrying
+
+    def call(self, path: str, name: str, *arguments: Any, **options: Any) -> Any:
+        """A call on a stream. Of `fork` the URL."""
+        if self.kind == "threads":
+            with self._client() as client:
+                done = getattr(client.stream(path), name)(*arguments, **options)
+                return done.url if name == "fork" else done
+
+        async def called() -> Any:
+            async with self._async_client() as client:
+                done = await getattr(client.stream(path), name)(*arguments, **options)
+                return done.url if name == "fork" else done
+
+        return asyncio.run(called())
+
+    def read(
+        self,
+        path: str,
+        name: str = "read",
+        *,
+        until: Callable[[Batch], bool] = lambda batch: False,
+        **options: Any,
+    ) -> list[Batch]:
+        """The batches of `read` or `follow`, up to the one that `until` accepts."""
+        batches = []
+        if self.kind == "threads":
+            with self._client() as client:
+                for batch in getattr(client.stream(path), name)(**options):
+                    batches.append(batch)
+                    if until(batch):
+                        break
+            return batches
+
+        async def followed() -> None:
+            async with self._async_client() as client, aclosing(getattr(client.stream(path), name)(**options)) as found:
+                async for batch in found:
+                    batches.append(batch)
+                    if await asyncio.to_thread(until, batch):
+                        break
+
+        asyncio.run(followed())
+        return batches
+
+    def produce(self, path: str, id: str, contents: list[Any], *, end: bool = False, **options: Any) -> tuple[int, Any]:
+        """Append through a producer; its epoch, and the end of the stream as it knows it."""
+        if self.kind == "threads":
+            with self._client() as client, client.stream(path).producer(id, **options) as producer:
+                for content in contents:
+                    producer.append(content)
+                last = producer.end() if end else producer.flush()
+                return producer.epoch, last
+
+        async def produced() -> tuple[int, Any]:
+            async with self._async_client() as client, client.stream(path).producer(id, **options) as producer:
+                for content in contents:
+                    await producer.append(content)
+                last = await producer.end() if end else await producer.flush()
+                return producer.epoch, last
+
+        return asyncio.run(produced())
+
+    def _client(self) -> Client:
+        http = httpx.Client(transport=httpx.MockTransport(self._server.handle)) if self._server else None
+        return Client(self.url, retrying=self._retrying, http=http)
+
+    def _async_client(self) -> AsyncClient:
+        http = None
+        if self._server:
+            http = httpx.AsyncClient(transport=httpx.MockTransport(self._server.handle_later))
+        return AsyncClient(self.url, retrying=self._retrying, http=http)

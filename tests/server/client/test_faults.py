@@ -1,0 +1,220 @@
+"""The client on a network that loses requests and answers: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from opslog.errors import OpslogError, UsageError
+from opslog.server.client import (
+    OutcomeUnknownError,
+    ProducerFencedError,
+    ProtocolError,
+    RequestRefusedError,
+    Retrying,
+    SequenceGapError,
+    StreamClosedError,
+    StreamConflictError,
+    StreamError,
+    StreamGoneError,
+    StreamNotFoundError,
+    UnavailableError,
+    producing,
+)
+from tests.server.client.driving import KINDS, QUICK, Driver
+from tests.support.fake_streams import FakeServer, FakeStream
+
+PATH = "/v1/stream/s"
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def messages(server: FakeServer) -> list[object]:
+    return server.streams[PATH].messages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_producer_appends_exactly_once_and_in_order(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producing, "BATCH_BYTES", 40)
+    monkeypatch.setattr(producing, "BUFFERED_BYTES", 200)
+    server = FakeServer(seed)
+    server.streams[PATH] = FakeStream()
+    wanted = [{"n": number} for number in range(100)]
+    Driver(kind, server).produce("s", "p", wanted, end=True)
+    assert messages(server) == wanted
+    assert server.streams[PATH].closed
+    if kind == "asyncio":
+        return
+    assert any(request.headers.get("producer-seq") == "5" for request in server.requests), "it was one batch only"
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_follower_sees_each_message_once_and_ends_at_the_end(kind: str, seed: int, live: str) -> None:
+    server = FakeServer(seed)
+    server.streams[PATH] = FakeStream(list(range(20)), closed=True)
+    batches = Driver(kind, server).read("s", "follow", live=live)
+    assert [message for batch in batches for message in batch.messages] == list(range(20))
+    assert [batch.closed for batch in batches] == [False] * (len(batches) - 1) + [True]
+
+
+@pytest.mark.parametrize("cut", range(0, 160, 3))
+def test_following_resumes_wherever_an_event_stream_breaks(cut: int) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream([])
+    driver = Driver("threads", server)
+    found: list[object] = []
+
+    def seen(batch: object) -> bool:
+        found.extend(batch.messages)  # type: ignore[attr-defined]
+        stream = server.streams[PATH]
+        if not stream.messages:
+            stream.messages += ["a", "b"]
+            torn = server._answer(httpx.Request("GET", f"http://streams.example{PATH}?live=sse&offset=0")).stream
+            torn._whole = min(cut, len(torn._data) - 1)  # type: ignore[union-attr]
+            server.answers = [httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=torn)]
+            stream.closed = True
+        return False
+
+    driver.read("s", "follow", live="sse", until=seen)
+    assert found == ["a", "b"]
+
+
+def test_a_producer_that_was_fenced_says_by_whom(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream(producers={"p": (4, 0)})
+    with pytest.raises(ProducerFencedError, match="epoch=5 or claim=True") as raised:
+        Driver(kind, server).produce("s", "p", ["x"], epoch=3)
+    assert raised.value.epoch == 4
+    assert messages(server) == []
+
+
+def test_claiming_takes_the_next_epoch_and_fences_who_was_there(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream(producers={"p": (4, 7)})
+    epoch, end = Driver(kind, server).produce("s", "p", ["x"], claim=True)
+    assert (epoch, end) == (5, "00001")
+    assert server.streams[PATH].producers == {"p": (5, 0)}
+
+
+def test_a_restart_in_the_same_epoch_is_an_error_instead_of_lost_data(kind: str) -> None:
+    """The server takes the first batch for a duplicate, answers with success, and drops it."""
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    driver = Driver(kind, server)
+    driver.produce("s", "p", ["first"])
+    with pytest.raises(ProducerFencedError, match="from another producer with this id and epoch"):
+        driver.produce("s", "p", ["second"])
+    epoch, _ = driver.produce("s", "p", ["second"], claim=True)
+    assert epoch == 1
+    assert messages(server) == ["first", "second"]
+
+
+def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
+    """The lost try may have been carried out before another took over: to send it again might append it twice."""
+    server = FakeServer()
+    server.streams[PATH] = FakeStream(producers={"p": (4, 7)})
+    told = server._told(server.streams[PATH], 200)
+    server.answers = [told, httpx.ReadError("lost")]
+    with pytest.raises(OutcomeUnknownError, match="an answer was lost before"):
+        Driver(kind, server).produce("s", "p", ["x"], claim=True)
+
+
+def test_a_stream_that_lost_acknowledged_batches_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producing, "BATCH_BYTES", 1)
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    told = server._told(server.streams[PATH], 200)
+    acknowledged = httpx.Response(200, headers={"Producer-Epoch": "0", "Producer-Seq": "0"})
+    server.answers = [told, acknowledged]
+    with pytest.raises(SequenceGapError, match="expects batch 0") as raised:
+        Driver(kind, server).produce("s", "p", ["x", "y"])
+    assert (raised.value.expected, raised.value.received) == (0, 1)
+
+
+def test_an_append_whose_answer_was_lost_is_not_repeated(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    told = server._told(server.streams[PATH], 200)
+    server.answers = [told, httpx.ReadTimeout("no answer")]
+    with pytest.raises(OutcomeUnknownError, match="look at the stream before you repeat it"):
+        Driver(kind, server).call("s", "append", "x")
+    assert [request.method for request in server.requests] == ["HEAD", "POST"]
+
+
+def test_an_append_that_was_not_carried_out_is_repeated(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    told = server._told(server.streams[PATH], 200)
+    server.answers = [told, httpx.ConnectError("refused"), httpx.Response(429, headers={"Retry-After": "0"})]
+    assert Driver(kind, server).call("s", "append", "x").next_offset == "00001"
+    assert messages(server) == ["x"]
+
+
+def test_deleting_again_after_a_lost_answer_is_success(kind: str) -> None:
+    server = FakeServer()
+    server.answers = [httpx.ReadError("lost")]
+    Driver(kind, server).call("s", "delete")
+    with pytest.raises(StreamNotFoundError):
+        Driver(kind, server).call("s", "delete")
+
+
+IMPATIENT = Retrying(seconds=0.0, first=0.001)
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_patience_ends(kind: str, down: bool) -> None:
+    def failure() -> Exception | httpx.Response:
+        return httpx.ConnectError("refused") if down else httpx.Response(503, text="full")
+
+    server = FakeServer()
+    server.answers = [failure()]
+    with pytest.raises(UnavailableError, match="try again later"):
+        Driver(kind, server, retrying=IMPATIENT).call("s", "head")
+    server.answers = [failure()]
+    with pytest.raises(UnavailableError, match="try again later"):
+        Driver(kind, server, retrying=IMPATIENT).read("s")
+
+
+ANSWERS: list[tuple[int, dict[str, str], type[StreamError]]] = [
+    (400, {}, RequestRefusedError),
+    (401, {}, RequestRefusedError),
+    (404, {}, StreamNotFoundError),
+    (409, {}, StreamConflictError),
+    (409, {"Stream-Closed": "true", "Stream-Next-Offset": "7"}, StreamClosedError),
+    (410, {}, StreamGoneError),
+    (413, {}, RequestRefusedError),
+    (301, {}, ProtocolError),
+    (200, {}, ProtocolError),
+]
+
+
+@pytest.mark.parametrize(("status", "headers", "kind_of_error"), ANSWERS, ids=str)
+def test_every_answer_is_an_error_that_says_what_was_asked(
+    kind: str, status: int, headers: dict[str, str], kind_of_error: type[StreamError]
+) -> None:
+    server = FakeServer()
+    server.answers = [httpx.Response(status, headers=headers, text="because")]
+    with pytest.raises(kind_of_error, match=r"POST http://streams\.example/v1/stream/s") as raised:
+        Driver(kind, server).call("s", "close")
+    assert type(raised.value) is kind_of_error
+    assert isinstance(raised.value, OpslogError)
+    assert raised.value.status == status
+    assert status == 200 or raised.value.detail == "because"
+
+
+@pytest.mark.parametrize("path", ["", "/", "a//b", "a/../b", "./a"])
+def test_paths_that_would_lead_elsewhere_are_refused(path: str) -> None:
+    with pytest.raises(UsageError):
+        Driver("threads", FakeServer()).call(path, "head")
+
+
+def test_a_stream_that_disappears_ends_its_followers(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream([1])
+    driver = Driver(kind, server, retrying=QUICK)
+    with pytest.raises(StreamNotFoundError):
+        driver.read("s", "follow", until=lambda batch: server.streams.pop(PATH, None) is None)

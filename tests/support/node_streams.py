@@ -1,0 +1,50 @@
+"""The reference server of Durable Streams, from npm, as a peer to test and to measure beside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parents[2] / "build" / "npm-streams"
+_PACKAGES = {
+    "server": "@durable-streams/server@0.3.7",
+    "server-conformance-tests": "@durable-streams/server-conformance-tests@0.3.6",
+}
+
+
+@cache
+def package(name: str) -> Path | None:
+    """Where the package is installed; None where it cannot be had."""
+    found = _FOLDER / "node_modules" / "@durable-streams" / name
+    if found.exists():
+        return found
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        return None
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
+    subprocess.run(["npm", "install", *options, _PACKAGES[name]], capture_output=True, check=False)
+    return found if found.exists() else None
+
+
+@contextmanager
+def reference_server(**options: Any) -> Iterator[str]:
+    """The address of a running one. Options are those of its `DurableStreamTestServer`."""
+    place = package("server")
+    assert place is not None, "ask package() first"
+    script = Path(__file__).with_name("node_streams.mjs")
+    process = subprocess.Popen(
+        ["node", script, place, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, "the reference server did not start"
+        yield address
+    finally:
+        process.communicate(timeout=30)
