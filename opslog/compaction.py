@@ -16,7 +16,7 @@ It works through the backend alone, never through an open store's memory, so it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Literal, Protocol
@@ -106,7 +106,13 @@ def fold(
         backend,
         environment,
         tail.manifest,
-        lambda: Folded(tail.cut(), tail.clock, tail.ts, _Winners(backend, tail, progress)),
+        lambda: Folded(
+            tail.cut(),
+            tail.clock,
+            tail.ts,
+            _Winners(backend, tail, progress),
+            tail_ends(tail.segments, tail.manifest.cut),
+        ),
         sealed=sealed,
         full=full,
         keep_history=keep_history,
@@ -138,6 +144,22 @@ class Folded(msgspec.Struct, frozen=True):
     clock: int
     ts: str
     rows: NewRows
+    ends: list[str]
+    """Where the logs that were read end (`tail_ends`)."""
+
+
+def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
+    """The segments to make durable before a manifest rests on what was read: a commit that another agent is still
+    writing can be seen already, and a power cut could take it away from under a manifest that folds it.
+
+    Only the last segment of a log can have anything that is not durable, since a session makes durable what it finds
+    (`Backend.appender`), and so did whoever published the manifest with what lies before its cut.
+    """
+    return [
+        segment_path(agent, listed[-1].number)
+        for agent, listed in segments.items()
+        if listed and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).place
+    ]
 
 
 def publish(
@@ -201,19 +223,6 @@ class Tail:
         for agent, stretches in read_logs(backend, tail.cursors, tail.segments):
             tail.merge.load(agent, tail._noted(agent, stretches))
         return tail
-
-    def persist(self, backend: Backend) -> None:
-        """Make durable what was read: a commit that another agent is still writing can be seen already, and a power cut
-        could take it away from under a manifest that folds it.
-
-        Only the last segment of a log can have anything that is not durable, since a session makes durable what it
-        finds (`Backend.appender`), and so did whoever published the manifest with what lies before its cut.
-        """
-        backend.persist(
-            segment_path(agent, listed[-1].number)
-            for agent, listed in self.segments.items()
-            if listed and (listed[-1].number, listed[-1].bytes) > self.manifest.cut.get(agent, START).place
-        )
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -351,7 +360,7 @@ class _Plan:
             raise
         try:
             manifest = self._manifest(number, run, environment)
-            self.tail.persist(self.backend)
+            self.backend.persist(self.folded.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
             # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
