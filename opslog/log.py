@@ -1,8 +1,9 @@
 """Logs: reading what is new in them.
 
 A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
-either still being written or the torn tail of a crash, and is passed over once a later segment exists. Listing comes
-before reading, so a segment that is not the last of the listing is finished.
+either still being written or the torn tail of a crash, and is passed over once a later segment exists. So are zeros that
+a power cut left there, and lines behind them that were written together with what is missing (`opslog.torn`). Listing
+comes before reading, so a segment that is not the last of the listing is finished.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from opslog.commits import Commit, decode_commits, detached
 from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
+from opslog.torn import last_append, sound_length
 
 SEGMENT_COST = 64 * 1024
 """What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
@@ -29,6 +31,8 @@ _AHEAD = 500
 """How many segments are fetched at once, at most."""
 _READ_BYTES = 1024 * 1024
 """How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
+_LAST_BYTES = 64 * 1024
+"""In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer."""
 
 
 class Segment(NamedTuple):
@@ -194,11 +198,11 @@ class Cursor(msgspec.Struct):
     def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Stretch]:
         path, want = segment_path(self.agent, number), _READ_BYTES
         first, end = self.offset if number == self.segment else 0, size
+        if source.segments_grow and end > first:
+            end = self._sound_end(source, number, first, size)
         while end > first:
             start = max(first, end - want)
-            data = source.read(path, start, end)
-            if len(data) < end - start:
-                raise self._vanished(number, f"ends at byte {start + len(data)}, and had {end} bytes before")
+            data = self._read_whole(source, number, start, end)
             # The first line is whole where the reading began at its beginning; what follows the last newline is torn.
             skipped = data.find(b"\n") + 1 if start > first else 0
             lines = data[skipped : data.rfind(b"\n") + 1]
@@ -209,6 +213,23 @@ class Cursor(msgspec.Struct):
                 return
             # A full read without a whole line is a part of a long one: ask for more of it.
             want = _READ_BYTES if lines else want * 2
+
+    def _sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
+        """Where the commits of a segment end, and a torn tail begins."""
+        found, want, start = None, _LAST_BYTES, size
+        data = b""
+        while found is None:
+            start = max(first, size - want)
+            data = self._read_whole(source, number, start, size)
+            found = last_append(data, is_start=start == first)
+            want *= 4
+        return start + found + sound_length(data[found:])
+
+    def _read_whole(self, source: LogSource, number: int, start: int, end: int) -> bytes:
+        data = source.read(segment_path(self.agent, number), start, end)
+        if len(data) < end - start:
+            raise self._vanished(number, f"ends at byte {start + len(data)}, and had {end} bytes before")
+        return data
 
     def _check(self, stretch: Stretch, later: Stretch | None) -> None:
         """Whether its commits can be this log's ones before those that come `later`."""
@@ -224,10 +245,13 @@ class Cursor(msgspec.Struct):
         path, want = segment_path(self.agent, self.segment), _READ_BYTES
         while True:
             data = source.read(path, self.offset, self.offset + want)
-            end = data.rfind(b"\n") + 1
+            has_zeros = b"\0" in data
+            if has_zeros:  # what they are can only be told with all that follows
+                data = source.read(path, self.offset)
+            end = sound_length(data)
             if end:
                 yield from self._decode(data[:end], path)
-            if len(data) < want:
+            if has_zeros or len(data) < want:
                 return
             # A full read without a newline is a part of a long line: ask for more of it.
             want = _READ_BYTES if end else want * 2

@@ -29,6 +29,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.layout import segment_of
+from opslog.torn import joined
 
 _BUFFER_BYTES_MAX = 8 * 1024 * 1024
 """Beyond this, or twice what a buffer should hold, a buffered call waits for the storage: memory must not grow without
@@ -227,6 +228,8 @@ class LogWriter:
         return pending
 
     def _write(self, group: list[Pending]) -> None:
+        for pending in group[1:]:
+            pending.line = joined(pending.line)
         data = group[0].line if len(group) == 1 else b"".join([pending.line for pending in group])
         # Until it is known better: whatever ends this call early (an interrupt, too) leaves the outcome unknown.
         error: OpslogError | None = CommitUnknownError("the write was interrupted")

@@ -13,6 +13,7 @@ from opslog.errors import CorruptError, MissingFileError
 from opslog.layout import manifest_path, segment_path
 from opslog.log import Cursor, Segment, log_source
 from opslog.manifest import START, Cut, Manifest
+from opslog.torn import sound_length
 from opslog.verify_files import Reader, Report, decode_each
 
 
@@ -82,6 +83,8 @@ class LogCheck:
         self._pass_cuts(number, 0)
         try:
             for offset, lines in self._reader.lines(path, self._source):
+                if b"\0" in lines and self._is_cut_short(number, path, offset):
+                    break
                 if lines.endswith(b"\n"):
                     self._check_lines(number, lines, offset, path)
                 else:
@@ -94,6 +97,22 @@ class LogCheck:
         except CorruptError as error:
             self.report.error(path, error.offset, str(error))
         self.report.segments += 1
+
+    def _is_cut_short(self, number: int, path: str, offset: int) -> bool:
+        """Whether zeros from `offset` on are what a power cut left of the last append; if so, checks what is before
+        them."""
+        rest = self._reader.read(path, offset, source=self._source)
+        length = sound_length(rest)
+        if length == rest.rfind(b"\n") + 1:
+            return False
+        self._check_lines(number, rest[:length], offset, path)
+        self.report.note(
+            path,
+            offset + length,
+            f"{len(rest) - length} bytes with zeros among them: what a power cut left of commits that were never "
+            "acknowledged. Nothing reads them",
+        )
+        return True
 
     def _check_lines(self, number: int, lines: bytes, offset: int, path: str) -> None:
         for start, end, commit in decode_each(decode_commits, lines, path, offset, self.report):

@@ -25,6 +25,7 @@ from opslog.layout import segment_path
 from opslog.log import Cursor, bytes_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.manifest import Cut
+from opslog.torn import joined
 
 TS = "2026-11-20T12:00:00.000000Z"
 
@@ -296,8 +297,8 @@ def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log)
 
 def test_a_partial_failure_acknowledges_what_is_durable(log: Log) -> None:
     pending = [log.queue() for _ in range(4)]
-    length = len(pending[0].line)
-    log.disk.outcomes.append(WriteFailedError("disk full", durable=2 * length + 5))
+    length = len(pending[0].line) + len(joined(pending[1].line))
+    log.disk.outcomes.append(WriteFailedError("disk full", durable=length + 5))
     for one in pending[:2]:
         log.writer.wait(one)
     for one in pending[2:]:
