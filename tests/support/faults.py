@@ -14,3 +14,8 @@ def failing(code: int) -> Callable[..., Any]:
         raise OSError(code, os.strerror(code))
 
     return fail
+
+
+def interrupted(*args: object, **options: object) -> Any:
+    """A system call that Ctrl-C comes upon."""
+    raise KeyboardInterrupt
