@@ -119,9 +119,10 @@ def test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it(
     root: Path, trace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = FsBackend(root).appender("a")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(posix, "datasync", interrupted)
-        killed.append(b"1\n")
+        with pytest.raises(KeyboardInterrupt):
+            killed.append(b"1\n")
     killed.close()
     trace.clear()
     appender = FsBackend(root).appender("a")
@@ -155,12 +156,10 @@ def test_what_a_compaction_read_is_on_disk_before_its_manifest(root: Path, trace
         store["y"] = {}
         other["z"] = {}
         trace.clear()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            pytest.raises(WriteFailedError, match="may not survive a power cut"),
-        ):
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(posix, "datasync", failing(errno.EIO))
-            other.compact()
+            with pytest.raises(WriteFailedError, match="may not survive a power cut"):
+                other.compact()
         assert not [call for call in trace if call.startswith("link manifests")]
         assert other.compact().commits == 2
 
