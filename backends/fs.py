@@ -223,7 +223,7 @@ class FsBackend:
     def _sync_after_delete(self, directories: set[str]) -> None:
         """Remove those of the directories that are empty and whose names are not used again, fsync the others."""
         remaining = set()
-        for directory in directories:
+        for directory in sorted(directories):
             if not _is_removable(directory):
                 remaining.add(directory)
                 continue
@@ -236,7 +236,7 @@ class FsBackend:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 remaining.add(directory)
-        for directory in remaining:
+        for directory in sorted(remaining):
             with suppress(FileNotFoundError):
                 self.sync_directory(directory)
 

@@ -314,17 +314,12 @@ class ObjectBackend:
         path = f"{LOCKS}{name}.lease"
         lease = msgspec.json.encode(Lease(this_process(), self.environment.nonce()))
         self._take_lease(name, path, lease)
-        done = threading.Event()
-        renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
-        renewing.start()
         try:
-            yield
+            with self._renewing(path, lease):
+                yield
         finally:
-            done.set()
-            if self._generation == forking.generation:
-                renewing.join()  # or it could write the lease anew after it was given back
-                if self._read_back(path) == lease:
-                    self.driver.delete([self._prefix + path])
+            if self._generation == forking.generation and self._read_back(path) == lease:
+                self.driver.delete([self._prefix + path])
 
     def _take_lease(self, name: str, path: str, lease: bytes) -> None:
         if self.put_new(path, lease):
@@ -342,6 +337,19 @@ class ObjectBackend:
             name,
             holder,
         )
+
+    @contextmanager
+    def _renewing(self, path: str, lease: bytes) -> Iterator[None]:
+        """Inside the block a thread keeps the lease from running out."""
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if self._generation == forking.generation:
+                renewing.join()  # or it could write the lease anew after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
         """Until it is done with, write the lease anew before its time is over, as long as it is one's own."""

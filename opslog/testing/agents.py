@@ -1,0 +1,253 @@
+"""What simulated processes do: agents that write, readers, compactions, archivers.
+
+Each is a callable object that is given a `Process`; when that dies, a new process runs the same object, which knows how
+much is left to do. They catch the errors that a program is meant to catch, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opslog import compaction
+from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError, RetryError
+from opslog.manifest import Settings
+from opslog.store import Store
+from opslog.testing import invariants
+from opslog.testing.invariants import State
+from opslog.testing.ledger import Ledger
+from opslog.testing.simulation import Process
+from opslog.testing.storages import SimulatedStorage, open_store
+
+PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
+"""Documents that are only ever written together."""
+
+OPEN_TRIES_MAX = 400
+
+
+class Shared:
+    """What all processes of a run have in common."""
+
+    def __init__(
+        self,
+        storage: SimulatedStorage,
+        settings: Settings,
+        documents: int,
+        think_seconds: float = 1.0,
+        nap_seconds: float = 0.0,
+    ) -> None:
+        self.storage = storage
+        self.settings = settings
+        self.ids = [f"d{number}" for number in range(documents)]
+        self.ledger = Ledger()
+        self.think_seconds = think_seconds
+        self.nap_seconds = nap_seconds
+        self._tokens = 0
+
+    def token(self) -> int:
+        """A number that was never given before."""
+        self._tokens += 1
+        return self._tokens
+
+    def open(self, process: Process, **options: Any) -> Store[Any]:
+        return open_store(self.storage, process, settings=self.settings, **options)
+
+    def think(self, process: Process) -> None:
+        process.sleep(process.random.expovariate(1.0 / self.think_seconds))
+        if self.nap_seconds and process.random.random() < 0.05:
+            process.sleep(self.nap_seconds)
+
+
+def view(store: Store[Any]) -> State:
+    """All that a store shows."""
+    return {record.id: bytes(record.data) for record in store.records()}
+
+
+class Agent:
+    """Writes under a name of its own until its calls are used up.
+
+    :param weights: of the things it can do, by the names of the methods below.
+    """
+
+    def __init__(self, shared: Shared, name: str, calls: int, weights: Mapping[str, float]) -> None:
+        self.shared = shared
+        self.name = name
+        self.left = calls
+        self.weights = weights
+        self._tries = 0
+
+    def __call__(self, process: Process) -> None:
+        while self.left > 0 and self._tries < OPEN_TRIES_MAX:
+            try:
+                with self.shared.open(process, agent=self.name) as store:
+                    self._tries = 0
+                    self._session(process, store)
+            except (RetryError, ReopenError):
+                self._tries += 1
+                process.sleep(0.5)
+
+    def _session(self, process: Process, store: Store[Any]) -> None:
+        session = _Session(self, process, store)
+        for _ in range(process.random.randint(1, 25)):
+            if self.left <= 0:
+                return
+            self.left -= 1
+            self.shared.think(process)
+            (doing,) = process.random.choices(list(self.weights), list(self.weights.values()))
+            clock = store._clock.value
+            try:
+                getattr(session, doing)()
+            except NotFoundError:
+                pass  # somebody else deleted it
+            except RetryError:
+                self.shared.think(process)
+            if store._clock.value < clock:
+                invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")
+
+
+class _Session:
+    """One open store of an agent, and what it can do with it."""
+
+    def __init__(self, agent: Agent, process: Process, store: Store[Any]) -> None:
+        self.agent = agent
+        self.shared = agent.shared
+        self.process = process
+        self.random = process.random
+        self.store = store
+        self.handed: dict[str, Any] = {}
+
+    def _attempt(self, *content: Any) -> Any:
+        self.process.note(f"{content[0]} {content[1] if len(content) > 1 else ''}")
+        return self.shared.ledger.attempt(self.store, self.agent.name, content)
+
+    def _document(self) -> tuple[dict[str, Any], bytes]:
+        """A document like no other one, and its text."""
+        token = self.shared.token()
+        padding = "x" * self.random.choice([0, 0, 0, 40, 400])
+        return {"n": token, "pad": padding}, b'{"n":%d,"pad":"%b"}' % (token, padding.encode())
+
+    def set(self) -> None:
+        id = self.random.choice(self.shared.ids)
+        document, text = self._document()
+        with self._attempt("set", (id, text)):
+            self.store.set(id, document)
+        invariants.own_writes_are_read({id: self.store.get(id)}, {id: document}, self.agent.name)
+
+    def delete(self) -> None:
+        id = self.random.choice(self.shared.ids)
+        with self._attempt("delete", id):
+            self.store.delete(id)
+        invariants.own_writes_are_read({id: self.store.get(id)}, {id: None}, self.agent.name)
+
+    def batch(self) -> None:
+        left, right = self.random.choice(PAIRS)
+        if self.random.random() < 0.2 and left in self.store:
+            with self._attempt("batch", (left, None), (right, None)), self.store.batch():
+                self.store.delete(left)
+                self.store.delete(right)
+            return
+        document, text = self._document()
+        with self._attempt("batch", (left, text), (right, text)), self.store.batch():
+            self.store.set(left, document)
+            self.store.set(right, document)
+        invariants.own_writes_are_read({left: self.store.get(left)}, {left: document}, self.agent.name)
+
+    def undo(self) -> None:
+        with self._attempt("undo", None) as attempt:
+            if not self.store.undo():
+                attempt.outcome = "nothing"
+
+    def refresh(self) -> None:
+        commits = self.store.refresh()
+        seen = [*self.handed.values(), *commits]
+        invariants.commits_are_handed_out_once(seen, self.agent.name)
+        self.handed = {commit.agent: commit for commit in seen}
+        self.look()
+
+    def look(self) -> None:
+        for left, right in PAIRS:
+            invariants.batches_are_atomic(self.store.get(left), self.store.get(right), self.agent.name)
+
+    def compact(self) -> None:
+        try:
+            self.store.compact(full=self.random.random() < 0.3)
+        except LockedError:
+            return
+
+    def archive(self) -> None:
+        period = f"p{self.shared.token()}"
+        ids = {id for id in self.shared.ids if self.random.random() < 0.3}
+        by_token = {document["n"] for id, document in self.store.items() if id in ids}
+        with self._attempt("archive", period) as attempt:
+            if not self.store.archive(lambda document: document["n"] in by_token, period):
+                attempt.outcome = "nothing"
+
+
+class Reader:
+    """Opens the store for reading, refreshes for a while, and looks into the past."""
+
+    def __init__(self, shared: Shared, name: str, calls: int) -> None:
+        self.shared = shared
+        self.name = name
+        self.left = calls
+        self._tries = 0
+
+    def __call__(self, process: Process) -> None:
+        while self.left > 0 and self._tries < OPEN_TRIES_MAX:
+            try:
+                with self.shared.open(process, read_only=True) as store:
+                    self._session(process, store)
+            except (RetryError, ReopenError, NotFoundError):
+                self._tries += 1
+                process.sleep(0.5)
+
+    def _session(self, process: Process, store: Store[Any]) -> None:
+        last: dict[str, Any] = {}
+        for _ in range(process.random.randint(1, 12)):
+            if self.left <= 0:
+                return
+            self.left -= 1
+            self.shared.think(process)
+            clock = store._clock.value
+            seen = [*last.values(), *store.refresh()]
+            invariants.commits_are_handed_out_once(seen, self.name)
+            last = {commit.agent: commit for commit in seen}
+            for left, right in PAIRS:
+                invariants.batches_are_atomic(store.get(left), store.get(right), self.name)
+            if store._clock.value < clock:
+                invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")
+            if process.random.random() < 0.1:
+                self._look_back(process, store)
+
+    def _look_back(self, process: Process, store: Store[Any]) -> None:
+        """Only that it can be done, or is refused in the right way: what it shows is checked when all is quiet."""
+        clock = process.random.randint(0, store._clock.value)
+        try:
+            with self.shared.open(process, as_of=clock) as past:
+                for left, right in PAIRS:
+                    invariants.batches_are_atomic(past.get(left), past.get(right), f"{self.name} as of {clock}")
+            list(store.ops(since=clock))
+            store.history(process.random.choice(self.shared.ids))
+        except HistoryGoneError:
+            pass
+
+
+class Compactor:
+    """Compacts now and then, as a job of its own without an agent's name."""
+
+    def __init__(self, shared: Shared, name: str, calls: int, pause_seconds: float) -> None:
+        self.shared = shared
+        self.name = name
+        self.left = calls
+        self.pause_seconds = pause_seconds
+
+    def __call__(self, process: Process) -> None:
+        while self.left > 0:
+            self.left -= 1
+            process.sleep(process.random.expovariate(1.0 / self.pause_seconds))
+            full, locked = process.random.random() < 0.3, process.random.random() < 0.8
+            run: Callable[..., object] = compaction.compact if locked else compaction.fold
+            try:
+                run(self.shared.storage.backend(process), process.environment, full=full)
+            except (RetryError, ReopenError, NotFoundError):
+                process.sleep(0.5)

@@ -1,0 +1,128 @@
+"""Holding a whole store to every invariant, when all is quiet and nothing fails any more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from opslog import archive, compaction
+from opslog.commits import Commit, Undo
+from opslog.errors import HistoryGoneError, LockedError, NotFoundError
+from opslog.manifest_store import ManifestStore
+from opslog.testing import invariants
+from opslog.testing.agents import Shared, view
+from opslog.testing.invariants import State
+from opslog.testing.simulation import Process, Simulation
+from opslog.testing.storages import Directory, ObjectStorage, all_commits
+from opslog.verify import verify
+
+_LOCK_SECONDS = 30.0
+"""After which the lease of a compaction that is gone has run out."""
+
+
+class Audit:
+    """Checks everything that can be checked from outside.
+
+    :param undoing: agents whose commits are undone, one by one, to see that each undo is exact.
+    """
+
+    def __init__(
+        self, simulation: Simulation, storage: Directory | ObjectStorage, shared: Shared, undoing: Sequence[str]
+    ) -> None:
+        self.simulation = simulation
+        self.storage = storage
+        self.shared = shared
+        self.undoing = undoing
+        self.commits = 0
+
+    def run(self) -> None:
+        """:raises ViolationError: an invariant does not hold."""
+        self.simulation.calm()
+        self.simulation.start("audit", self._check)
+        self.simulation.run()
+
+    def _check(self, process: Process) -> None:
+        backend = self.storage.backend(process)
+        try:
+            ManifestStore(backend).newest()
+        except NotFoundError:
+            logs = all_commits(self.storage)
+            invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
+            return  # nobody got as far as to make a store
+        commits = self._check_logs()
+        states = {"a reader": self._read(process)}
+        invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
+        self._check_past(process, commits)
+        self._check_archives(backend, commits)
+        invariants.verify_is_clean(verify(backend))
+        for full in (False, True):
+            self._compact(process, backend, full)
+            name = "a reader after a full compaction" if full else "a reader after a compaction"
+            states[name] = self._read(process)
+        invariants.readers_converge(states)
+        for name in self.undoing:
+            self._undo_all(process, name)
+        self._check_past(process, self._check_logs())
+        invariants.verify_is_clean(verify(backend))
+        backend.close()
+
+    def _check_logs(self) -> list[Commit]:
+        logs = all_commits(self.storage)
+        attempts = self.shared.ledger.attempts
+        invariants.acknowledged_commits_are_never_lost(attempts, logs)
+        invariants.refused_commits_are_absent(attempts, logs)
+        for log in logs.values():
+            invariants.clocks_never_go_back(log)
+            invariants.undo_is_exact(log, self.shared.settings.undo_window)
+        commits = [commit for log in logs.values() for commit in log]
+        self.commits = len(commits)
+        return commits
+
+    def _read(self, process: Process) -> State:
+        with self.shared.open(process, read_only=True) as store:
+            state = view(store)
+            assert len(store) == len(state), f"len says {len(store)}, and there are {len(state)} documents"
+            return state
+
+    def _check_past(self, process: Process, commits: Sequence[Commit]) -> None:
+        choices = random.Random(process.random.random())
+        clocks = sorted({commit.clock for commit in commits})
+        for clock in choices.sample(clocks, min(3, len(clocks))):
+            try:
+                with self.shared.open(process, as_of=clock) as past:
+                    invariants.time_travel_shows_what_was(view(past), commits, clock)
+            except HistoryGoneError:
+                continue
+            with self.shared.open(process, read_only=True) as store:
+                try:
+                    told = list(store.ops(since=clock))
+                except HistoryGoneError:
+                    continue
+                invariants.history_is_complete(told, commits, clock)
+
+    def _check_archives(self, backend: Any, commits: Sequence[Commit]) -> None:
+        periods = {period: archive.read_archive(backend, period).keys() for period in archive.list_periods(backend)}
+        invariants.archived_documents_are_kept(commits, periods)
+
+    def _compact(self, process: Process, backend: Any, full: bool) -> None:
+        while True:
+            try:
+                compaction.compact(backend, process.environment, full=full)
+                return
+            except LockedError:
+                process.sleep(_LOCK_SECONDS)
+
+    def _undo_all(self, process: Process, name: str) -> None:
+        with self.shared.open(process, agent=name) as store:
+            for _ in range(self.shared.settings.undo_window + 2):
+                with self.shared.ledger.attempt(store, name, ("undo", None)) as attempt:
+                    if not store.undo():
+                        attempt.outcome = "nothing"
+                        break
+                store.refresh()
+                logs = all_commits(self.storage)
+                assert isinstance(logs[name][-1], Undo)
+                invariants.undo_is_exact(logs[name], self.shared.settings.undo_window)
+                commits = [commit for log in logs.values() for commit in log]
+                invariants.state_is_the_reference_merge(view(store), commits, f"{name} after an undo")

@@ -1,0 +1,190 @@
+"""A disk as POSIX lets it be: what was written is seen at once by everybody, and is lost in a power cut unless it was
+synced.
+
+What a power cut leaves:
+
+- of a file, what was synced last and any number of the bytes written after that, in whole or with zeros in place of the
+  end;
+- of a directory, per name on its own: what was synced last, or anything that the name has stood for since. A file whose
+  own name was never synced is gone, whatever was done with its content; a directory, with all that is below it.
+
+Locks and open files belong to processes, and end with them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class File:
+    """Bytes, of which the first `synced` are durable."""
+
+    number: int
+    modified: float
+    content: bytearray = field(default_factory=bytearray)
+    synced: int = 0
+    links: int = 0
+
+
+@dataclass(eq=False)
+class Directory:
+    """Names. `durable`: as last synced; `changed`: per name all that it has stood for since."""
+
+    number: int
+    modified: float
+    entries: dict[str, Node] = field(default_factory=dict)
+    durable: dict[str, Node] = field(default_factory=dict)
+    changed: dict[str, list[Node | None]] = field(default_factory=dict)
+    links: int = 0
+
+    def put(self, name: str, node: Node | None) -> None:
+        """Let a name stand for something else, or for nothing."""
+        before = self.entries.pop(name, None)
+        if before is not None:
+            before.links -= 1
+        if node is not None:
+            self.entries[name] = node
+            node.links += 1
+        self.changed.setdefault(name, []).append(node)
+
+    def sync(self) -> None:
+        for name in self.changed:
+            if name in self.entries:
+                self.durable[name] = self.entries[name]
+            else:
+                self.durable.pop(name, None)
+        self.changed.clear()
+
+
+Node = File | Directory
+
+
+class Disk:
+    """A tree of directories and files. Paths begin with a slash.
+
+    :param now: its clock.
+    :ivar on_unlink: called with a path and the file that stood there, when it is removed.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self._number = 1
+        self.root = Directory(1, now())
+        self.root.links = 1
+        self.on_unlink: Callable[[str, File], None] = lambda path, file: None
+
+    def find(self, path: str) -> Node:
+        """:raises FileNotFoundError, NotADirectoryError: as the system does."""
+        node: Node = self.root
+        for name in path.split("/"):
+            if not name:
+                continue
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(20, "Not a directory", path)
+            if name not in node.entries:
+                raise FileNotFoundError(2, "No such file or directory", path)
+            node = node.entries[name]
+        return node
+
+    def directory(self, path: str) -> Directory:
+        node = self.find(path)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(20, "Not a directory", path)
+        return node
+
+    def place(self, path: str) -> tuple[Directory, str]:
+        """The directory that a path's last name is in, and that name."""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        return self.directory(parent), name
+
+    def make_file(self, path: str) -> File:
+        directory, name = self.place(path)
+        if name in directory.entries:
+            raise FileExistsError(17, "File exists", path)
+        self._number += 1
+        file = File(self._number, self.now())
+        directory.put(name, file)
+        return file
+
+    def make_directory(self, path: str) -> None:
+        directory, name = self.place(path)
+        if name in directory.entries:
+            raise FileExistsError(17, "File exists", path)
+        self._number += 1
+        directory.put(name, Directory(self._number, self.now()))
+
+    def link(self, source: str, target: str) -> None:
+        node = self.find(source)
+        directory, name = self.place(target)
+        if name in directory.entries:
+            raise FileExistsError(17, "File exists", target)
+        directory.put(name, node)
+
+    def unlink(self, path: str) -> None:
+        node = self.find(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(21, "Is a directory", path)
+        directory, name = self.place(path)
+        directory.put(name, None)
+        self.on_unlink(path, node)
+
+    def remove_directory(self, path: str) -> None:
+        node = self.directory(path)
+        if node.entries:
+            raise OSError(39, "Directory not empty", path)
+        directory, name = self.place(path)
+        directory.put(name, None)
+
+    def write(self, file: File, data: bytes) -> None:
+        file.content += data
+        file.modified = self.now()
+
+    def files(self, path: str) -> Iterator[tuple[str, File]]:
+        """Every file below a directory, with its path, in no particular order."""
+        try:
+            directory = self.directory(path)
+        except OSError:
+            return
+        for name, node in directory.entries.items():
+            if isinstance(node, Directory):
+                yield from self.files(f"{path}/{name}")
+            else:
+                yield f"{path}/{name}", node
+
+    def lose_power(self, choices: random.Random) -> None:
+        self._lose(self.root, choices, set())
+
+    def _lose(self, directory: Directory, choices: random.Random, seen: set[int]) -> None:
+        """In the order of names, so that the choices are the same each time."""
+        left = dict(directory.durable)
+        for name in sorted(directory.changed):
+            node = choices.choice([directory.durable.get(name), *directory.changed[name]])
+            left.pop(name, None)
+            if node is not None:
+                left[name] = node
+        directory.entries = {}
+        directory.durable = dict(left)
+        directory.changed.clear()
+        for name in sorted(left):
+            node = directory.entries[name] = left[name]
+            if node.number in seen:
+                node.links += 1
+                continue
+            seen.add(node.number)
+            node.links = 1
+            if isinstance(node, Directory):
+                self._lose(node, choices, seen)
+            else:
+                _lose_content(node, choices)
+
+
+def _lose_content(file: File, choices: random.Random) -> None:
+    unsynced = len(file.content) - file.synced
+    if unsynced:
+        kept = choices.choice([0, unsynced, choices.randint(0, unsynced)])
+        zeros = choices.choice([0, 0, choices.randint(0, unsynced - kept)])
+        file.content[file.synced + kept :] = bytes(zeros)
+    file.synced = len(file.content)

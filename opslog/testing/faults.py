@@ -1,0 +1,91 @@
+"""What can go wrong in a simulation, and when."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+ANYWHERE = frozenset({"crash", "crash after", "power", "power after", "pause", "pause after", "skew"})
+"""Faults that can strike at any call.
+
+- crash: the process dies; amount: it is started again so many seconds later
+- power: everything dies, and what was not synced may be lost, each part of it for itself
+- pause: the process stands still for that many seconds, while all clocks go on
+- skew: the process's wall clock jumps by that many seconds
+
+Each but the last either before the call has its effect or, "after", when the effect is there and the answer is not.
+The other kinds happen within a call, and only storages know what they mean:
+
+- fail: the call fails, and nothing was changed
+- lost: the call fails, and everything was changed all the same
+- late: the call fails, and the change happens that many seconds later
+- short: a part of the data is written, then the call fails
+- full: the disk is full, for that many seconds
+- down: the storage answers nobody for that many seconds
+"""
+
+LASTING = frozenset({"full", "down"})
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong: at call number `step`, or the next one after it that this kind can happen to."""
+
+    step: int
+    kind: str
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.step}" + (f"({self.amount:g})" if self.amount else "")
+
+
+class Faults:
+    """Hands out each fault once, when it is due."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._coming = sorted(faults)
+        heapq.heapify(self._coming)
+
+    def due(self, step: int, kinds: frozenset[str]) -> Fault | None:
+        """The first fault that is due and can happen to a call of these kinds."""
+        if not self._coming or self._coming[0].step > step:
+            return None
+        for fault in sorted(fault for fault in self._coming if fault.step <= step):
+            if fault.kind in ANYWHERE or fault.kind in kinds:
+                self._coming.remove(fault)
+                heapq.heapify(self._coming)
+                return fault
+        return None
+
+
+PAUSE_SECONDS_MAX = 2000.0
+"""Longer than every grace period of a simulated store."""
+
+
+def random_faults(
+    choices: random.Random, weights: Mapping[str, float], count: int, steps: int, skew_seconds: float
+) -> list[Fault]:
+    """So many faults, spread over that many calls, of kinds by their weights.
+
+    :param skew_seconds: by how much a clock may be set, either way.
+    """
+    kinds, chances = list(weights), list(weights.values())
+    return sorted(
+        Fault(choices.randint(1, steps), kind, round(_amount(kind, choices, skew_seconds), 1))
+        for kind in choices.choices(kinds, chances, k=count)
+    )
+
+
+def _amount(kind: str, choices: random.Random, skew_seconds: float) -> float:
+    if kind.startswith("crash"):
+        return choices.choice([0.1, 1.0, 5.0, 30.0])
+    if kind.startswith("pause"):
+        return choices.choice([0.5, 5.0, 20.0, 40.0, 70.0, 130.0, 500.0, PAUSE_SECONDS_MAX])
+    if kind == "skew":
+        return choices.uniform(-skew_seconds, skew_seconds)
+    if kind == "late":
+        return choices.choice([0.01, 0.1, 2.0, 30.0, 90.0, 200.0])
+    if kind == "short":
+        return choices.random()
+    return choices.choice([0.1, 1.0, 5.0, 20.0, 70.0])

@@ -1,0 +1,189 @@
+"""Whole runs from one seed: which storage, how many processes, what they do, what goes wrong, and the final check."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from opslog.errors import OpslogError
+from opslog.manifest import Settings
+from opslog.testing import invariants
+from opslog.testing.agents import Agent, Compactor, Reader, Shared
+from opslog.testing.audit import Audit
+from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
+from opslog.testing.invariants import ViolationError
+from opslog.testing.simulation import EndlessError, Event, Simulation
+from opslog.testing.storages import make_storage
+
+WEIGHTS: Mapping[str, float] = {
+    "set": 8,
+    "delete": 2,
+    "batch": 3,
+    "undo": 3,
+    "refresh": 4,
+    "compact": 0.7,
+    "archive": 0.4,
+}
+
+POSIX_FAULTS: Mapping[str, float] = {
+    "crash": 3,
+    "crash after": 3,
+    "power": 1.5,
+    "power after": 1.5,
+    "pause": 2,
+    "pause after": 1,
+    "skew": 0.5,
+    "fail": 3,
+    "lost": 1,
+    "short": 1,
+    "full": 1,
+}
+
+S3_FAULTS: Mapping[str, float] = {
+    "crash": 3,
+    "crash after": 3,
+    "pause": 3,
+    "pause after": 2,
+    "skew": 0.5,
+    "fail": 3,
+    "lost": 3,
+    "late": 3,
+    "full": 0.3,
+    "down": 1,
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that decides a run. Two equal ones run alike.
+
+    :ivar storage: "posix" or "s3"; `calls`: of each agent; `rivals`: second processes under an agent's name.
+    :ivar think_seconds: how long a process does nothing between two calls, on average; `nap_seconds`: and
+        now and then.
+    """
+
+    seed: int
+    storage: str = "posix"
+    agents: int = 3
+    rivals: int = 0
+    readers: int = 1
+    compactors: int = 1
+    calls: int = 20
+    documents: int = 6
+    think_seconds: float = 1.0
+    nap_seconds: float = 0.0
+    skew_seconds: float = 0.0
+    settings: Settings = field(default_factory=Settings)
+    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What came of a run.
+
+    :ivar violation: the invariant that did not hold, if one did not.
+    """
+
+    scenario: Scenario
+    violation: ViolationError | None = None
+    digest: str = ""
+    steps: int = 0
+    commits: int = 0
+    acknowledged: int = 0
+    seconds: float = 0.0
+    calls: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    timeline: list[Event] = field(default_factory=list)
+
+
+def random_scenario(seed: int, storage: str | None = None) -> Scenario:
+    """A scenario of every kind there is."""
+    choices = random.Random(f"scenario {seed}")
+    storage = storage or choices.choice(["posix", "s3"])
+    agents = choices.randint(1, 4)
+    calls = choices.choice([5, 15, 30])
+    count = choices.choice([0, 2, 5, 10, 20])
+    # A tombstone may go when it is as old as its TTL by the clocks of those who wrote it and who compact; so those may
+    # not be off, nor anybody stand still between its look and its write, for as long as half of that.
+    tombstone_ttl_seconds, skew_seconds = choices.choice([(3 * PAUSE_SECONDS_MAX, 100.0), (1e9, 1e6)])
+    return Scenario(
+        seed=seed,
+        storage=storage,
+        agents=agents,
+        rivals=choices.choice([0, 0, 1]),
+        readers=choices.choice([0, 1, 2]),
+        compactors=choices.choice([0, 1, 2, 3]),
+        calls=calls,
+        documents=choices.choice([2, 5, 20]),
+        think_seconds=choices.choice([0.01, 0.3, 3.0]),
+        nap_seconds=choices.choice([0.0, 0.0, tombstone_ttl_seconds / 4, 2 * tombstone_ttl_seconds])
+        if tombstone_ttl_seconds < 1e5
+        else 0.0,
+        skew_seconds=skew_seconds,
+        settings=Settings(
+            undo_window=choices.choice([0, 1, 2, 4, 8]),
+            grace_seconds=choices.choice([2.0, 30.0, 60.0]),
+            tombstone_ttl_seconds=tombstone_ttl_seconds,
+            undo_ttl_seconds=choices.choice([3.0, 60.0, 86400.0]),
+            keep_history_seconds=choices.choice([0.0, 0.0, 60.0, None]),
+        ),
+        faults=tuple(
+            random_faults(
+                choices, S3_FAULTS if storage == "s3" else POSIX_FAULTS, count, 40 * agents * calls, skew_seconds
+            )
+        ),
+    )
+
+
+def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
+    """Run a scenario and check everything."""
+    outcome = Outcome(scenario)
+    simulation = Simulation(
+        scenario.seed, scenario.faults, skew_seconds=scenario.skew_seconds, keep_timeline=keep_timeline
+    )
+    storage = make_storage(scenario.storage, simulation)
+    shared = Shared(storage, scenario.settings, scenario.documents, scenario.think_seconds, scenario.nap_seconds)
+    audit = Audit(simulation, storage, shared, [f"agent-{number}" for number in range(min(2, scenario.agents))])
+    with storage.installed():
+        _start_all(simulation, shared, scenario)
+        try:
+            _judged(simulation.run)
+            _judged(audit.run)
+        except ViolationError as violation:
+            outcome.violation = violation
+    outcome.digest = simulation.digest
+    outcome.steps = simulation.steps
+    outcome.calls = simulation.calls
+    outcome.injected = simulation.injected
+    outcome.timeline = simulation.timeline
+    outcome.commits = audit.commits
+    outcome.acknowledged = sum(attempt.outcome == "done" for attempt in shared.ledger.attempts)
+    return outcome
+
+
+def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario) -> None:
+    for number in range(scenario.agents):
+        simulation.start(f"agent-{number}", Agent(shared, f"agent-{number}", scenario.calls, scenario.weights))
+    for number in range(scenario.rivals):
+        simulation.start(f"rival-{number}", Agent(shared, f"agent-{number}", scenario.calls, scenario.weights), 1.0)
+    for number in range(scenario.readers):
+        simulation.start(f"reader-{number}", Reader(shared, f"reader-{number}", scenario.calls))
+    pause_seconds = 5 * scenario.think_seconds
+    for number in range(scenario.compactors):
+        simulation.start(f"compactor-{number}", Compactor(shared, f"compactor-{number}", scenario.calls, pause_seconds))
+
+
+def _judged(action: object) -> None:
+    """Run something; whatever it raises is the violation of an invariant."""
+    assert callable(action)
+    try:
+        action()
+    except ViolationError:
+        raise
+    except EndlessError as error:
+        invariants.every_run_ends(error)
+    except (OpslogError, OSError, AssertionError, LookupError, TypeError, ValueError, AttributeError) as error:
+        invariants.the_store_is_readable(error, "a process")

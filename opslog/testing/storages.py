@@ -1,0 +1,164 @@
+"""The two simulated storages, with what they remember of everything that was ever in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import opslog
+from opslog.backends import Backend, register
+from opslog.backends.fs import FsBackend
+from opslog.commits import Commit, decode_commits
+from opslog.documents import Document
+from opslog.environment import REAL
+from opslog.layout import MANIFESTS, OPS, manifest_number, segment_of
+from opslog.manifest import decode_manifest
+from opslog.store import Store
+from opslog.testing.bucket import Bucket, BucketBackend
+from opslog.testing.disk import File
+from opslog.testing.simulation import Process, Simulation
+from opslog.testing.system import ROOT, System
+
+SEGMENT_BYTES = 600
+"""Small, so that logs have many segments."""
+
+_KEYS = "prefix/"
+
+
+class SimulatedStorage(Protocol):
+    """A storage with one store in it.
+
+    :ivar files: (path, content) of everything that is there now; `collected`: the segments that were deleted.
+    """
+
+    collected: dict[str, bytes]
+
+    def files(self, prefix: str) -> Iterator[tuple[str, bytes]]: ...
+
+    def backend(self, process: Process | None) -> Backend: ...
+
+    def installed(self) -> AbstractContextManager[None]: ...
+
+
+class Directory:
+    """A directory on a simulated disk, used through `opslog.backends.fs`."""
+
+    kind = "posix"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.system = System(simulation)
+        self.system.disk.on_unlink = self._note
+        self.collected: dict[str, bytes] = {}
+        self._root = f"{ROOT}/store"
+
+    def backend(self, process: Process | None) -> Backend:
+        environment = process.environment if process else REAL
+        return FsBackend(self._root, nonce=environment.nonce, segment_bytes=SEGMENT_BYTES)
+
+    def installed(self) -> AbstractContextManager[None]:
+        return self.system.installed()
+
+    def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        for path, file in self.system.disk.files(f"{self._root}/{prefix}".rstrip("/")):
+            yield path.removeprefix(f"{self._root}/"), bytes(file.content)
+
+    def _note(self, path: str, file: File) -> None:
+        inside = path.removeprefix(f"{self._root}/")
+        if inside.startswith(OPS):
+            self.collected[inside] = bytes(file.content)
+
+
+class ObjectStorage:
+    """A prefix in a simulated bucket, used through `opslog.backends.objects`."""
+
+    kind = "s3"
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.bucket = Bucket(simulation)
+        self.bucket.on_delete = self._note
+        self.bucket.on_create = self._note_void
+        self.collected: dict[str, bytes] = {}
+        self.void: set[str] = set()
+        """Segments that were behind the cut when they came to be: no part of any log."""
+        self._opened = 0
+        self._cut: tuple[str, dict[str, int]] = ("", {})
+
+    def backend(self, process: Process | None) -> Backend:
+        # An address of its own for each process, because those under one name are told apart by what this one knows.
+        self._opened += 1
+        environment = process.environment if process else REAL
+        return BucketBackend(
+            self.bucket, f"simulated://bucket-{self._opened}", _KEYS, lease_seconds=20.0, environment=environment
+        )
+
+    def installed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        for key, (content, _) in self.bucket.objects.items():
+            if key.startswith(_KEYS + prefix):
+                yield key.removeprefix(_KEYS), content
+
+    def _note(self, key: str, content: bytes) -> None:
+        path = key.removeprefix(_KEYS)
+        if path.startswith(OPS) and path not in self.void:
+            self.collected[path] = content
+        self.void.discard(path)
+
+    def _note_void(self, key: str) -> None:
+        named = segment_of(key.removeprefix(_KEYS))
+        if named and named[1] < self._newest_cut().get(named[0], 0):
+            self.void.add(key.removeprefix(_KEYS))
+
+    def _newest_cut(self) -> dict[str, int]:
+        manifests = [path for path, _ in self.files(MANIFESTS) if manifest_number(path)]
+        newest = max(manifests, default="")
+        if newest != self._cut[0]:
+            number = manifest_number(newest)
+            assert number is not None
+            manifest = decode_manifest(self.bucket.objects[_KEYS + newest][0], newest, number)
+            self._cut = newest, {agent: cut.segment for agent, cut in manifest.cut.items()}
+        return self._cut[1]
+
+
+def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage:
+    """:param kind: "posix" or "s3"."""
+    return Directory(simulation) if kind == "posix" else ObjectStorage(simulation)
+
+
+def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
+    """Per agent every commit that was ever in its log, in order, also those that were collected."""
+    segments = dict(storage.files(OPS))
+    void = storage.void if isinstance(storage, ObjectStorage) else set()
+    for path, content in storage.collected.items():
+        if len(segments.get(path, b"")) < len(content):
+            segments[path] = content
+    logs: dict[str, list[Commit]] = {}
+    for path in sorted(segments):
+        named = segment_of(path)
+        if named and path not in void:
+            lines = segments[path][: segments[path].rfind(b"\n") + 1]
+            logs.setdefault(named[0], []).extend(decode_commits(lines, path, 0))
+    return logs
+
+
+def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> Store[Document]:
+    """`opslog.open` on a simulated storage, in a simulated process; options as there."""
+    return opslog.open(
+        "simulated://store",
+        environment=process.environment,
+        storage=storage,
+        process=process,
+        compact_after=None,
+        **options,
+    )
+
+
+def _open_url(url: str, *, storage: SimulatedStorage, process: Process | None, create: bool = True) -> Backend:
+    if not create and not any(storage.files("")):
+        raise opslog.NotFoundError(f"no store at {url}")
+    return storage.backend(process)
+
+
+register("simulated", _open_url)

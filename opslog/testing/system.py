@@ -1,0 +1,366 @@
+"""The directory backend on a simulated disk: the system calls that it makes, each of them a step of the simulation.
+
+`opslog.backends.fs` and what it is made of run as they are. They reach the system through a handful of names of their
+own modules (`os`, `posix.datasync`, `flock`, `forking`), and while a `System` is installed, those names lead here;
+paths outside `ROOT` go on to the real system. So what is simulated is the code that runs at users', down to the order
+of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that matter most
+(a directory that nobody synced) are mistakes in that order. To pass an object with twenty system calls through all of
+its functions would do the same, and make the one file that everybody has to be able to check harder to read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from opslog.backends import flock, forking, fs, fs_log, posix
+from opslog.errors import LockedError
+from opslog.testing.disk import Directory, Disk, File, Node
+from opslog.testing.faults import Fault
+from opslog.testing.simulation import Process, Simulation
+
+T = TypeVar("T")
+
+ROOT = "/simulated"
+
+_FIRST_DESCRIPTOR = 1 << 30
+"""Far above those of the real system."""
+
+READS = frozenset({"fail"})
+WRITES = frozenset({"fail", "full", "short"})
+SYNCS = frozenset({"fail", "lost"})
+CHANGES = frozenset({"fail", "full"})
+LINKS = frozenset({"fail", "full", "lost"})
+DELETES = frozenset({"fail", "lost"})
+
+
+class _Open:
+    """An open file."""
+
+    def __init__(self, node: Node, path: str, owner: Process | None) -> None:
+        self.node = node
+        self.path = path
+        self.owner = owner
+
+
+class System:
+    """What the modules of the directory backend find under `os`, `flock` and `forking`."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.disk = Disk(lambda: simulation.time)
+        self.disk.make_directory(ROOT)
+        self.disk.root.sync()
+        self._open: dict[int, _Open] = {}
+        self._next = _FIRST_DESCRIPTOR
+        self._locks: dict[int, int] = {}
+        """Per locked file (by number) the descriptor that holds the lock."""
+        self._full_until = 0.0
+        self.generation = 0
+        self.path = SimpleNamespace(
+            abspath=lambda path: path if _is_ours(path) else os.path.abspath(path),
+            isdir=self._isdir,
+            lexists=self._lexists,
+            dirname=os.path.dirname,
+            samestat=os.path.samestat,
+        )
+        simulation.storages.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Constants, and what makes no difference here."""
+        if name.startswith(("O_", "PathLike", "strerror", "fspath", "getpid", "uname")):
+            return getattr(os, name)
+        raise AttributeError(f"the simulated system has no os.{name}: add it to opslog/testing/system.py")
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside the block the directory backend finds this system."""
+        with ExitStack() as stack:
+            for module in (fs, fs_log, posix):
+                stack.enter_context(patch.object(module, "os", self))
+            for module in (fs, fs_log):
+                stack.enter_context(patch.object(module, "forking", self))
+                stack.enter_context(patch.object(module, "flock", self))
+            stack.enter_context(patch.object(posix, "datasync", self.fdatasync))
+            stack.enter_context(patch.object(posix, "mmap", SimpleNamespace(mmap=self._map, ACCESS_READ=1)))
+            yield
+
+    # -- the storage of a simulation
+
+    def lose_power(self, choices: random.Random) -> None:
+        self.disk.lose_power(choices)
+        self._full_until = 0.0
+
+    def process_died(self, process: Process) -> None:
+        for descriptor in [number for number, opened in self._open.items() if opened.owner is process]:
+            self.close(descriptor)
+
+    def recover(self) -> None:
+        self._full_until = 0.0
+
+    # -- os
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        if not _is_ours(path):
+            return os.open(path, flags, mode)
+        creates = bool(flags & os.O_CREAT)
+
+        def perform(fault: Fault | None) -> int:
+            self._check(fault, creates)
+            try:
+                node = self.disk.find(path)
+            except FileNotFoundError:
+                if not creates:
+                    raise
+                node = self.disk.make_file(path)
+            else:
+                if flags & os.O_EXCL:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if flags & os.O_DIRECTORY and not isinstance(node, Directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if isinstance(node, Directory) and not flags & os.O_DIRECTORY:
+                # The system opens it for reading and fails at the read; it comes to the same.
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            return self._opened(node, path)
+
+        return self._call("create" if creates else "open", path, perform, CHANGES if creates else READS)
+
+    def close(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            os.close(descriptor)
+            return
+        opened = self._open.pop(descriptor)
+        if self._locks.get(opened.node.number) == descriptor:
+            del self._locks[opened.node.number]
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        if descriptor < _FIRST_DESCRIPTOR:
+            return os.write(descriptor, data)
+        opened = self._open[descriptor]
+
+        def perform(fault: Fault | None) -> int:
+            length = len(data)
+            if fault is not None and fault.kind == "short":
+                length = int(length * fault.amount)
+            else:
+                self._check(fault, True)
+            assert isinstance(opened.node, File)
+            self.disk.write(opened.node, bytes(data[:length]))
+            return length
+
+        return self._call("write", opened.path, perform, WRITES)
+
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        node = self._open[descriptor].node
+        assert isinstance(node, File)
+        return bytes(node.content[offset : offset + length])
+
+    def fsync(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            os.fsync(descriptor)
+            return
+        opened = self._open[descriptor]
+
+        def perform(fault: Fault | None) -> None:
+            if fault is None or fault.kind == "lost":
+                if isinstance(opened.node, Directory):
+                    opened.node.sync()
+                else:
+                    opened.node.synced = len(opened.node.content)
+            self._check(fault, False)
+
+        self._call("fsync", opened.path, perform, SYNCS)
+
+    fdatasync = fsync
+
+    def fstat(self, descriptor: int) -> Any:
+        return os.fstat(descriptor) if descriptor < _FIRST_DESCRIPTOR else _status(self._open[descriptor].node)
+
+    def stat(self, path: str) -> Any:
+        return _status(self.disk.find(path)) if _is_ours(path) else os.stat(path)
+
+    lstat = stat
+
+    def utime(self, path: str) -> None:
+        def perform(fault: Fault | None) -> None:
+            self._check(fault, False)
+            self.disk.find(path).modified = self.simulation.time
+
+        self._call("utime", path, perform, READS)
+
+    def link(self, source: str, target: str) -> None:
+        def perform(fault: Fault | None) -> None:
+            if fault is None or fault.kind == "lost":
+                self.disk.link(source, target)
+            self._check(fault, True)
+
+        self._call("link", target, perform, LINKS)
+
+    def unlink(self, path: str) -> None:
+        def perform(fault: Fault | None) -> None:
+            if fault is None or fault.kind == "lost":
+                self.disk.unlink(path)
+            self._check(fault, False)
+
+        self._call("unlink", path, perform, DELETES)
+
+    def mkdir(self, path: str, mode: int = 0o777) -> None:
+        def perform(fault: Fault | None) -> None:
+            self._check(fault, True)
+            self.disk.make_directory(path)
+
+        self._call("mkdir", path, perform, CHANGES)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        if not _is_ours(path):
+            os.makedirs(path, exist_ok=exist_ok)
+            return
+        parent = os.path.dirname(path)
+        if not self._isdir(parent):
+            self.makedirs(parent, exist_ok=True)
+        try:
+            self.mkdir(path)
+        except FileExistsError:
+            if not exist_ok:
+                raise
+
+    def rmdir(self, path: str) -> None:
+        def perform(fault: Fault | None) -> None:
+            if fault is None or fault.kind == "lost":
+                self.disk.remove_directory(path)
+            self._check(fault, False)
+
+        self._call("rmdir", path, perform, DELETES)
+
+    def listdir(self, path: str) -> list[str]:
+        def perform(fault: Fault | None) -> list[str]:
+            self._check(fault, False)
+            return list(self.disk.directory(path).entries)
+
+        return self._call("list", path, perform, READS)
+
+    @contextmanager
+    def scandir(self, path: str) -> Iterator[Sequence[_Entry]]:
+        def perform(fault: Fault | None) -> list[_Entry]:
+            self._check(fault, False)
+            entries = self.disk.directory(path).entries
+            return [_Entry(self.disk, name, f"{path.rstrip('/')}/{name}") for name in entries]
+
+        yield self._call("list", path, perform, READS)
+
+    def _isdir(self, path: str) -> bool:
+        if not _is_ours(path):
+            return os.path.isdir(path)
+        try:
+            return isinstance(self.disk.find(path), Directory)
+        except OSError:
+            return False
+
+    def _lexists(self, path: str) -> bool:
+        if not _is_ours(path):
+            return os.path.lexists(path)
+        try:
+            self.disk.find(path)
+        except OSError:
+            return False
+        return True
+
+    def _map(self, descriptor: int, length: int, access: int) -> bytes:
+        node = self._open[descriptor].node
+        assert isinstance(node, File)
+        return bytes(node.content)
+
+    # -- forking and flock
+
+    def open_descriptor(self, path: str, flags: int) -> int:
+        return self.open(path, flags, 0o666) if _is_ours(path) else forking.open_descriptor(path, flags)
+
+    def close_descriptor(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            forking.close_descriptor(descriptor)
+        else:
+            self.close(descriptor)
+
+    def take(self, full: str, name: str) -> int:
+        if not _is_ours(full):
+            return flock.take(full, name)
+
+        def perform(fault: Fault | None) -> int:
+            self._check(fault, False)
+            try:
+                node = self.disk.find(full)
+            except FileNotFoundError:
+                node = self.disk.make_file(full)
+            holder = self._locks.get(node.number)
+            if holder is not None:
+                owner = self._open[holder].owner
+                told = f"pid 1 on host {owner.name if owner else 'test'}"
+                raise LockedError(f"{full} is locked by {told}: try again when that process is done", name, told)
+            descriptor = self._opened(node, full)
+            self._locks[node.number] = descriptor
+            return descriptor
+
+        return self._call("lock", full, perform, READS)
+
+    def release(self, descriptor: int) -> None:
+        if descriptor < _FIRST_DESCRIPTOR:
+            flock.release(descriptor)
+        elif descriptor in self._open:
+            self.close(descriptor)
+
+    # -- common ground
+
+    def _call(self, call: str, path: str, perform: Callable[[Fault | None], T], kinds: frozenset[str]) -> T:
+        return self.simulation.step(f"{call} {path.removeprefix(ROOT)}", perform, kinds)
+
+    def _opened(self, node: Node, path: str) -> int:
+        self._next += 1
+        self._open[self._next] = _Open(node, path, self.simulation.current)
+        return self._next
+
+    def _check(self, fault: Fault | None, takes_space: bool) -> None:
+        """Fail as the fault says, or because the disk is full."""
+        if fault is not None and fault.kind == "full":
+            self._full_until = self.simulation.time + fault.amount
+        elif fault is not None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if takes_space and self.simulation.time < self._full_until:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Entry:
+    """One entry of a directory that is being read."""
+
+    def __init__(self, disk: Disk, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        self._disk = disk
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return stat.S_ISDIR(self.stat().st_mode)
+
+    def stat(self, *, follow_symlinks: bool = True) -> Any:
+        return _status(self._disk.find(self.path))
+
+
+def _status(node: Node) -> SimpleNamespace:
+    is_file = isinstance(node, File)
+    return SimpleNamespace(
+        st_mode=stat.S_IFREG | 0o644 if is_file else stat.S_IFDIR | 0o755,
+        st_ino=node.number,
+        st_dev=1,
+        st_nlink=node.links,
+        st_size=len(node.content) if isinstance(node, File) else 0,
+        st_mtime=node.modified,
+    )
+
+
+def _is_ours(path: str) -> bool:
+    return path == ROOT or path.startswith(f"{ROOT}/")

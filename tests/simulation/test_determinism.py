@@ -1,0 +1,41 @@
+"""The same seed is the same run, also in another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from opslog.testing.scenario import random_scenario, run
+
+SEEDS = range(0, 12)
+
+PROGRAM = f"""
+from opslog.testing.scenario import random_scenario, run
+for seed in {list(SEEDS)}:
+    print(run(random_scenario(seed)).digest)
+"""
+
+
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
+    here = [run(random_scenario(seed)).digest for seed in SEEDS]
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
+        )
+        assert done.stdout.split() == here
+
+
+def test_other_seeds_give_other_runs() -> None:
+    assert len({run(random_scenario(seed)).digest for seed in SEEDS}) == len(SEEDS)
+
+
+@pytest.mark.parametrize("storage", ["posix", "s3"])
+def test_the_timeline_is_the_same_whether_it_is_kept_or_not(storage: str) -> None:
+    scenario = random_scenario(1, storage)
+    kept = run(scenario, keep_timeline=True)
+    assert kept.digest == run(scenario).digest
+    assert len(kept.timeline) > 100
