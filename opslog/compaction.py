@@ -133,7 +133,8 @@ class NewRows(Protocol):
     def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
         """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
 
-        :param merged: the newest runs, newest first. :param oldest_ts: tombstones from before it are left out.
+        :param merged: the newest runs, newest first. :param oldest_ts: tombstones from before it are left out, but
+            for those of documents that commits have which are not folded.
         """
 
 
@@ -294,6 +295,7 @@ class _Winners:
     def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
         self._backend = backend
         self._progress = progress
+        self._unfolded = tail.merge.contested
         self.documents = 0
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
         self._rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
@@ -316,7 +318,9 @@ class _Winners:
         written = 0
         below = [BlockRun(self._backend, stored).rows() for stored in merged]
         rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
-        for file in build_parts(run, (row for row in rows if not expired(row, oldest_ts))):
+        # An older set that is still recent in its log, and so not folded, must stay hidden.
+        kept = (row for row in rows if row.id in self._unfolded or not expired(row, oldest_ts))
+        for file in build_parts(run, kept):
             self._backend.create(file.part.path, file.data)
             self._backend.create(index_path(file.part.path), file.index)
             yield file.part

@@ -266,6 +266,29 @@ def test_a_young_tombstone_survives_a_full_compaction(url: str, backend: Backend
     assert "0001" not in store_ids(url)
 
 
+def test_an_expired_tombstone_stays_while_an_older_set_is_not_folded(url: str, backend: Backend) -> None:
+    now = [1_800_000_000.0]
+    environment = Environment(time=lambda: now[0])
+    settings = opslog.Settings(undo_window=4, tombstone_ttl_seconds=10)
+    with (
+        opslog.open(url, agent="a", compact_after=None, environment=environment, settings=settings) as slow,
+        opslog.open(url, agent="b", compact_after=None, environment=environment) as busy,
+    ):
+        slow["doomed"] = {}
+        busy.refresh()
+        del busy["doomed"]
+        fill(busy, 10)
+        now[0] += 11
+        busy.compact(full=True)
+        assert isinstance(snapshot_of(backend)["doomed"], Delete), "the set is still within its agent's undo window"
+        assert "doomed" not in store_ids(url)
+        slow.refresh()
+        fill(slow, 4)
+        slow.compact(full=True)
+        assert "doomed" not in snapshot_of(backend), "both are folded, and neither is needed any more"
+        assert "doomed" not in store_ids(url)
+
+
 # -- seals
 
 
