@@ -61,6 +61,7 @@ DEADLINE_SECONDS = 60.0
 _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
+_PROBES_MAX = 3
 _READS_MAX = 4
 """How often a read is tried, over about a second. It changes nothing, so its failure may be told early."""
 
@@ -379,11 +380,16 @@ class ObjectBackend:
         if self._is_conditional:
             return
         key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
-        try:
-            first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
-        except WriteFailedError:
-            self.driver.put(key, b"")  # if this is refused, too, then for another reason
-            first = second = Put.CREATED
+        # What is refused once may have been refused for the moment only: a server that does not know such a put refuses
+        # it each time, and takes a plain one.
+        for _ in range(_PROBES_MAX):
+            try:
+                first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
+                break
+            except WriteFailedError:
+                self.driver.put(key, b"")  # if this is refused, too, then for another reason
+                first = second = Put.CREATED
+            self.driver.delete([key])
         self.driver.delete([key])
         if (first, second) == (Put.CREATED, Put.CREATED):
             raise UsageError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from opslog.backends import Backend, Position
 from opslog.commits import Seal, decode_commits
 from opslog.environment import Environment
-from opslog.errors import AgentFencedError, CommitUnknownError, OpslogError
+from opslog.errors import CommitUnknownError, OpslogError
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
 
@@ -35,8 +35,8 @@ class Fence:
     def confirm(self, agent: str, position: Position) -> None:
         """What was appended at `position` is part of the log.
 
-        :raises AgentFencedError: it is not: a manifest's cut is beyond it, and nobody reads it.
-        :raises CommitUnknownError: that cannot be told.
+        :raises CommitUnknownError: that cannot be told, or a manifest's cut is beyond it. Then the number may have been
+            used before, and nobody reads what was appended; or it was read and folded before this look.
         """
         now = self._environment.monotonic()
         if now - self._looked > self._newest.settings.grace_seconds / 2:
@@ -48,9 +48,10 @@ class Fence:
                 ) from error
         cut = self._newest.cut.get(agent)
         if cut is not None and cut.segment > position.segment:
-            raise AgentFencedError(
-                f"segment {position.segment} of agent {agent!r} was used, folded and collected while this process was "
-                "paused, and nobody reads what is written there now. Close this store and open it again"
+            raise CommitUnknownError(
+                f"what is in segment {position.segment} of agent {agent!r} was folded by the time this process looked: "
+                "it was paused for long, and the commit is in the snapshot, unless another process had used this number "
+                "before, in which case nobody reads it. Close this store, open it again, and look"
             )
 
 

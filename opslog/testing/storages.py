@@ -129,15 +129,15 @@ def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage
 
 def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
     """Per agent every commit that was ever in its log, in order, also those that were collected."""
-    segments = dict(storage.files(OPS))
     void = storage.void if isinstance(storage, ObjectStorage) else set()
+    segments = {path: content for path, content in storage.files(OPS) if path not in void}
     for path, content in storage.collected.items():
         if len(segments.get(path, b"")) < len(content):
             segments[path] = content
     logs: dict[str, list[Commit]] = {}
     for path in sorted(segments):
         named = segment_of(path)
-        if named and path not in void:
+        if named:
             lines = segments[path][: segments[path].rfind(b"\n") + 1]
             logs.setdefault(named[0], []).extend(decode_commits(lines, path, 0))
     return logs

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.backends import Backend, Range, objects, open_backend
+from opslog.backends import Backend, Position, Range, objects, open_backend
 from opslog.compaction import LOCK, compact, fold
 from opslog.environment import REAL, Environment
 from opslog.layout import segment_path
@@ -361,7 +361,7 @@ def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_acknow
         compact(backend, REAL)
         backend.delete([segment_path("a", 2)])  # as a collection after the grace period would
         now[0] += 1
-        with pytest.raises(opslog.AgentFencedError, match="used, folded and collected"):
+        with pytest.raises(opslog.CommitUnknownError, match="unless another process had used this number"):
             paused["void"] = {}
         assert "void" not in paused
     assert set(read(url)) == {"x", "0", "1", "2"}
@@ -378,9 +378,45 @@ def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: 
         assert compact(open_backend(url), REAL).number == 2
         open_backend(url).delete([segment_path("a", 2), segment_path("a", 3)])  # as after the grace period
         first.refresh()
-        with pytest.raises(opslog.AgentFencedError, match="used, folded and collected"):
+        with pytest.raises(opslog.CommitUnknownError, match="unless another process had used this number"):
             first["void"] = {}
     assert set(read(url)) == {"x", "y"}
+
+
+def test_a_commit_that_was_folded_before_its_answer_came_is_not_called_void(
+    url: str, monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
+    now = [0.0]
+    environment = Environment(monotonic=lambda: now[0])
+    with open_store(url, environment=environment, settings=opslog.Settings(undo_window=0)) as paused:
+        append = objects.ObjectAppender.append
+
+        def stand_still(self: objects.ObjectAppender, data: bytes) -> Position:
+            position = append(self, data)
+            compact(open_backend(url), REAL)
+            now[0] += 1e6
+            return position
+
+        monkeypatch.setattr(objects.ObjectAppender, "append", stand_still)
+        with pytest.raises(opslog.CommitUnknownError):
+            paused["x"] = {}
+    assert set(read(url)) == {"x"}
+
+
+def test_one_refused_probe_is_not_taken_for_a_server_without_put_if_absent(url: str) -> None:
+    bucket = BUCKETS.setdefault(url.removeprefix("bucket://"), Bucket())
+    refused: list[Request] = []
+
+    def refuse_once(request: Request) -> Fault | None:
+        if refused or request.method != "put_new":
+            return None
+        refused.append(request)
+        return Fault("refused")
+
+    with bucket.failing(refuse_once), open_store(url) as store:
+        store["x"] = {}
+    assert "probe-" in refused[0].key
+    assert set(read(url)) == {"x"}
 
 
 # -- seals
