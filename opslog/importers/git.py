@@ -16,6 +16,7 @@ non-ASCII bytes and ``%`` percent-encoded; :func:`path_of` is the way back.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -29,16 +30,35 @@ from opslog.importers.times import from_seconds
 
 # Every setting of the user that could change the output is overridden; %an and %ae leave the mailmap alone.
 _LOG = [
-    *("-c", "log.showRoot=true", "log", "--first-parent", "--reverse", "-m", "--raw", "-z", "--no-abbrev"),
+    *(
+        "-c",
+        "log.showRoot=true",
+        "-c",
+        "core.fsmonitor=false",
+        "log",
+        "--first-parent",
+        "--reverse",
+        "-m",
+        "--raw",
+        "-z",
+        "--no-abbrev",
+    ),
     *("--no-renames", "--no-relative", "-O/dev/null", "--ignore-submodules=none", "--no-color", "--no-show-signature"),
+    *("--no-ext-diff", "--no-textconv"),
     *("--encoding=UTF-8", "--format=tformat:%H%n%at%n%ae%n%an"),
 ]
 
 # These would make git look at another repository than the one it is pointed at, for example inside a git hook.
 _REDIRECTING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
 
+# The settings of the repository, which may come from anybody, can name programs: no object is fetched that is missing.
+_HARMLESS = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+
 _UNENCODED = "".join(chr(byte) for byte in range(128) if byte != ord("%"))
 _CHUNK_BYTES = 1 << 16
+
+_RAW = re.compile(rb"\n?:[0-7]{6} ([0-7]{6}) [0-9a-f]+ ([0-9a-f]+) ([A-Z])[0-9]*")
+_HEADER = re.compile(r"([0-9a-f]{40,64})\n([^\n]*)\n([^\n]*)\n(.*)", re.DOTALL)
 
 
 def read_git(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> Iterator[ImportedCommit]:
@@ -52,13 +72,16 @@ def read_git(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> Iterat
     :raises CorruptError: git cannot read all of the history.
     """
     path = os.fspath(repository)
-    commit = _resolve(path, rev)
+    yield from read_log(_log_tokens(path, _resolve(path, rev)), path)
+
+
+def read_log(tokens: Iterator[bytes], path: str) -> Iterator[ImportedCommit]:
+    """The commits in what git log prints, as `_LOG` asks for it, split at its NULs."""
     agents = AgentNames()
     header, ops = "", list[ImportedOp]()
-    tokens = _log_tokens(path, commit)
     for token in tokens:
         if token.lstrip(b"\n").startswith(b":"):
-            ops.append(_op(token.decode("ascii"), next(tokens), header))
+            ops.append(_op(token, next(tokens, None), header, path))
             continue
         if ops:
             yield _commit(path, header, ops, agents)
@@ -79,17 +102,24 @@ def _id_of(path: bytes) -> str:
         return "/" + quote_from_bytes(path, safe=_UNENCODED)
 
 
-def _op(raw: str, path: bytes, header: str) -> ImportedOp:
-    """From ``:<old mode> <new mode> <old object> <new object> <status>``."""
-    _, mode, _, blob, status = raw.split(" ")
+def _op(raw: bytes, name: bytes | None, header: str, path: str) -> ImportedOp:
+    """From ``:<old mode> <new mode> <old object> <new object> <status>`` and the name of the file."""
+    match = _RAW.fullmatch(raw)
+    if match is None or not name:
+        raise CorruptError(f"{path}: git log printed {raw[:80]!r} where a change of a file was expected", path)
+    mode, blob, status = (group.decode("ascii") for group in match.groups())
     if status == "D":
-        return ImportedOp("delete", _id_of(path), None)
-    document = {"blob": blob, "mode": mode, "status": status, "commit": header.partition("\n")[0]}
-    return ImportedOp("set", _id_of(path), document)
+        return ImportedOp("delete", _id_of(name), None)
+    return ImportedOp(
+        "set", _id_of(name), {"blob": blob, "mode": mode, "status": status, "commit": header.partition("\n")[0]}
+    )
 
 
 def _commit(path: str, header: str, ops: list[ImportedOp], agents: AgentNames) -> ImportedCommit:
-    commit, seconds, email, author = header.split("\n", 3)
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise CorruptError(f"{path}: git log printed {header[:80]!r} where a commit was expected", path)
+    commit, seconds, email, author = match.groups()
     agent = agents.name(email or f"\n{author}", author, email.partition("@")[0])
     try:
         ts = from_seconds(int(seconds))
@@ -149,4 +179,5 @@ def _git(path: str, *arguments: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
+    kept = {name: value for name, value in os.environ.items() if name not in _REDIRECTING}
+    return kept | _HARMLESS

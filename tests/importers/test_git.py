@@ -10,7 +10,7 @@ import pytest
 
 from opslog.errors import CorruptError, UsageError
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.importers.git import path_of, read_git
+from opslog.importers.git import path_of, read_git, read_log
 
 
 class Repository:
@@ -236,3 +236,49 @@ def test_a_damaged_repository_is_corrupt(repository: Repository) -> None:
     (repository.path / ".git/objects" / tree[:2] / tree[2:]).unlink()
     with pytest.raises(CorruptError, match="git fsck"):
         list(read_git(repository.path))
+
+
+def test_settings_of_the_repository_start_no_programs(repository: Repository, tmp_path: Path) -> None:
+    """A repository may come from anybody. One that lacks objects can say by which command to fetch them."""
+    (repository.path / "folder").mkdir()
+    (repository.path / "folder" / "file").write_text("1")
+    repository.commit()
+    tree = repository.git("rev-parse", "HEAD:folder").decode().strip()
+    (repository.path / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    command = f"touch {tmp_path}/started"
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::sh -c {command.replace(' ', '% ')}",
+        "remote.origin.uploadpack": command,
+        "protocol.allow": "always",
+        "protocol.ext.allow": "always",
+        "core.fsmonitor": command,
+        "core.sshCommand": command,
+        "core.pager": command,
+        "log.showSignature": "true",
+        "gpg.program": command,
+        "diff.external": command,
+    }.items():
+        repository.git("config", name, value)
+    with pytest.raises(CorruptError, match="git stopped in the middle"):
+        list(read_git(repository.path))
+    assert not (tmp_path / "started").exists()
+
+
+OUTPUTS = {
+    "a change without a name": [b"1" * 40 + b"\n0\n\nA", b"\n:000000 100644 00 22 A"],
+    "a change that is none": [b":000000 100644 A", b"x"],
+    "a change in other bytes": [b":\xff", b"x"],
+    "a commit without a date": [b"1" * 40 + b"\n", b":000000 100644 00 22 A", b"x"],
+    "a date that is no number": [b"1" * 40 + b"\nx\n\nA", b":000000 100644 00 22 A", b"x"],
+    "a date of thousands of digits": [b"1" * 40 + b"\n" + b"9" * 5000 + b"\n\nA", b":000000 100644 00 22 A", b"x"],
+}
+
+
+@pytest.mark.parametrize("tokens", OUTPUTS.values(), ids=OUTPUTS)
+def test_what_git_never_prints_is_corrupt(tokens: list[bytes]) -> None:
+    with pytest.raises(CorruptError) as caught:
+        list(read_log(iter(tokens), "repo"))
+    assert caught.value.path == "repo"
