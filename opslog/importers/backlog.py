@@ -135,12 +135,12 @@ def read_backlog(directory: str | os.PathLike[str], *, salvage: bool = False) ->
     agents = AgentNames()
     if salvage:
         yield from _salvaged(root, agents)
-    yield from _snapshot(root / manifest.currentSnapshot)
+    yield from _snapshot(_inside(root, manifest.currentSnapshot))
     logs = manifest.logs()
     if manifest.activeAgentOps is msgspec.UNSET:
-        ops: Iterable[_Logged] = _log(root / logs[0])
+        ops: Iterable[_Logged] = _log(_inside(root, logs[0]))
     else:
-        ops = sorted((op for log in logs for op in _log(root / log)), key=_stamp)
+        ops = sorted((op for log in logs for op in _log(_inside(root, log))), key=_stamp)
     for op in ops:
         yield _commit(op, agents)
 
@@ -164,7 +164,7 @@ def orphaned_logs(directory: str | os.PathLike[str]) -> list[Path]:
     :raises UsageError: not such a directory. :raises CorruptError: its manifest cannot be read.
     """
     root = Path(directory)
-    live = {root / log for log in _manifest(root).logs()}
+    live = {_inside(root, log) for log in _manifest(root).logs()}
     return sorted(path for path in (root / "ops").glob("*.jsonl") if path not in live)
 
 
@@ -175,6 +175,18 @@ def _manifest(root: Path) -> _Manifest:
     return _whole(path, _Manifest)
 
 
+def _inside(root: Path, name: str) -> Path:
+    """A file that the manifest names. The directory may come from anybody: it shall not make us read other files."""
+    path = root / name
+    try:
+        if path.resolve().is_relative_to(root.resolve()):
+            return path
+        problem = f"it names {name!r:.200}, which is not inside {root}"
+    except (OSError, ValueError) as error:  # too long, links in a circle; a NUL
+        problem = f"it names {name!r:.200}, which is not inside {root} nor anywhere: {error!s:.200}"
+    raise corrupt(problem, str(root / "manifest.json"), 0)
+
+
 def _whole(path: Path, shape: type[T]) -> T:
     """A file that is one JSON value."""
     with _opened(path) as stream:
@@ -182,7 +194,7 @@ def _whole(path: Path, shape: type[T]) -> T:
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    if not path.exists():
+    if not os.path.exists(path):  # unlike the method of Path, also where the name is too long
         problem = "the manifest names this file, but it is missing; restore it from a backup and import again"
         raise CorruptError(f"{path}: {problem}", str(path))
     return open_file(path)
@@ -258,7 +270,7 @@ def _ts(text: str, line: Line) -> str:
 
 
 def _archives(root: Path) -> Iterator[_Archive]:
-    named = {root / segment for segment in _manifest(root).archiveSegments}
+    named = {_inside(root, segment) for segment in _manifest(root).archiveSegments}
     for path in sorted(named.union((root / "archive").glob("archive-*.json"))):
         yield _whole(path, _Archive)
 

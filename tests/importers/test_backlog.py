@@ -433,3 +433,19 @@ def test_another_directory_is_a_usage_error(tmp_path: Path) -> None:
     for read in (read_backlog, read_backlog_archives, orphaned_logs):
         with pytest.raises(UsageError, match="manifest"):
             list(read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.jsonl", "/etc/passwd", "ops/../../outside.jsonl", "ops/link.jsonl", "a\0b"]
+)
+@pytest.mark.parametrize("field", ["currentSnapshot", "activeOps", "archiveSegments"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(old: Path, field: str, name: str) -> None:
+    """The directory may come from anybody; what is read from it ends up in a store that others read."""
+    (old.parent / "outside.jsonl").write_text('{"version":1,"timestamp":"2026-01-01T00:00:00Z","records":{"x":{}}}')
+    (old / "ops" / "link.jsonl").symlink_to(old.parent / "outside.jsonl")
+    manifest = json.loads((old / "manifest.json").read_text())
+    manifest[field] = [name] if field == "archiveSegments" else name
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CorruptError, match="which is not inside") as caught:
+        list(read_backlog_archives(old) if field == "archiveSegments" else read_backlog(old))
+    assert caught.value.path == str(old / "manifest.json")
