@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import orjson
 
-from opslog.commits import Set
-from opslog.errors import InvalidDocumentError, InvalidNameError, SchemaVersionError
+from opslog.commits import CLOCK_MAX, Set
+from opslog.errors import InvalidDocumentError, InvalidNameError, SchemaVersionError, UsageError
 
 T = TypeVar("T")
 
@@ -28,6 +28,16 @@ one."""
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _DEPTH_MAX = 254
 """orjson writes at most this many levels."""
+
+
+def check_version(version: object) -> int:
+    """The schema version itself, if a line can hold it.
+
+    :raises UsageError: otherwise.
+    """
+    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= CLOCK_MAX:
+        return version
+    raise UsageError(f"a schema version is an integer from 1 to {CLOCK_MAX}, not {version!r:.60}")
 
 
 def check_id(id: object) -> str:

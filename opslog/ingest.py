@@ -15,9 +15,9 @@ import msgspec
 from opslog.archive import write_archive
 from opslog.backends import Backend
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
-from opslog.documents import Document, check_id, encode
+from opslog.documents import Document, check_id, check_version, encode
 from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import InvalidDocumentError, InvalidNameError, MissingFileError, RetryError
+from opslog.errors import InvalidDocumentError, MissingFileError, RetryError, UsageError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
 from opslog.log import Cursor, list_log, list_segments
@@ -87,8 +87,8 @@ def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> C
         ops = [_op(op) for op in imported.ops]
     except InvalidDocumentError as error:
         raise InvalidDocumentError(f"{imported.source}: {error}", error.place) from error
-    except InvalidNameError as error:
-        raise InvalidNameError(f"{imported.source}: {error}") from error
+    except UsageError as error:
+        raise type(error)(f"{imported.source}: {error}") from error
     if len(ops) > 1:
         return Batch(ts, 0, agent, ops)
     (op,) = ops
@@ -99,7 +99,7 @@ def _op(op: ImportedOp) -> SetOp | DeleteOp:
     check_id(op.id)
     if op.op == "delete":
         return DeleteOp(op.id)
-    return SetOp(op.id, msgspec.Raw(encode(op.document)), op.version)
+    return SetOp(op.id, msgspec.Raw(encode(op.document)), check_version(op.version))
 
 
 def ingest_archives(

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
-from opslog.documents import Document, Migrate, Schema
+from opslog.documents import Document, Migrate, Schema, check_version
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
 from opslog.history import Point, conditions, load_as_of
@@ -110,6 +110,8 @@ def open(
         raise UsageError(f"compact_after is a number of commits from 1 on, or None, not {compact_after!r}")
     if not buffer_seconds > 0 or buffer_bytes < 1:
         raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")
+    if version is not None:
+        check_version(version)
     included = None if as_of is None else conditions(as_of)[1]
     writes = not read_only and as_of is None
     if writes:

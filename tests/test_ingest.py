@@ -207,3 +207,12 @@ def test_names_are_given_back_after_a_failed_write(
             ingest(backend, [put("a", "ann")])
     ingest(backend, [put("a", "ann")])
     assert content(root) == {"a": {}}
+
+
+@pytest.mark.parametrize("version", [0, 2**63], ids=["zero", "beyond"])
+def test_a_schema_version_that_no_line_can_hold_is_not_written(backend: Backend, version: int) -> None:
+    """It was, and nobody could read the log from there on."""
+    with pytest.raises(opslog.UsageError, match="file:a: a schema version is an integer from 1 to"):
+        ingest(backend, [put("a", version=version)])
+    with pytest.raises(opslog.UsageError, match="a schema version is an integer from 1 to"):
+        opslog.open("memory://version", version=version)

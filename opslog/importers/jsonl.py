@@ -29,6 +29,7 @@ from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 
+from opslog.commits import Version
 from opslog.errors import InvalidNameError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.lines import Line, corrupt, open_file, read_lines
@@ -47,12 +48,12 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 class _Set(_Line, tag="set"):
     id: str
     data: dict[str, Any]
-    v: Annotated[int, msgspec.Meta(ge=1)] = 1
+    v: Version = 1
 
 
 class _Delete(_Line, tag="delete"):
     id: str
-    v: int = 1
+    v: Version = 1
     archived: str | None = None
 
 
