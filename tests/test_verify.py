@@ -16,6 +16,8 @@ import pytest
 import opslog
 from opslog.backends import Backend, open_backend
 from opslog.layout import index_path, manifest_path, segment_path
+from opslog.manifest import Cut, Manifest
+from opslog.manifest_store import ManifestStore
 from opslog.verify import Problem, Report, verify
 from tests.support.files import files
 
@@ -523,3 +525,17 @@ def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
     (problem,) = verify(open_backend(tmp_path)).problems
     assert (problem.severity, problem.path, problem.offset) == ("error", segment_path("a", 1), 0)
     assert "'clock' twice" in problem.message
+
+
+def test_of_many_missing_segments_some_are_named(tmp_path: Path) -> None:
+    """As many as a manifest says may be missing: memory and time shall not follow that number."""
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {}
+    backend = open_backend(tmp_path)
+    cut = {"a": Cut(2**53, 10, 1), "gone": Cut(5, 10, 9)}
+    ManifestStore(backend).create(Manifest(number=2, created="", clock=1, cut=cut))
+    missing = [problem.path for problem in verify(backend).problems if "it is not there" in problem.message]
+    assert missing == [
+        *(segment_path("a", number) for number in range(2, 102)),
+        *(segment_path("gone", number) for number in range(1, 6)),
+    ]
