@@ -180,6 +180,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     logs of this store."""
     if not 0 <= manifest.clock <= CLOCK_MAX:
         yield f"its clock is {manifest.clock}"
+    if not 0 <= manifest.documents <= sum(part.live for run in manifest.runs for part in run.parts):
+        yield f"it says that its snapshot shows {manifest.documents} documents"
     if len({run.name for run in manifest.runs}) < len(manifest.runs):
         yield "it names a run twice"
     for run in manifest.runs:
