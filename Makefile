@@ -34,6 +34,10 @@ test: $(STAMP)  ## all tests but the slow ones, on all cores
 test-slow: $(STAMP)  ## the slow tests: many repeats, large sizes; takes long
 	$(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(STAMP)  ## damage and forge files at random, for MINUTES=1 or more; ARGS="--seed 7 log" for one seed, one target
+	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),1) $(ARGS)
+
 # Type checkers of users read an installed wheel, so ours does too: it runs where the tree's own opslog/ cannot be imported,
 # with the tests and benchmarks linked beside the wheel's content.
 .PHONY: check

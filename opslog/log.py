@@ -4,6 +4,7 @@ A `Cursor` remembers how far a log was read. Only whole lines count: what follow
 either still being written or the torn tail of a crash, and is passed over once a later segment exists. So are zeros
 that a power cut left there, and lines behind them that were written together with what is missing (`opslog.torn`).
 Listing comes before reading, so a segment that is not the last of the listing is finished.
+"""
 
 from __future__ import annotations
 

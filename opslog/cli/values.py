@@ -66,7 +66,8 @@ def keep(text: str) -> KeepHistory:
 
 def point(text: str) -> Point:
     """A clock, if it is all digits; otherwise a time, which is checked where it is used."""
-    return int(text) if text.isdecimal() else text
+    # No clock has more than 19 digits, and Python refuses to convert thousands.
+    return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
 def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
