@@ -50,7 +50,7 @@ def _one(ending: str, files: Callable[[], stores.Files] = stores.compacted) -> s
 
 
 LOG = "ops/a/00000000000000000001.jsonl"
-_NEWEST = "manifests/00000000000000000002.json"
+NEWEST = "manifests/00000000000000000002.json"
 
 
 def _file(ending: str) -> Target:
@@ -71,12 +71,12 @@ def _check_forged_part(data: bytes) -> None:
     """The part with checksums that fit, in its index and in the manifest."""
     files = stores.compacted()
     path = _one("part-00000.jsonl")
-    manifest, index = orjson.loads(files[_NEWEST]), orjson.loads(files[index_path(path)])
+    manifest, index = orjson.loads(files[NEWEST]), orjson.loads(files[index_path(path)])
     part = manifest["runs"][0]["parts"][0]
     part |= {"bytes": len(data), "sha256": sha256(data)}
     index |= {"bytes": len(data), "sha256": sha256(data), "blocks": [[part["first"], 0, len(data), crc32(data)]]}
     stores.check_forged(
-        files | {path: data, index_path(path): resealed(orjson.dumps(index)), _NEWEST: resealed(orjson.dumps(manifest))}
+        files | {path: data, index_path(path): resealed(orjson.dumps(index)), NEWEST: resealed(orjson.dumps(manifest))}
     )
 
 
@@ -321,7 +321,7 @@ TARGETS: dict[str, Target] = {
     "lines": Target(lambda: [stores.uncompacted()[LOG]], _check_lines),
     "log": Target(lambda: [stores.uncompacted()[LOG]], lambda data: stores.check_log(LOG, data)),
     "manifest": _file("manifests/00000000000000000002.json"),
-    "manifest-resealed": Target(lambda: [stores.compacted()[_NEWEST]], lambda data: _check_forged(_NEWEST, data)),
+    "manifest-resealed": Target(lambda: [stores.compacted()[NEWEST]], lambda data: _check_forged(NEWEST, data)),
     "part": _file("part-00001.jsonl"),
     "part-resealed": Target(lambda: [stores.compacted()[_one("part-00000.jsonl")]], _check_forged_part),
     "index": _file("part-00001.index"),
@@ -329,13 +329,13 @@ TARGETS: dict[str, Target] = {
         lambda: [stores.compacted()[_one("part-00000.index")]],
         lambda data: _check_forged(_one("part-00000.index"), data),
     ),
-    "archive": Target(lambda: [stores.compacted()[_archive()]], lambda data: stores.check_damaged(_archive(), data)),
+    "archive": Target(lambda: [stores.compacted()[archive()]], lambda data: stores.check_damaged(archive(), data)),
     "archive-index": Target(
-        lambda: [stores.compacted()[index_path(_archive())]],
-        lambda data: stores.check_damaged(index_path(_archive()), data),
+        lambda: [stores.compacted()[index_path(archive())]],
+        lambda data: stores.check_damaged(index_path(archive()), data),
     ),
     "archive-index-resealed": Target(
-        lambda: [stores.compacted()[index_path(_archive())]], lambda data: _check_forged(index_path(_archive()), data)
+        lambda: [stores.compacted()[index_path(archive())]], lambda data: _check_forged(index_path(archive()), data)
     ),
     "document": Target(lambda: [orjson.dumps({"n": 1, "x": [1.5, None, {"y": "\u2028"}]})], _check_document),
     "jsonl": Target(_jsonl_seeds, _check_jsonl),
@@ -354,5 +354,5 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def _archive() -> str:
+def archive() -> str:
     return next(path for path in stores.compacted() if path.startswith("archive/") and path.endswith(".jsonl"))
