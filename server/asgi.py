@@ -101,5 +101,8 @@ def app(data: str | Path | None = None, *, options: Options | None = None) -> Ap
 
     :param data: the directory where streams are kept; None keeps them in memory.
     """
-    assert data is None
-    return App(MemoryStorage(), options or Options())
+    if data is None:
+        return App(MemoryStorage(), options or Options())
+    from opslog.server.directory import DirectoryStorage
+
+    return App(DirectoryStorage(data), options or Options())

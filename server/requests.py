@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 Fields = dict[bytes, str]
 """The headers that matter here, by name in lower case; their bytes as latin-1."""
 
-PATH_BYTES_MAX = 1024
+PATH_BYTES_MAX = 500
 _KNOWN = frozenset(
     b"accept-encoding authorization content-length content-type host if-none-match "
     b"producer-epoch producer-id producer-seq stream-closed stream-expires-at "
@@ -51,8 +51,8 @@ def check_path(path: str) -> str:
     segments = path.split("/")
     if segments[0] == "__ds":
         raise Refused(404, "paths that begin with __ds are reserved")
-    if "." in segments or ".." in segments or not path.isprintable():
-        raise Refused(400, "a stream's path has no segments . and .. and no unprintable characters")
+    if "." in segments or ".." in segments or "\ufffd" in path or not path.isprintable():
+        raise Refused(400, "a stream's path has no segments . and .. and only printable characters in UTF-8")
     return path
 
 

@@ -1,0 +1,159 @@
+"""Streams in a directory: shards in LMDB, and the manifest that says how they are laid out.
+
+::
+
+    <directory>/
+      layout.json     format, version, number of shards, how a path finds its shard, the storage's name
+      lock            held by the one process that serves the directory
+      shard-000/      data.mdb: see `opslog.server.lmdb_shard`
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from opslog.backends import flock
+from opslog.backends.posix import fsync_directory, write_all
+from opslog.environment import REAL, Environment
+from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageError
+from opslog.server.lmdb_shard import LmdbShard
+from opslog.server.storage import Shard
+
+FORMAT, VERSION, HASH = "opslog-streams", 1, "blake2b-64-mod"
+"""What `layout.json` says; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of shards."""
+
+SHARDS, SHARDS_MAX = 1, 256
+MAP_BYTES = 2**40
+_RETRY_SECONDS = 0.1
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The content of ``layout.json``."""
+
+    format: str
+    version: int
+    shards: int
+    hash: str
+    name: str
+
+
+class DirectoryStorage:
+    """The streams in a directory, which is made if it is not there.
+
+    :param shards: into how many databases streams are divided; None for what is there, or `SHARDS`. It cannot be
+        changed.
+    :param map_bytes: how large each database may become.
+    :param wait_seconds: how long to wait for another process that still has the directory.
+    :raises LockedError: another process serves it. :raises UsageError: it is laid out in another way, or holds
+        something else. :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        shards: int | None = None,
+        map_bytes: int = MAP_BYTES,
+        wait_seconds: float = 10.0,
+        environment: Environment = REAL,
+    ) -> None:
+        self.path = Path(path)
+        if shards is not None and not 1 <= shards <= SHARDS_MAX:
+            raise UsageError(f"a directory has 1 to {SHARDS_MAX} shards, not {shards}")
+        with ExitStack() as stack:
+            _make_directory(self.path)
+            stack.callback(flock.release, _lock(self.path / "lock", wait_seconds, environment))
+            layout = _layout(self.path, shards, environment)
+            self.name = layout.name
+            opened: list[Shard] = []
+            for number in range(layout.shards):
+                shard = _open_shard(self.path / _shard_name(number), map_bytes)
+                stack.callback(shard.close)
+                opened.append(shard)
+            self.shards = tuple(opened)
+            self._closing = stack.pop_all()
+
+    def home(self, path: str) -> int:
+        if len(self.shards) == 1:
+            return 0
+        return int.from_bytes(blake2b(path.encode(), digest_size=8).digest()) % len(self.shards)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _lock(path: Path, wait_seconds: float, environment: Environment) -> int:
+    end = environment.monotonic() + wait_seconds
+    while True:
+        try:
+            return flock.take(str(path), "server")
+        except LockedError:
+            if environment.monotonic() >= end:
+                raise
+        environment.sleep(_RETRY_SECONDS)
+
+
+def _layout(path: Path, shards: int | None, environment: Environment) -> Layout:
+    manifest = path / "layout.json"
+    try:
+        text = manifest.read_bytes()
+    except FileNotFoundError:
+        layout = Layout(FORMAT, VERSION, shards or SHARDS, HASH, environment.nonce())
+        _create(path, layout)
+        return layout
+    try:
+        layout = msgspec.json.decode(text, type=Layout)
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"{manifest} cannot be read: {error}", str(manifest)) from error
+    if layout.format != FORMAT or layout.hash != HASH:
+        raise UsageError(f"{manifest} is the layout of something else: {layout.format}, {layout.hash}")
+    if layout.version > VERSION:
+        raise FormatVersionError(f"{path} has format version {layout.version}: a newer opslog reads it", layout.version)
+    if shards is not None and shards != layout.shards:
+        raise UsageError(
+            f"{path} has {layout.shards} shards, not {shards}: the number cannot be changed, so leave it out"
+        )
+    return layout
+
+
+def _create(path: Path, layout: Layout) -> None:
+    """Lay out a new directory. The manifest comes last: without it, there is nothing in a directory yet."""
+    others = sorted(entry.name for entry in path.iterdir() if entry.name not in {"lock", "layout.json.new"})
+    if any(not name.startswith("shard-") or any((path / name).iterdir()) for name in others):
+        raise UsageError(
+            f"{path} has no layout.json, but is not empty ({others[0]}): name an empty directory or a new one"
+        )
+    for number in range(layout.shards):
+        (path / _shard_name(number)).mkdir(exist_ok=True)
+    new = path / "layout.json.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_all(descriptor, msgspec.json.format(msgspec.json.encode(layout)) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    new.rename(path / "layout.json")
+    fsync_directory(str(path))
+
+
+def _make_directory(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(parents=True)
+        fsync_directory(str(path.parent))
+
+
+def _open_shard(path: Path, map_bytes: int) -> LmdbShard:
+    if not path.is_dir():
+        raise CorruptError(f"{path} is missing: restore the directory from a backup", str(path))
+    shard = LmdbShard(path, map_bytes)
+    fsync_directory(str(path))
+    return shard
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:03}"
