@@ -12,7 +12,7 @@ from opslog.server.options import Options
 from opslog.server.ranges import Range
 from opslog.server.refusals import Headers, Refused
 from opslog.server.replies import COMMON
-from opslog.server.requests import Receive, Send
+from opslog.server.requests import DisconnectedError, Receive, Send
 from opslog.server.streams import Streams
 
 _EVENT_BYTES = 256 * 1024
@@ -42,7 +42,7 @@ class Live:
         self._options = options
         self._cursor = cursor
 
-    async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> None:
+    async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> int:
         """Send what there is and what comes, until the stream ends, the client goes, or it has been long enough.
 
         A client that takes nothing for too long is left: what it did not read it gets when it comes back.
@@ -58,7 +58,11 @@ class Live:
                         await send({"type": "http.response.body", "body": events, "more_body": True})
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
+            except TimeoutError:
+                gone.cancel()
+                raise DisconnectedError from None
         await send({"type": "http.response.body", "body": b""})
+        return 200
 
     async def _events(
         self, stream: Stream, position: int, cursor: str | None, gone: asyncio.Future[object]

@@ -17,6 +17,8 @@ class Options:
     :ivar max_body_bytes: of an append.
     :ivar body_seconds: how long a client may take to send a body.
     :ivar send_seconds: how long a client may take to make room for the next part of an answer.
+    :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
+    :ivar registry: whether created and deleted streams are told of, see `opslog.server.registry`.
     :ivar compression: whether answers are compressed for those who take it.
     """
 
@@ -27,5 +29,7 @@ class Options:
     max_body_bytes: int = 16 * 1024 * 1024
     body_seconds: float = 30.0
     send_seconds: float = 30.0
+    rate: float | None = None
+    registry: bool = False
     compression: bool = True
     cursors: Cursors = field(default_factory=Cursors)

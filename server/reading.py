@@ -15,7 +15,7 @@ from opslog.server.options import Options
 from opslog.server.ranges import Range, check_position
 from opslog.server.refusals import Headers
 from opslog.server.replies import NO_STORE, reply
-from opslog.server.requests import Fields, Read, Receive, Scope, Send
+from opslog.server.requests import DisconnectedError, Fields, Read, Receive, Scope, Send
 from opslog.server.streams import Streams
 
 _CLOSED = (b"stream-closed", b"true")
@@ -35,7 +35,7 @@ class Reading:
         self._private = private
         self._live = Live(streams, options, self._cursor)
 
-    async def head(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def head(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         stream = self._streams.stream(path)
         headers: Headers = [
             (b"content-type", stream.content_type.encode("latin-1")),
@@ -51,31 +51,28 @@ class Reading:
             headers.append((b"stream-expires-at", stream.expires_at.encode()))
         if stream.earliest:
             headers.append((b"stream-earliest-offset", format_offset(stream.earliest).encode()))
-        await reply(send, 200, headers, head=True)
+        return await reply(send, 200, headers, head=True)
 
-    async def get(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def get(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         stream = self._streams.stream(path)
         asked = requests.read_of(scope["query_string"])
         position = self._begin(stream, asked)
         self._streams.touch(stream)
         if asked.live == "sse":
-            await self._live.follow(stream, position, asked.cursor, receive, send)
-            return
+            return await self._live.follow(stream, position, asked.cursor, receive, send)
         if asked.live is None and asked.offset == NOW:
-            await self._nothing_yet(stream, send)
-            return
+            return await self._nothing_yet(stream, send)
         if asked.live is not None:
             if position == stream.tail and not stream.closed:
                 async with live.watching(receive) as gone:
                     await self._streams.followers.wait(path, self._options.long_poll_seconds, gone)
                     if gone.done():
-                        return
+                        raise DisconnectedError
                 stream = self._streams.again(stream)
                 self._streams.touch(stream)
             if position == stream.tail:
-                await self._nothing_came(stream, asked, send)
-                return
-        await self._answer(stream, replace(asked, position=position), requests.fields(scope["headers"]), send)
+                return await self._nothing_came(stream, asked, send)
+        return await self._answer(stream, replace(asked, position=position), requests.fields(scope["headers"]), send)
 
     def _begin(self, stream: Stream, asked: Read) -> int:
         if asked.position is None:
@@ -85,7 +82,7 @@ class Reading:
         check_position(stream, asked.position)
         return asked.position
 
-    async def _nothing_yet(self, stream: Stream, send: Send) -> None:
+    async def _nothing_yet(self, stream: Stream, send: Send) -> int:
         """The answer to ``offset=now``: where the end is."""
         headers: Headers = [
             (b"content-type", stream.content_type.encode("latin-1")),
@@ -95,15 +92,15 @@ class Reading:
         ]
         if stream.closed:
             headers.append(_CLOSED)
-        await reply(send, 200, headers, b"[]" if stream.is_json else b"")
+        return await reply(send, 200, headers, b"[]" if stream.is_json else b"")
 
-    async def _nothing_came(self, stream: Stream, asked: Read, send: Send) -> None:
+    async def _nothing_came(self, stream: Stream, asked: Read, send: Send) -> int:
         """The answer to a long-poll at the end of a stream."""
         headers: Headers = [(b"stream-next-offset", format_offset(stream.tail).encode()), _UP_TO_DATE, NO_STORE]
         headers.append(_CLOSED if stream.closed else (b"stream-cursor", self._cursor(asked.cursor).encode()))
-        await reply(send, 204, headers)
+        return await reply(send, 204, headers)
 
-    async def _answer(self, stream: Stream, asked: Read, given: Fields, send: Send) -> None:
+    async def _answer(self, stream: Stream, asked: Read, given: Fields, send: Send) -> int:
         """What there is, from `asked.position` on."""
         position = asked.position or 0
         found = self._streams.read(stream, position, self._options.chunk_bytes)
@@ -113,8 +110,7 @@ class Reading:
         kept = self._cache_control(stream, at_end=not found.pieces and not closed)
         headers: Headers = [(b"cache-control", kept), (b"vary", b"Accept-Encoding")]
         if b"if-none-match" in given and conditional.matches(given[b"if-none-match"], tag):
-            await reply(send, 304, [(b"etag", conditional.encoded_tag(tag, None).encode()), *headers])
-            return
+            return await reply(send, 304, [(b"etag", conditional.encoded_tag(tag, None).encode()), *headers])
         headers += [
             (b"content-type", stream.content_type.encode("latin-1")),
             (b"stream-next-offset", format_offset(found.stop).encode()),
@@ -131,7 +127,7 @@ class Reading:
         if encoding is not None:
             headers.append((b"content-encoding", encoding.encode()))
             body = await _compressed(body, encoding)
-        await reply(send, 200, headers, body)
+        return await reply(send, 200, headers, body)
 
     def _content(self, stream: Stream, position: int, found: Range, *, live: bool) -> bytes:
         if not live:

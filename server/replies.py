@@ -31,17 +31,23 @@ PREFLIGHT: Headers = [
     (b"access-control-max-age", b"86400"),
 ]
 NO_STORE = (b"cache-control", b"no-store")
-_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
-async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> None:
-    """A whole answer. `headers` are those beside `COMMON`. :param head: leave the body out, but tell its length."""
+async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> int:
+    """A whole answer; returns its status. `headers` are those beside `COMMON`.
+
+    :param head: leave the body out, but tell its length.
+    """
     headers = [*COMMON, *headers]
     if status not in {204, 304}:
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if head else body})
+    return status
 
 
-async def refuse(send: Send, refused: Refused, *, head: bool = False) -> None:
-    await reply(send, refused.status, [_TEXT, NO_STORE, *refused.headers], str(refused).encode() + b"\n", head=head)
+async def refuse(send: Send, refused: Refused, *, head: bool = False) -> int:
+    return await reply(
+        send, refused.status, [TEXT, NO_STORE, *refused.headers], str(refused).encode() + b"\n", head=head
+    )

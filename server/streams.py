@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,14 +16,16 @@ from opslog.server import appending, creation, lifetimes, ranges
 from opslog.server.appending import Append, Appended
 from opslog.server.creation import Create, Created
 from opslog.server.followers import Followers
+from opslog.server.metrics import Metrics
 from opslog.server.model import Stream
-from opslog.server.ranges import Range
+from opslog.server.ranges import Range, VanishedError
 from opslog.server.refusals import not_found
 from opslog.server.storage import Shard, Storage, Usage
 from opslog.server.transaction import Events, Transaction
 from opslog.server.writer import Work, Writer
 
 T = TypeVar("T")
+_log = logging.getLogger("opslog.server")
 Observer = Callable[[Events], None]
 """Told of each commit that did something, on the event loop, before those who asked for it are answered."""
 
@@ -45,9 +48,10 @@ class Streams:
     :ivar observers: add to it to be told of what happens; :ivar followers: who waits for more.
     """
 
-    def __init__(self, storage: Storage, environment: Environment = REAL) -> None:
+    def __init__(self, storage: Storage, environment: Environment = REAL, metrics: Metrics | None = None) -> None:
         self.storage = storage
         self.environment = environment
+        self.metrics = metrics or Metrics()
         self.followers = Followers()
         self.observers: list[Observer] = []
         self._accesses: dict[int, float] = {}
@@ -61,7 +65,9 @@ class Streams:
         """Begin to serve: find forks that are not in the shard of their name, end what has expired, go on with what is
         to be tidied. Cost is that of reading each stream's metadata once."""
         now = self.environment.time()
-        self._writers = [Writer(shard, self.environment, self._committed) for shard in self.storage.shards]
+        self._writers = [
+            Writer(shard, self.environment, self.metrics, self._committed) for shard in self.storage.shards
+        ]
         for index, shard in enumerate(self.storage.shards):
             for stream in shard.streams():
                 if self.storage.home(stream.path) != index:
@@ -138,7 +144,11 @@ class Streams:
 
     def read(self, stream: Stream, position: int, limit: int) -> Range:
         """See `ranges.read`."""
-        return ranges.read(self._shard(stream.path).records, stream, position, limit)
+        try:
+            return ranges.read(self._shard(stream.path).records, stream, position, limit)
+        except VanishedError:
+            self.again(stream)  # it was deleted meanwhile; if not, the storage is damaged
+            raise
 
     def expires_in(self, stream: Stream) -> float | None:
         """Seconds until the stream ends unless somebody uses it, or never."""
@@ -171,6 +181,11 @@ class Streams:
             bytes=sum(usage.bytes for usage in usages),
             stored_bytes=sum(usage.stored_bytes for usage in usages),
         )
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be written any more, if so."""
+        return next((str(writer.failure) for writer in self._writers if writer.failure is not None), None)
 
     @property
     def waiting(self) -> int:
@@ -218,7 +233,10 @@ class Streams:
         for path in events.appended:
             self.followers.wake(path)
         for observer in self.observers:
-            observer(events)
+            try:
+                observer(events)
+            except Exception:  # noqa: BLE001  (what was committed is to be answered, whoever fails to hear of it)
+                _log.exception("an observer failed")
 
     async def _forget(self, path: str) -> None:
         """After a deletion: the path belongs to the shard of its name again, and what was stored is removed."""

@@ -9,7 +9,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from opslog.environment import Environment
-from opslog.errors import OpslogError
+from opslog.errors import OpslogError, WriteFailedError
+from opslog.server.metrics import Metrics
 from opslog.server.storage import Changes, Shard
 from opslog.server.transaction import Events, Transaction
 
@@ -18,6 +19,7 @@ Work = Callable[[Transaction], T]
 """Reads and changes in a transaction, on the event loop: short, and no change before the last thing that can raise."""
 
 _Pending = tuple[Work[Any], "asyncio.Future[Any]"]
+_Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Writer:
@@ -25,12 +27,16 @@ class Writer:
     works before them in the same group changed; then their changes are committed at once, in a thread of its own if
     that takes time. A work is answered when its group is durable.
 
+    :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
     :param told: called on the event loop with what each commit did, before those who asked for it are answered.
     """
 
-    def __init__(self, shard: Shard, environment: Environment, told: Callable[[Events], None]) -> None:
+    def __init__(
+        self, shard: Shard, environment: Environment, metrics: Metrics, told: Callable[[Events], None]
+    ) -> None:
         self._shard = shard
         self._environment = environment
+        self._metrics = metrics
         self._told = told
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
@@ -39,8 +45,7 @@ class Writer:
         self._idle.set()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name="opslog-writer", daemon=True)
-        self.groups = 0
-        self.works = 0
+        self.failure: Exception | None = None
         if shard.durable:
             self._thread.start()
 
@@ -55,6 +60,8 @@ class Writer:
         :raises Exception: what the work raised; then it changed nothing, except where it says so.
         :raises WriteFailedError: the group could not be committed. :raises CommitUnknownError: see `Shard.commit`.
         """
+        if self.failure is not None:
+            raise self.failure
         future: asyncio.Future[T] = self._loop.create_future()
         self._pending.append((work, future))
         if not self._busy:
@@ -91,14 +98,15 @@ class Writer:
     def _next_group(self) -> None:
         pending, self._pending = self._pending, []
         transaction = Transaction(self._shard, self._environment.time())
-        answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        answers: list[_Answer] = []
         for work, future in pending:
             try:
                 answers.append((future, work(transaction), None))
             except OpslogError as error:
                 answers.append((future, None, error))
-        self.groups += 1
-        self.works += len(answers)
+            except Exception as error:  # noqa: BLE001  (a fault of the work: what it changed must not be committed)
+                self._finish([(future, None, None) for _, future in pending], transaction.events, error)
+                return
         if not transaction.changes:
             self._finish(answers, transaction.events, None)
         elif self._shard.durable:
@@ -107,26 +115,27 @@ class Writer:
             self._finish(answers, transaction.events, self._commit(transaction.changes))
 
     def _commit(self, changes: Changes) -> Exception | None:
+        began = self._environment.monotonic()
         try:
             self._shard.commit(changes)
-        except OpslogError as error:
+        except Exception as error:  # noqa: BLE001  (those who wait get it)
+            if not isinstance(error, WriteFailedError):
+                self.failure = error
             return error
+        self._metrics.commits.observe(self._environment.monotonic() - began)
         return None
 
-    def _commit_in_thread(
-        self, answers: list[tuple[asyncio.Future[Any], Any, Exception | None]], transaction: Transaction
-    ) -> None:
+    def _commit_in_thread(self, answers: list[_Answer], transaction: Transaction) -> None:
         failure = self._commit(transaction.changes)
         self._loop.call_soon_threadsafe(self._finish, answers, transaction.events, failure)
 
-    def _finish(
-        self,
-        answers: list[tuple[asyncio.Future[Any], Any, Exception | None]],
-        events: Events,
-        failure: Exception | None,
-    ) -> None:
-        if failure is None and events:
-            self._told(events)
+    def _finish(self, answers: list[_Answer], events: Events, failure: Exception | None) -> None:
+        if failure is not None:
+            self._metrics.failed_commits += 1
+        else:
+            self._metrics.changes += len(answers)
+            if events:
+                self._told(events)
         for future, value, error in answers:
             if future.done():  # whoever asked has gone
                 continue

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from opslog.server import requests
 from opslog.server.creation import DEFAULT_CONTENT_TYPE
+from opslog.server.metrics import Metrics
 from opslog.server.offsets import format_offset
 from opslog.server.options import Options
 from opslog.server.refusals import Headers, Refused
 from opslog.server.replies import reply
 from opslog.server.requests import Receive, Scope, Send
 from opslog.server.streams import Streams
+from opslog.server.tokens import Token
 
 _CLOSED = (b"stream-closed", b"true")
 
@@ -17,15 +19,18 @@ _CLOSED = (b"stream-closed", b"true")
 class Writing:
     """The handlers of requests that change streams."""
 
-    def __init__(self, streams: Streams, options: Options) -> None:
+    def __init__(self, streams: Streams, options: Options, metrics: Metrics) -> None:
         self._streams = streams
+        self._metrics = metrics
         self._options = options
 
-    async def append(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def append(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
         body = await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds)
         request = requests.append_of(path, given, body)
+        began = self._streams.environment.monotonic()
         appended = await self._streams.append(request)
+        self._metrics.appends.observe(self._streams.environment.monotonic() - began)
         stream, stamp = appended.stream, appended.stamp
         headers: Headers = [(b"stream-next-offset", format_offset(stream.tail).encode())]
         if stream.closed:
@@ -34,12 +39,16 @@ class Writing:
             headers.append((b"producer-epoch", b"%d" % stamp.epoch))
             headers.append((b"producer-seq", b"%d" % stamp.seq))
         new_data = stamp is not None and request.data and not appended.duplicate
-        await reply(send, 200 if new_data else 204, headers)
+        self._metrics.appended_bytes += 0 if appended.duplicate else len(request.data)
+        return await reply(send, 200 if new_data else 204, headers)
 
-    async def create(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def create(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
         body = await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds)
         request = requests.create_of(path, given, body, self._source)
+        token: Token | None = scope.get("opslog.token")
+        if token is not None and request.fork is not None:
+            token.check(request.fork.source, write=False)
         content_type = request.content_type or DEFAULT_CONTENT_TYPE
         if request.fork is not None and request.content_type is None:
             content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE
@@ -53,11 +62,11 @@ class Writing:
             headers.append((b"location", _location(scope, given)))
         if stream.closed:
             headers.append(_CLOSED)
-        await reply(send, 201 if created.new else 200, headers)
+        return await reply(send, 201 if created.new else 200, headers)
 
-    async def delete(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def delete(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         await self._streams.delete(path)
-        await reply(send, 204, [])
+        return await reply(send, 204, [])
 
     def _source(self, path: str) -> str:
         """The stream that the path of a URL names."""

@@ -31,6 +31,7 @@ _COMMANDS = {
     "export": ("transfer", "Write all documents to a file."),
     "replay": ("replay", "Write all documents into files for other programs."),
     "copy": ("transfer", "Copy the store to another storage, and verify the copy."),
+    "serve": ("serving", "Serve streams over HTTP."),
     "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }

@@ -1,0 +1,84 @@
+"""Commands that serve: serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from opslog.cli.output import say
+from opslog.cli.session import Session, StoreCommand
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("serve", cls=StoreCommand)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=4437, show_default=True, help="0: any that is free.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep streams in this directory.")
+@click.option("--memory", is_flag=True, help="Keep streams in memory.  [default]")
+@click.option("--shards", type=click.IntRange(1, 256), help="Of a new directory: databases to divide streams into.")
+@click.option("--tokens", type=_FILE, help="TOML file of the bearer tokens that may read and write.")
+@click.option("--anyone", is_flag=True, help="Without tokens: let everybody who reaches this address read and write.")
+@click.option("--tls-certificate", type=_FILE, help="Certificate chain in PEM; needs --tls-key.")
+@click.option("--tls-key", type=_FILE, help="Private key in PEM.")
+@click.option("--max-body-bytes", type=click.IntRange(1), default=16 * 1024**2, show_default=True, help="Of an append.")
+@click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True, help="More get 503.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second that one client may make.")
+@click.option(
+    "--long-poll-seconds", type=click.FloatRange(0.1, 600), default=30, show_default=True, help="How long one waits."
+)
+@click.option(
+    "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
+)
+@click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="On stderr.",
+)
+@click.pass_obj
+def serve_command(session: Session, /, **given: Any) -> None:
+    """Serve streams over HTTP by the Durable Streams protocol, until Ctrl-C or SIGTERM."""
+    _check(given)
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise click.UsageError(f"the server is an extra: pip install 'opslog[server]' ({error})") from error
+    from opslog.server import Options, app
+    from opslog.server.logs import configure
+    from opslog.server.serving import Address, check_access, serve
+    from opslog.server.tokens import Tokens
+
+    address = Address(
+        host=given["host"],
+        port=given["port"],
+        certificate=given["tls_certificate"],
+        key=given["tls_key"],
+        max_connections=given["max_connections"],
+    )
+    check_access(address, tokens=given["tokens"] is not None, anyone=given["anyone"])
+    configure(given["log_level"], json=session.json)
+    if given["data"] is None and not given["memory"]:
+        say("streams are in memory, and gone when the server stops; --data DIRECTORY keeps them")
+    options = Options(
+        max_body_bytes=given["max_body_bytes"],
+        long_poll_seconds=given["long_poll_seconds"],
+        sse_seconds=given["sse_seconds"],
+        rate=given["rate"],
+        registry=given["registry"],
+    )
+    tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
+    serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address)
+
+
+def _check(given: dict[str, Any]) -> None:
+    if given["memory"] and (given["data"] is not None or given["shards"] is not None):
+        raise click.UsageError("--memory goes with neither --data nor --shards")
+    if given["shards"] is not None and given["data"] is None:
+        raise click.UsageError("--shards needs --data")
+    if (given["tls_certificate"] is None) != (given["tls_key"] is None):
+        raise click.UsageError("--tls-certificate and --tls-key go together")

@@ -1,0 +1,50 @@
+"""Logs of a running server: lines for people, or one JSON object per line for programs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import orjson
+
+from opslog.environment import format_ts
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """``{"ts":…,"level":…,"logger":…,"message":…}`` with whatever `extra` the call gave, and the traceback if there is
+    one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, object] = {
+            "ts": format_ts(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told.update((name, value) for name, value in vars(record).items() if name not in _USUAL)
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(told, default=str).decode()
+
+
+class Lines(logging.Formatter):
+    """The message, and the `extra` as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = "".join(f" {name}={value}" for name, value in vars(record).items() if name not in _USUAL)
+        text = f"{format_ts(record.created)} {record.levelname.lower()} {record.getMessage()}{extra}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def configure(level: str, *, json: bool) -> None:
+    """Send what opslog and uvicorn log to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if json else Lines())
+    for name in ("opslog", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+    logging.getLogger("opslog").setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel("WARNING" if level == "info" else level.upper())

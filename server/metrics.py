@@ -1,0 +1,106 @@
+"""Figures of a running server. They are counted as plain numbers, on one thread; Prometheus reads them when it asks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from opslog.server.storage import Usage
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Histogram:
+    """How many observations were at most so large."""
+
+    def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each counts what the ones before it count, too."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Metrics:
+    """:ivar requests: by method and status; :ivar appends: seconds that clients waited for one; :ivar commits: seconds
+    that one took; :ivar changes: how many requests were committed, several at once."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.appends = Histogram()
+        self.commits = Histogram()
+        self.changes = 0
+        self.appended_bytes = 0
+        self.failed_commits = 0
+
+
+class Gauges:
+    """What is measured when somebody asks.
+
+    :param usage: of the storage; :param followers: how many wait; :param waiting: how many changes wait.
+    """
+
+    def __init__(self, usage: Callable[[], Usage], followers: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self.usage = usage
+        self.followers = followers
+        self.waiting = waiting
+
+
+class Collector:
+    """What `prometheus_client` asks for the figures."""
+
+    def __init__(self, metrics: Metrics, gauges: Gauges) -> None:
+        self._metrics = metrics
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            return CounterMetricFamily(f"opslog_server_{name}", text, value=value)
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            return GaugeMetricFamily(f"opslog_server_{name}", text, value=value)
+
+        def histogram(name: str, text: str, found: Histogram) -> Metric:
+            return HistogramMetricFamily(f"opslog_server_{name}", text, buckets=found.buckets(), sum_value=found.sum)
+
+        metrics, usage = self._metrics, self._gauges.usage()
+        requests: Any = CounterMetricFamily("opslog_server_requests", "Answered requests.", labels=["method", "status"])
+        for (method, status), count in sorted(metrics.requests.items()):
+            requests.add_metric([method, str(status)], count)
+        yield requests
+        yield counter("appended_bytes", "Bytes of content that were appended.", metrics.appended_bytes)
+        yield counter("committed_changes", "Changes that were committed.", metrics.changes)
+        yield counter("failed_commits", "Commits that did not succeed.", metrics.failed_commits)
+        yield histogram("append_seconds", "From the whole request to the answer of an append.", metrics.appends)
+        yield histogram("commit_seconds", "From the beginning of a commit until it is durable.", metrics.commits)
+        yield gauge("followers", "Live reads that wait for more.", self._gauges.followers())
+        yield gauge("waiting_changes", "Changes that wait for a commit to begin.", self._gauges.waiting())
+        yield gauge("streams", "Streams that are stored.", usage.streams)
+        yield gauge("content_bytes", "Bytes of content that are stored.", usage.bytes)
+        yield gauge("stored_bytes", "What the storage takes.", usage.stored_bytes)
+
+
+def exposition(metrics: Metrics, gauges: Gauges) -> bytes:
+    """All figures in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(Collector(metrics, gauges))
+    return generate_latest(registry)

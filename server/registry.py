@@ -1,0 +1,111 @@
+"""The registry: a stream that tells of every stream that is created or deleted, in the form of the State protocol.
+
+Its messages are JSON: ``{"type":"stream","key":PATH,"value":{"path":…,"contentType":…,"createdAt":MILLISECONDS},
+"headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. Whoever applies them in order
+knows all streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import msgspec
+import orjson
+
+from opslog.errors import OpslogError
+from opslog.server import json_mode
+from opslog.server.appending import Append
+from opslog.server.creation import Create
+from opslog.server.model import JSON, Stream
+from opslog.server.streams import Streams
+from opslog.server.transaction import Events
+
+PATH = "__registry__"
+_log = logging.getLogger("opslog.server")
+_CHUNK_BYTES = 1024 * 1024
+
+
+class _Message(msgspec.Struct):
+    key: str
+    headers: dict[str, str]
+
+
+_messages = msgspec.json.Decoder(list[_Message])
+
+
+class Registry:
+    """Keeps the registry of some streams. What happened while it could not be told, in a crash, is told at the next
+    start."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Tell what is not told yet, and what happens from now on. Cost is that of reading the registry and all
+        metadata."""
+        await self._streams.create(Create(PATH, content_type=JSON))
+        told = self._told()
+        self._streams.observers.append(self._notice)
+        for stream in self._streams.list():
+            if stream.path not in told and stream.path != PATH:
+                self._queue.put_nowait(_inserted(stream))
+            told.discard(stream.path)
+        for path in sorted(told):
+            self._queue.put_nowait(_deleted(path))
+        self._task = asyncio.get_running_loop().create_task(self._write())
+
+    async def stop(self) -> None:
+        """Finish telling."""
+        if self._task is not None:
+            await self._queue.join()
+            self._task.cancel()
+
+    def _told(self) -> set[str]:
+        known: set[str] = set()
+        stream, position = self._streams.stream(PATH), 0
+        while position < stream.tail:
+            found = self._streams.read(stream, position, _CHUNK_BYTES)
+            for message in _messages.decode(json_mode.array(found.pieces)):
+                (known.add if message.headers.get("operation") == "insert" else known.discard)(message.key)
+            position = found.stop
+        return known
+
+    def _notice(self, events: Events) -> None:
+        for message in _messages_of(events):
+            self._queue.put_nowait(message)
+
+    async def _write(self) -> None:
+        while True:
+            messages = [await self._queue.get()]
+            while not self._queue.empty():
+                messages.append(self._queue.get_nowait())
+            try:
+                await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
+            except (
+                OpslogError
+            ) as error:  # somebody deleted the registry, or the storage fails: the next start makes up for it
+                _log.warning("the registry could not be written", extra={"error": str(error)})
+            for _ in messages:
+                self._queue.task_done()
+
+
+def _messages_of(events: Events) -> Iterator[bytes]:
+    for stream in events.deleted:
+        if stream.path != PATH:
+            yield _deleted(stream.path)
+    for stream in events.created:
+        if stream.path != PATH:
+            yield _inserted(stream)
+
+
+def _inserted(stream: Stream) -> bytes:
+    value = {"path": stream.path, "contentType": stream.content_type, "createdAt": int(stream.created * 1000)}
+    return orjson.dumps({"type": "stream", "key": stream.path, "value": value, "headers": {"operation": "insert"}})
+
+
+def _deleted(path: str) -> bytes:
+    return orjson.dumps({"type": "stream", "key": path, "headers": {"operation": "delete"}})
