@@ -1,0 +1,62 @@
+"""The official conformance suite of the protocol passes whole, on each storage.
+
+The pinned npm packages are installed once, in a folder that git ignores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import serving
+
+PACKAGES = ("@durable-streams/server-conformance-tests@0.3.6", "vitest@4.0.15")
+FOLDER = Path(__file__).parents[2] / "build" / "conformance"
+SUITE = Path(__file__).with_name("conformance.test.mjs")
+SUBSCRIPTIONS = False
+TESTS = 338
+
+
+@pytest.fixture(scope="session")
+def vitest() -> Path:
+    """The folder in which the suite can be run."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("the official suite needs node and npm")
+    installed = FOLDER / "installed.json"
+    if not installed.exists() or json.loads(installed.read_text()) != list(PACKAGES):
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--prefix", str(FOLDER), "--no-audit", "--no-fund", *PACKAGES]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"the official suite cannot be installed: {done.stderr.strip()[-300:]}")
+        installed.write_text(json.dumps(PACKAGES))
+    shutil.copy(SUITE, FOLDER)  # the packages are found from where the file is
+    return FOLDER
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("storage", ["memory", "lmdb"])
+def test_official_suite(vitest: Path, tmp_path: Path, storage: str) -> None:
+    options = ("--memory",) if storage == "memory" else ("--data", str(tmp_path / "data"))
+    report = tmp_path / "report.json"
+    command = ["npx", "vitest", "run", SUITE.name, "--reporter=json", f"--outputFile={report}"]
+    with serving("--long-poll-seconds", "2", *options) as server:
+        settings = {"CONFORMANCE_TEST_URL": server.root, "SUBSCRIPTIONS": "yes" if SUBSCRIPTIONS else "no"}
+        done = subprocess.run(
+            command, cwd=vitest, env={**os.environ, **settings}, capture_output=True, text=True, check=False
+        )
+        assert report.exists(), done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    results = [test for file in found["testResults"] for test in file["assertionResults"]]
+    failed = [f"{test['fullName']}: {test['failureMessages']}" for test in results if test["status"] == "failed"]
+    assert not failed, "\n".join(failed)
+    passed = sum(test["status"] == "passed" for test in results)
+    skipped = [test["fullName"] for test in results if test["status"] not in {"passed", "failed"}]
+    assert passed + len(skipped) == TESTS
+    assert all("ubscription" in name for name in skipped), "only subscriptions may be left out"
+    assert SUBSCRIPTIONS is not bool(skipped)

@@ -1,0 +1,85 @@
+"""`opslog serve` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+
+class Server:
+    """A running server.
+
+    :ivar url: of its stream root, without the slash at the end; :ivar logs: what it has logged.
+    """
+
+    def __init__(self, *options: str) -> None:
+        self.logs: list[dict[str, Any]] = []
+        self.said: list[str] = []
+        command = [sys.executable, "-W", "error", "-m", "opslog", "serve", "--json", *options]
+        if "--port" not in options:
+            command += ["--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.url = self._hear()
+        self._thread = Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _hear(self) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("{"):
+                self.logs.append(json.loads(line))
+                if self.logs[-1].get("message") == "serving":
+                    return str(self.logs[-1]["url"]).rstrip("/")
+            else:
+                self.said.append(line)
+        raise AssertionError(f"the server ended with exit code {self.process.wait()}: {self.logs} {self.said}")
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("{"):
+                self.logs.append(json.loads(line))
+            else:
+                self.said.append(line)
+
+    @property
+    def root(self) -> str:
+        """The URL of the server itself."""
+        return self.url.removesuffix("/v1/stream")
+
+    @property
+    def port(self) -> int:
+        return int(self.root.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """As a crash would."""
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> int:
+        """As an administrator would; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def _end(self) -> int:
+        code = self.process.wait(timeout=60)
+        self._thread.join(timeout=60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Server]:
+    server = Server(*options)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.kill()
