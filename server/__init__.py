@@ -1,9 +1,24 @@
-"""Streams over HTTP, speaking the Durable Streams protocol; needs the extra ``opslog[server]``."""
+"""Streams over HTTP, speaking the Durable Streams protocol; needs the extra ``opslog[server]``.
+
+`opslog.server.client` needs only ``opslog[client]``, so nothing of the server is loaded before it is asked for.
+"""
 
 from __future__ import annotations
 
-from opslog.server.asgi import App, app
-from opslog.server.options import Options
-from opslog.server.tokens import Tokens
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opslog.server.asgi import App, app
+    from opslog.server.options import Options
+    from opslog.server.tokens import Tokens
 
 __all__ = ["App", "Options", "Tokens", "app"]
+
+_HOMES = {"App": "asgi", "Options": "options", "Tokens": "tokens", "app": "asgi"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

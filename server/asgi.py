@@ -22,9 +22,13 @@ from opslog.server.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
 from opslog.server.requests import DisconnectedError, Receive, Scope, Send
 from opslog.server.storage import Storage
 from opslog.server.streams import Observer, Streams
+from opslog.server.subscription_routes import SubscriptionRoutes, carries_own_token
+from opslog.server.subscription_service import Subscriptions
 from opslog.server.tokens import Token, Tokens
+from opslog.server.webhook_delivery import Delivery
 from opslog.server.writing import Writing
 
+RESERVED = "__ds"
 _log = logging.getLogger("opslog.server")
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
 """Answers a request for the path it is given, and returns the status of its answer."""
@@ -38,7 +42,7 @@ class App:
     Streams are dispatched by hand and answered without a framework in between: an append costs what parsing it costs.
 
     :ivar streams: the same operations without HTTP. :ivar metrics: figures of this application.
-    :ivar control: answers requests for paths that begin with ``__ds/``; 404 while there is none.
+    :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
     """
 
     def __init__(
@@ -47,7 +51,6 @@ class App:
         self.metrics = Metrics()
         self.streams = Streams(storage, environment, self.metrics)
         self.options = options
-        self.control: Handler | None = None
         self._storage = storage
         self._tokens = tokens
         self._environment = environment
@@ -56,6 +59,9 @@ class App:
         self._started: asyncio.Task[None] | None = None
         self._stopping = False
         self._root = options.root
+        delivery = Delivery(allow_loopback=options.webhook_loopback)
+        self.subscriptions = Subscriptions(self.streams, delivery, environment)
+        self._control = SubscriptionRoutes(self.subscriptions, options)
         writing = Writing(self.streams, options, self.metrics)
         reading = Reading(
             self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
@@ -95,14 +101,14 @@ class App:
         if method == "OPTIONS":
             return await reply(send, 204, PREFLIGHT)
         name = path[len(self._root) :]
-        if self.control is not None and name.startswith("__ds/"):
-            handler: Handler | None = self.control
+        if name == RESERVED or name.startswith(f"{RESERVED}/"):
+            handler: Handler | None = self._control
         else:
             name = requests.check_path(name)
             handler = self._handlers.get(method)
         if handler is None:
             raise Refused(405, f"{method} is not a method of streams", [(b"allow", METHODS)])
-        if self._tokens is not None or self._rates is not None:
+        if (self._tokens is not None or self._rates is not None) and not carries_own_token(name):
             self._admit(method, name, scope)
         return await handler(name, scope, receive, send)
 
@@ -147,6 +153,7 @@ class App:
 
     async def _start(self) -> None:
         await self.streams.start()
+        await self.subscriptions.start()
         if self._registry is not None:
             await self._registry.start()
 
@@ -159,6 +166,7 @@ class App:
         """End live reads, finish what was begun, and close the storage."""
         self.end_live_reads()
         if self._started is not None:
+            await self.subscriptions.stop()
             if self._registry is not None:
                 await self._registry.stop()
             await self.streams.stop()

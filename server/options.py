@@ -20,6 +20,9 @@ class Options:
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
     :ivar registry: whether created and deleted streams are told of, see `opslog.server.registry`.
     :ivar compression: whether answers are compressed for those who take it.
+    :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in
+    webhooks; None takes what the client who makes a subscription has called it.
+    :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
     """
 
     root: str = "/v1/stream/"
@@ -32,4 +35,6 @@ class Options:
     rate: float | None = None
     registry: bool = False
     compression: bool = True
+    public_url: str | None = None
+    webhook_loopback: bool = False
     cursors: Cursors = field(default_factory=Cursors)

@@ -73,6 +73,8 @@ def serve(application: App, address: Address) -> None:
         access_log=False,
         server_header=False,
         limit_concurrency=address.max_connections,
+        # Clients keep idle connections for as long as they think the server does, many for a minute.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=round(address.stop_seconds),
         ssl_certfile=address.certificate,
         ssl_keyfile=address.key,
