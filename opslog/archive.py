@@ -15,7 +15,7 @@ from opslog.commits import Set, encode_commit
 from opslog.errors import NotFoundError
 from opslog.layout import ARCHIVE, archive_of, archive_path, index_path
 from opslog.runs import read_blocks
-from opslog.snapshot import Row, build_archive, decode_index
+from opslog.snapshot import Block, Row, build_archive, decode_index
 
 
 def quarter(seconds: float) -> str:
@@ -43,18 +43,34 @@ def read_archive(backend: Backend, period: str) -> dict[str, Set]:
 
     :raises NotFoundError: nothing was archived under this period. :raises CorruptError: a file is damaged.
     """
-    records: dict[str, Set] = {}
-    files = _files(backend, f"{ARCHIVE}{period}/")
+    return newest_archived(
+        backend, [(path, read_archive_index(backend, path)) for path in archive_files(backend, period)]
+    )
+
+
+def archive_files(backend: Backend, period: str) -> list[str]:
+    """The paths of a period's finished files. :raises NotFoundError: nothing was archived under this period."""
+    files = [path for _, path in _files(backend, f"{ARCHIVE}{period}/")]
     if not files:
         known = ", ".join(list_periods(backend)) or "none"
         raise NotFoundError(f"nothing was archived under {period!r}; the periods are: {known}")
-    for _, path in files:
-        index = decode_index(backend.read(index_path(path)), path)
-        for block in read_blocks(backend, path, index.blocks):
+    return files
+
+
+def read_archive_index(backend: Backend, path: str) -> list[Block]:
+    """The blocks of an archive file. :raises CorruptError: its index is damaged."""
+    return decode_index(backend.read(index_path(path)), path).blocks
+
+
+def newest_archived(backend: Backend, files: Iterable[tuple[str, list[Block]]]) -> dict[str, Set]:
+    """The records in neighbouring blocks of some files, by id, those with the greatest stamps."""
+    records: dict[str, Set] = {}
+    for path, blocks in files:
+        for block in read_blocks(backend, path, blocks):
             for row in block:
                 record = row.record
-                known_record = records.get(record.id)
-                if isinstance(record, Set) and (known_record is None or record.outranks(known_record)):
+                known = records.get(record.id)
+                if isinstance(record, Set) and (known is None or record.outranks(known)):
                     records[record.id] = record
     return records
 

@@ -82,7 +82,14 @@ def read_index(backend: Backend, part: Part) -> Index:
 T = TypeVar("T", Record, Row)
 
 
-class StoredRun(Protocol):
+class SortedRecords(Protocol):
+    """A run, or what of it is asked for."""
+
+    def records(self) -> Iterator[Record]:
+        """All records in order of id."""
+
+
+class StoredRun(SortedRecords, Protocol):
     """What the layers above need of a run, however it is read."""
 
     run: Run
@@ -92,9 +99,6 @@ class StoredRun(Protocol):
 
     def is_live(self, id: str) -> bool | None:
         """Whether that record is a set; None where there is none."""
-
-    def records(self) -> Iterator[Record]:
-        """All records in order of id."""
 
     def hold(self) -> None:
         """Make sure that everything is there, and, where the storage can, that it stays readable when it is collected.
@@ -325,7 +329,7 @@ def load_run(backend: Backend, run: Run) -> StoredRun:
     return LoadedRun(backend, run) if run.bytes < LOADED_BYTES else BlockRun(backend, run)
 
 
-def newest_records(runs: Sequence[StoredRun]) -> Iterator[Record]:
+def newest_records(runs: Sequence[SortedRecords]) -> Iterator[Record]:
     """The records of several runs, newest first, in order of id: the newest of each id."""
     if len(runs) == 1:
         return runs[0].records()

@@ -6,7 +6,7 @@ locking of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -30,7 +30,7 @@ from opslog.manifest import Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
-from opslog.runs import BlockRun, StoredRun, load_run, newest_records
+from opslog.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
 
 _HEAVY = 10_000
 """So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
@@ -163,7 +163,7 @@ class State:
         """
         for run in self.runs:
             run.hold()
-        return _records(list(self.runs), dict(self.winners), dict(overlay or {}))
+        return live_records(list(self.runs), dict(self.winners), dict(overlay or {}))
 
     def _record(self, id: str) -> Record | None:
         """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
@@ -199,8 +199,14 @@ def _retained(records: Iterator[Record]) -> Iterator[Record]:
         ) from error
 
 
-def _records(runs: list[StoredRun], winners: dict[str, Record], overlay: dict[str, Record]) -> Iterator[Set]:
-    """See `State.records`. :raises RetryError: the snapshot was replaced and collected before its end was reached."""
+def live_records(
+    runs: Sequence[SortedRecords], winners: dict[str, Record], overlay: dict[str, Record]
+) -> Iterator[Set]:
+    """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
+    `State.records`.
+
+    :raises RetryError: the snapshot was replaced and collected before its end was reached.
+    """
     above = iter(sorted(winners.keys() | overlay))
     next_id = next(above, None)
     for stored in _retained(newest_records(runs)):

@@ -1,0 +1,220 @@
+"""The data source `opslog`: ``spark.read.format("opslog").load(url)``, and ``USING opslog`` in SQL.
+
+Spark makes the source in one process, plans in another and reads in many more; what goes between them is pickled. All
+that is said of a store is said in `opslog.spark.views`; here are only the words of Spark: options, schemas, filters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from opslog.backends import Backend, open_backend
+from opslog.errors import CorruptError, MissingFileError, RetryError, UsageError
+from opslog.history import Point
+from opslog.manifest_store import ManifestStore
+from opslog.spark.planning import SPLIT_BYTES
+from opslog.spark.ranges import IdRange
+from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
+
+_OWN = {"path", "paths", "view", "asof", "period", "splitbytes"}
+"""The options that are not the storage's, in lower case, as Spark hands them over."""
+
+_DDL = {
+    "string": "STRING",
+    "int64": "BIGINT",
+    "int32": "INT",
+    "bool": "BOOLEAN",
+}
+
+
+class DefaultSource(DataSource):
+    """See `docs/spark.md` for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "opslog"
+
+    def schema(self) -> str:
+        return ddl(view_of(self.options))
+
+    def reader(self, schema: StructType) -> OpslogReader:
+        view = view_of(self.options)
+        expected = [field.name for field in view.schema]
+        if schema.fieldNames() != expected:
+            raise UsageError(f"this view has the columns {', '.join(expected)}; choose among them with select")
+        kind = _PushdownReader if _is_pushing_down() else OpslogReader
+        return kind(url_of(self.options), storage_options(self.options), view)
+
+
+def ddl(view: View) -> str:
+    """The columns of a view in Spark's words."""
+    return ", ".join(f"{field.name} {_DDL[str(field.type)]}" for field in view.schema)
+
+
+def view_of(options: Mapping[str, str]) -> View:
+    """The view that the options ask for. :raises UsageError: there is no such view, or it has no such option."""
+    name = options.get("view", "state")
+    as_of, period = _point(options.get("asof")), options.get("period")
+    split_bytes = _number(options.get("splitbytes", str(SPLIT_BYTES)), "splitBytes")
+    if name == "archive":
+        if as_of is not None:
+            raise UsageError("archives have no past: leave out asOf")
+        return ArchiveView(period, split_bytes)
+    if period is not None:
+        raise UsageError('the option period goes with view "archive"')
+    kinds: dict[str, type[StateView | CandidatesView | OpsView]] = {
+        "state": StateView,
+        "ops": OpsView,
+        "candidates": CandidatesView,
+    }
+    if name not in kinds:
+        raise UsageError(f'view is "state", "ops" or "archive", not {name!r}')
+    return kinds[name](as_of, split_bytes)
+
+
+def _point(text: str | None) -> Point | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def _number(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{name} is a number of bytes from 1 on, not {text!r}")
+    return int(text)
+
+
+def url_of(options: Mapping[str, str]) -> str:
+    """The store's URL; a directory's as an absolute path, because workers may have another working directory.
+
+    :raises UsageError: no store is named, or several, or one that only this process can see.
+    """
+    url = options.get("path")
+    if not url:
+        raise UsageError("name one store: .load(url), or the option path; several are a union of several reads")
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme == "memory":
+        raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
+    if separator:
+        return url
+    # What SQL makes of a path.
+    return os.path.abspath(url.removeprefix("file:"))
+
+
+def storage_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """What the backend takes: everything that is not the data source's own. Numbers and JSON objects are understood."""
+    return {name: _value(name, text) for name, text in options.items() if name.lower() not in _OWN}
+
+
+def _value(name: str, text: str) -> Any:
+    if text in ("true", "false") or text.startswith("{"):
+        return msgspec.json.decode(text)
+    return float(text) if name.endswith("_seconds") else int(text) if name.endswith("_bytes") else text
+
+
+def open_store(url: str, options: Mapping[str, Any]) -> Backend:
+    """The storage of a store that exists."""
+    try:
+        return open_backend(url, create=False, **options)
+    except TypeError as error:
+        raise UsageError(f"{url}: {error}: neither opslog nor this storage has such an option") from error
+
+
+class OpslogPartition(InputPartition):
+    """One task. :ivar value: what it reads."""
+
+    value: Task
+
+
+class OpslogReader(DataSourceReader):
+    """Reads one view of one store."""
+
+    def __init__(self, url: str, options: dict[str, Any], view: View) -> None:
+        self._url = url
+        self._options = options
+        self._view = view
+        self._asked = Asked()
+
+    def partitions(self) -> list[InputPartition]:
+        with closing(open_store(self._url, self._options)) as backend:
+            tasks = self._view.plan(backend, self._asked)
+        return [OpslogPartition(task) for task in tasks] or [OpslogPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        task: Task | None = partition.value
+        if task is None:
+            return
+        with closing(open_store(self._url, self._options)) as backend:
+            try:
+                yield from self._view.read(backend, task, self._asked)
+            except MissingFileError as error:
+                raise _gone(backend, task, error) from error
+
+
+def _gone(backend: Backend, task: Task, error: MissingFileError) -> RetryError | CorruptError:
+    """What it means that a task found a file missing that was there when the job was planned."""
+    if task.period or ManifestStore(backend).newest_number() == task.manifest:
+        return CorruptError(
+            f"{error}. opslog does not remove it: restore it from a copy; `opslog verify` lists all such places",
+            error.path,
+        )
+    return RetryError(
+        f"{error}: a compaction collected it while this job was reading. Run the job again; jobs that take longer than "
+        "the store's grace period need a longer one, or compact with keep_history"
+    )
+
+
+class _PushdownReader(OpslogReader):
+    """The reader where ``spark.sql.python.filterPushdown.enabled`` is true; Spark refuses it where that is not."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        for filter in filters:
+            self._asked = narrowed(self._asked, filter)
+        return filters  # Spark looks again: what is read is less, and may still be more than is asked for
+
+
+def narrowed(asked: Asked, filter: Any) -> Asked:
+    """What is asked for, given one more filter; the same, where it says nothing of ids and agents."""
+    from pyspark.sql.datasource import (
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
+        StringStartsWith,
+    )
+
+    column = getattr(filter, "attribute", None)
+    among: frozenset[str] | None = None
+    if isinstance(filter, EqualTo):
+        among = frozenset([filter.value])
+    elif isinstance(filter, In):
+        among = frozenset(filter.value)
+    if column == ("agent",) and among is not None:
+        return replace(asked, agents=among if asked.agents is None else asked.agents & among)
+    if column != ("id",):
+        return asked
+    if among is not None:
+        one_of = among if asked.one_of is None else asked.one_of & among
+        range = IdRange(min(one_of), max(one_of) + "\0") if one_of else IdRange("", "")
+        return replace(asked, one_of=one_of, ids=asked.ids.common(range) or IdRange("", ""))
+    range = IdRange()
+    if isinstance(filter, GreaterThan | GreaterThanOrEqual | StringStartsWith):
+        range = IdRange(filter.value)
+    elif isinstance(filter, LessThan | LessThanOrEqual):
+        range = IdRange("", filter.value + "\0")
+    return replace(asked, ids=asked.ids.common(range) or IdRange("", ""))
+
+
+def _is_pushing_down() -> bool:
+    """Whether it is Spark's planner with filters that runs: it does only where they are enabled."""
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules

@@ -1,0 +1,171 @@
+"""All tasks of a view together are what the library says, wherever the store is cut. Without Spark itself: its part is
+in test_source.py."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import opslog
+from opslog.archive import list_periods, read_archive
+from opslog.backends import open_backend
+from opslog.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
+from opslog.errors import HistoryGoneError
+from opslog.history import Point
+from opslog.merge import reference
+from opslog.spark import views
+from opslog.spark.planning import SPLIT_BYTES
+from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, View
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support.random_stores import live, row, state, tear
+
+SPLITS = [1, 40, 300, 2000, SPLIT_BYTES]
+EVERYTHING = Asked()
+_numbers = count()
+
+
+def rows(url: str, view: View, asked: Asked = EVERYTHING) -> list[tuple[Any, ...]]:
+    """What all tasks of a view read, each of them sent to another process and back."""
+    backend = open_backend(url, create=False)
+    view = pickle.loads(pickle.dumps(view))
+    tasks = pickle.loads(pickle.dumps(view.plan(backend, asked)))
+    batches = [batch for task in tasks for batch in view.read(backend, task, asked)]
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema == view.schema
+    return [tuple(each.values()) for batch in batches for each in batch.to_pylist()]
+
+
+def best(candidates: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The state, from the candidates."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for each in candidates:
+        known = found.get(each[0])
+        if known is None or each[2:4] > known[2:4]:
+            found[each[0]] = each
+    return [each for _, each in sorted(found.items()) if each[1] is not None]
+
+
+def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[Any, ...]]:
+    """Commits as rows of the ops view, without their places in files."""
+    for commit in commits:
+        head = commit.agent, commit.clock, commit.ts
+        cancelled = commit.stamp in undone
+        match commit:
+            case Set():
+                yield *head, "set", commit.id, bytes(commit.data).decode(), commit.v, None, None, None, cancelled
+            case Delete():
+                yield *head, "delete", commit.id, None, None, commit.archived, None, None, cancelled
+            case Undo():
+                yield *head, "undo", None, None, None, None, commit.target, None, cancelled
+            case Seal():
+                yield *head, "seal", None, None, None, None, None, None, cancelled
+            case Batch():
+                for place, op in enumerate(commit.ops):
+                    data = bytes(op.data).decode() if isinstance(op, opslog.commits.SetOp) else None
+                    v = op.v if isinstance(op, opslog.commits.SetOp) else None
+                    archived = op.archived if isinstance(op, opslog.commits.DeleteOp) else None
+                    word = "delete" if data is None else "set"
+                    yield *head, word, op.id, data, v, archived, None, place, cancelled
+
+
+def points(url: str, chance: random.Random) -> list[Point]:
+    """Some clocks and times, of which some were compacted away."""
+    with opslog.open(url, read_only=True) as store:
+        commits = list(store.ops())
+    chosen = [chance.choice(commits) for _ in range(2)] if commits else []
+    return [0, *(commit.clock for commit in chosen), *(commit.ts for commit in chosen)]
+
+
+def check_state(url: str, split_bytes: int, as_of: Point | None = None) -> None:
+    past = {} if as_of is None else {"as_of": as_of}
+    try:
+        expected = state(url, **past)
+    except HistoryGoneError:
+        for view in (StateView(as_of, split_bytes), CandidatesView(as_of, split_bytes)):
+            with pytest.raises(HistoryGoneError):
+                rows(url, view)
+        return
+    assert rows(url, StateView(as_of, split_bytes)) == expected
+    assert best(rows(url, CandidatesView(as_of, split_bytes))) == expected
+
+
+def check_ops(url: str, split_bytes: int, as_of: Point | None = None) -> None:
+    with opslog.open(url, read_only=True) as store:
+        commits = list(store.ops())
+        if as_of is not None:
+            clock = isinstance(as_of, int)
+            commits = [commit for commit in commits if (commit.clock if clock else commit.ts) <= as_of]  # type: ignore[operator]
+    undone = {(commit.target, commit.agent) for commit in commits if isinstance(commit, Undo)}
+    found = rows(url, OpsView(as_of, split_bytes))
+    found.sort(key=lambda each: (each[1], each[0], each[9] or 0))
+    assert [(*each[:10], each[12]) for each in found] == list(ops(commits, undone))
+    lines: dict[tuple[str, int], bytes] = {}
+    backend = open_backend(url)
+    for each in found:
+        path = opslog.layout.segment_path(each[0], each[10])
+        line = lines.setdefault((path, each[11]), backend.read(path, each[11]).partition(b"\n")[0])
+        assert f'"clock":{each[1]},'.encode() in line[:80]
+
+
+def check_archives(url: str, split_bytes: int) -> None:
+    backend = open_backend(url)
+    expected = [
+        (period, *row(record))
+        for period in list_periods(backend)
+        for _, record in sorted(read_archive(backend, period).items())
+    ]
+    assert rows(url, ArchiveView(None, split_bytes)) == expected
+    for period in list_periods(backend):
+        assert rows(url, ArchiveView(period, split_bytes)) == [each for each in expected if each[0] == period]
+
+
+def check_reference(url: str) -> None:
+    """Where nothing was collected, the plain reference must agree."""
+    with opslog.open(url, read_only=True) as store:
+        commits = list(store.ops())
+        everything = min((commit.clock for commit in commits), default=1) == 1 and store.stats().manifest == 1
+    if everything:
+        winners: dict[str, Record] = reference(commits)
+        expected = [row(record) for _, record in sorted(winners.items()) if isinstance(record, Set)]
+        assert rows(url, StateView()) == expected
+
+
+def check(url: str, chance: random.Random) -> None:
+    split_bytes = chance.choice(SPLITS)
+    check_state(url, split_bytes)
+    check_ops(url, split_bytes)
+    check_archives(url, split_bytes)
+    check_reference(url)
+    for point in points(url, chance):
+        check_state(url, split_bytes, point)
+        check_ops(url, split_bytes, point)
+
+
+@pytest.mark.parametrize("tail_bytes", [0, views.TAIL_BYTES], ids=["read-by-tasks", "merged-by-the-driver"])
+@given(chance=st.randoms(use_true_random=False))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_stores(tail_bytes: int, chance: random.Random) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views, "TAIL_BYTES", tail_bytes)
+        scheme = chance.choice(["memory", "memory", "bucket"])
+        url = f"{scheme}://views-{next(_numbers)}"
+        live(url, chance)
+        check(url, chance)
+
+
+@given(chance=st.randoms(use_true_random=False))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_directories(chance: random.Random) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"{folder}/store"
+        live(url, chance, tear=tear)
+        check(url, chance)
