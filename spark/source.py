@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from opslog.backends import Backend, open_backend
@@ -26,8 +26,11 @@ from opslog.spark.planning import SPLIT_BYTES
 from opslog.spark.ranges import IdRange
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
 
-_OWN = {"path", "paths", "view", "asof", "period", "splitbytes"}
+_OWN = {"path", "paths", "view", "asof", "period", "splitbytes", "startingat", "ongap", "maxbytespertrigger"}
 """The options that are not the storage's, in lower case, as Spark hands them over."""
+
+CHANGES = "changes"
+"""The view of a stream."""
 
 _DDL = {
     "string": "STRING",
@@ -45,7 +48,11 @@ class DefaultSource(DataSource):
         return "opslog"
 
     def schema(self) -> str:
-        return ddl(view_of(self.options))
+        if self.options.get("view") == CHANGES:
+            from opslog.spark.streaming import COLUMNS
+
+            return ddl(COLUMNS)
+        return ddl(view_of(self.options).schema)
 
     def reader(self, schema: StructType) -> OpslogReader:
         view = view_of(self.options)
@@ -55,10 +62,17 @@ class DefaultSource(DataSource):
         kind = _PushdownReader if _is_pushing_down() else OpslogReader
         return kind(url_of(self.options), storage_options(self.options), view)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if self.options.get("view") != CHANGES:
+            raise UsageError(f'a stream has one view, and has to name it: .option("view", "{CHANGES}")')
+        from opslog.spark.streaming import StreamReader
 
-def ddl(view: View) -> str:
+        return StreamReader(url_of(self.options), storage_options(self.options), self.options)
+
+
+def ddl(schema: pa.Schema) -> str:
     """The columns of a view in Spark's words."""
-    return ", ".join(f"{field.name} {_DDL[str(field.type)]}" for field in view.schema)
+    return ", ".join(f"{field.name} {_DDL[str(field.type)]}" for field in schema)
 
 
 def view_of(options: Mapping[str, str]) -> View:
@@ -78,7 +92,7 @@ def view_of(options: Mapping[str, str]) -> View:
         "candidates": CandidatesView,
     }
     if name not in kinds:
-        raise UsageError(f'view is "state", "ops" or "archive", not {name!r}')
+        raise UsageError(f'view is "state", "ops" or "archive", and for a stream "{CHANGES}", not {name!r}')
     return kinds[name](as_of, split_bytes)
 
 

@@ -1,0 +1,330 @@
+"""What a stream delivers, without Spark: every commit once, and after a gap the state."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
+
+import opslog
+from opslog import compaction
+from opslog.backends import open_backend
+from opslog.environment import REAL
+from opslog.spark.offsets import Follower
+from opslog.spark.streaming import StreamReader
+from tests.support import bucket
+from tests.support.stream_sink import Row, Sink
+
+assert bucket.BUCKETS is not None  # which registers bucket://, where each append is a segment
+EVERYTHING = ReadAllAvailable()
+SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0.0)
+_numbers = itertools.count()
+
+
+def rows(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Row]:
+    return [row for task in reader.partitions(start, end) for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+class Stream:
+    """A stream that delivers into a sink."""
+
+    def __init__(self, url: str, limit: ReadLimit = EVERYTHING, **options: str) -> None:
+        self.reader = StreamReader(url, {}, options)
+        self.limit = limit
+        self.offset = self.reader.initialOffset()
+        self.sink = Sink()
+
+    def step(self) -> list[Row]:
+        """One batch."""
+        end = self.reader.latestOffset(self.offset, self.limit)
+        return self.deliver(end)
+
+    def deliver(self, end: dict[str, Any]) -> list[Row]:
+        found = rows(self.reader, self.offset, end)
+        self.sink.take(found)
+        self.offset = end
+        return found
+
+    def drain(self) -> None:
+        """Until nothing is left."""
+        while (before := self.offset) is not None:
+            found = self.step()
+            if self.offset == before:
+                assert found == []
+                return
+
+
+def state(url: str) -> dict[str, str]:
+    with opslog.open(url, read_only=True) as store:
+        return {record.id: bytes(record.data).decode() for record in store.records()}
+
+
+def compact(url: str) -> compaction.Compaction:
+    with closing(open_backend(url)) as backend:
+        return compaction.compact(backend, REAL)
+
+
+def logged(url: str) -> Counter[tuple[str, int]]:
+    with opslog.open(url, read_only=True) as store:
+        return Counter((commit.agent, commit.clock) for commit in store.ops())
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where segments grow, and where each append is one."""
+    return str(tmp_path / "store") if request.param == "directory" else f"bucket://streaming-{next(_numbers)}"
+
+
+class Writers:
+    """Three agents that do something at random."""
+
+    def __init__(self, url: str, choices: random.Random) -> None:
+        self.url = url
+        self._choices = choices
+        self._open: dict[str, opslog.Store[dict[str, Any]]] = {}
+        self.some_writes()
+
+    def _store(self) -> opslog.Store[dict[str, Any]]:
+        agent = self._choices.choice("abc")
+        if agent not in self._open:
+            self._open[agent] = opslog.open(
+                self.url, agent=agent, settings=SETTINGS, compact_after=None, durability="buffered"
+            )
+        return self._open[agent]
+
+    def _id(self) -> str:
+        return f"task-{self._choices.randrange(8)}"
+
+    def some_writes(self) -> None:
+        store, choices = self._store(), self._choices
+        kind = choices.random()
+        if kind < 0.1:
+            store.undo()
+        elif kind < 0.2:
+            store.refresh()
+            store.pop(self._id(), None)
+        elif kind < 0.3:
+            with store.batch():
+                store[self._id()] = {"batch": choices.randrange(1000)}
+                store[self._id()] = {"é": choices.randrange(1000)}
+        elif kind < 0.45:
+            self._open.popitem()[1].close()  # the next session begins a new segment
+            return
+        else:
+            for _ in range(choices.randrange(8)):
+                store[self._id()] = {"n": choices.randrange(1000)}
+        store.flush()
+
+    def close(self) -> None:
+        for store in self._open.values():
+            store.close()
+
+
+@pytest.mark.parametrize("limit", [EVERYTHING, ReadMaxBytes(400)], ids=["all", "limited"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_commit_comes_once_and_they_make_the_state(url: str, seed: int, limit: ReadLimit) -> None:
+    follow_at_random(url, seed, limit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [EVERYTHING, ReadMaxBytes(400)], ids=["all", "limited"])
+@pytest.mark.parametrize("hundred", range(3))
+def test_many_random_streams(url: str, hundred: int, limit: ReadLimit) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        follow_at_random(f"{url}-{seed}", seed, limit)
+
+
+def follow_at_random(url: str, seed: int, limit: ReadLimit) -> None:
+    choices = random.Random(seed)
+    writers = Writers(url, choices)
+    stream = Stream(url, limit)
+    for _ in range(60):
+        chance = choices.random()
+        if chance < 0.75:
+            writers.some_writes()
+        elif chance < 0.85:
+            compact(url)
+        elif chance < 0.95:
+            stream.step()
+        else:
+            # Planned, and carried out when what it is about was collected: a driver that was killed in between.
+            end = stream.reader.latestOffset(stream.offset, limit)
+            for _ in range(10):
+                writers.some_writes()
+            compact(url)
+            stream.deliver(end)
+    stream.drain()
+    writers.close()
+    assert stream.sink.state() == state(url)
+    assert set(stream.sink.delivered.values()) <= {1}
+    assert set(stream.sink.delivered) >= set(logged(url)), "what is retained was delivered"
+
+
+def write(url: str, agent: str, count: int, first: int = 0) -> None:
+    durability: Literal["fsync", "buffered"] = "fsync" if url.startswith("bucket") else "buffered"
+    with opslog.open(url, agent=agent, settings=SETTINGS, compact_after=None, durability=durability) as store:
+        for number in range(first, first + count):
+            store[f"task-{number % 5}"] = {"n": number}
+
+
+def test_without_a_gap_everything_is_an_op(url: str) -> None:
+    write(url, "a", 10)
+    stream = Stream(url)
+    stream.drain()
+    write(url, "b", 10)
+    stream.drain()
+    assert {row["delivery"] for row in stream.sink.rows} == {"op"}
+    assert stream.sink.delivered == logged(url)
+    assert [row["clock"] for row in stream.sink.rows] == list(range(1, 21))
+
+
+def test_a_stream_that_was_stopped_resyncs(url: str) -> None:
+    write(url, "a", 10)
+    stream = Stream(url)
+    stream.drain()
+    write(url, "b", 4)
+    write(url, "a", 20, first=100)
+    write(url, "a", 20, first=200)
+    compact(url)
+    compact(url)  # collects what the first one folded
+    found = stream.step()
+    heads = [row for row in found if row["op"] == "resync"]
+    assert [(row["delivery"], row["id"]) for row in heads] == [("resync", None)]
+    snapshot = [row for row in found if row["delivery"] == "resync" and row["segment"] is None and row["id"]]
+    assert snapshot
+    assert stream.sink.state() == state(url)
+    assert set(stream.sink.delivered.values()) == {1}
+    assert stream.step() == []
+
+
+def test_a_stream_that_must_not_resync_says_what_is_missing(url: str) -> None:
+    write(url, "a", 10)
+    write(url, "a", 10)
+    compact(url)
+    compact(url)
+    stream = Stream(url, ongap="fail")
+    stream.drain()  # the very first state is not a gap
+    assert stream.sink.resyncs <= 1
+    write(url, "a", 10)
+    write(url, "a", 10)
+    compact(url)
+    compact(url)
+    with pytest.raises(opslog.HistoryGoneError, match=r"agent 'a' from segment .* before this stream read them"):
+        stream.step()
+
+
+def test_what_was_collected_after_it_was_read_is_no_gap(url: str) -> None:
+    """The end of a segment that is gone was read: what follows is in the next one, and nothing is missing."""
+    write(url, "a", 10)
+    stream = Stream(url, ongap="fail")
+    stream.drain()
+    write(url, "a", 10)
+    stream.drain()
+    for _ in range(3):
+        write(url, "a", 10)
+        stream.drain()
+        compact(url)
+    assert stream.sink.resyncs == 0
+    assert stream.sink.state() == state(url)
+
+
+def test_a_later_start_leaves_out_what_was_before(url: str) -> None:
+    write(url, "a", 10)
+    compact(url)
+    stream = Stream(url, startingat="latest")
+    assert stream.step() == []
+    write(url, "a", 2)
+    write(url, "b", 2)
+    stream.drain()
+    assert sorted(row["clock"] for row in stream.sink.rows) == [11, 12, 13, 14]
+
+
+def test_available_now_ends_where_it_began_to_look(url: str) -> None:
+    write(url, "a", 10)
+    stream = Stream(url, ReadMaxBytes(200))
+    stream.reader.prepareForTriggerAvailableNow()
+    write(url, "a", 10)
+    write(url, "b", 10)
+    stream.drain()
+    assert stream.sink.delivered == {("a", clock): 1 for clock in range(1, 11)}
+
+
+def test_a_limit_is_kept_and_nobody_starves(url: str) -> None:
+    for agent in "abc":
+        write(url, agent, 40)
+    stream = Stream(url, ReadMaxBytes(3000))
+    first = stream.step()
+    assert {row["agent"] for row in first} == {"a", "b", "c"}
+    assert len(first) < 60
+    stream.drain()
+    assert len(stream.sink.rows) == 120
+
+
+def test_a_torn_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+    write(str(tmp_path), "a", 3)
+    (segment,) = tmp_path.glob("ops/a/*")
+    *whole, last = segment.read_bytes().splitlines(keepends=True)
+    stream = Stream(str(tmp_path))
+    for end in (0, 1, len(last) - 1):
+        segment.write_bytes(b"".join(whole) + last[:end])
+        stream.step()
+        assert len(stream.sink.rows) == 2
+    segment.write_bytes(b"".join(whole) + last)
+    stream.step()
+    assert [row["clock"] for row in stream.sink.rows] == [1, 2, 3]
+    # One that stays torn, because its writer died, is passed over when a new session has begun.
+    segment.write_bytes(segment.read_bytes() + last[:20])
+    write(str(tmp_path), "a", 1)
+    stream.drain()
+    assert [row["clock"] for row in stream.sink.rows] == [1, 2, 3, 4]
+
+
+def test_a_line_that_is_no_commit_is_an_error(tmp_path: Path) -> None:
+    write(str(tmp_path), "a", 3)
+    (segment,) = tmp_path.glob("ops/a/*")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(lines[0] + b"nonsense\n" + lines[2])
+    with pytest.raises(opslog.CorruptError, match=f"byte {len(lines[0])}"):
+        Stream(str(tmp_path)).step()
+
+
+def test_a_log_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
+    write(str(tmp_path), "a", 3)
+    stream = Stream(str(tmp_path))
+    stream.step()
+    (segment,) = tmp_path.glob("ops/a/*")
+    segment.write_bytes(segment.read_bytes()[:-10])
+    with pytest.raises(opslog.CorruptError, match="ends at byte"):
+        stream.step()
+
+
+def test_large_pieces_are_split_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opslog.spark.offsets.SPLIT_BYTES", 300)
+    write(str(tmp_path), "a", 20)
+    stream = Stream(str(tmp_path))
+    end = stream.reader.latestOffset(stream.offset, EVERYTHING)
+    with closing(open_backend(tmp_path)) as backend:
+        work = Follower(backend).between(Follower(backend).newest().parse({}), Follower(backend).newest())
+    assert len(work.pieces) > 5
+    stream.deliver(end)
+    assert [row["clock"] for row in stream.sink.rows] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ongap": "ignore"}, "onGap is resync or fail"),
+        ({"startingat": "1"}, "startingAt is earliest or latest"),
+        ({"maxbytespertrigger": "0"}, "maxBytesPerTrigger"),
+    ],
+    ids=["onGap", "startingAt", "maxBytesPerTrigger"],
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(opslog.UsageError, match=words):
+        StreamReader("nowhere", {}, options)
