@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import opslog
+import opslog.spark
+from opslog import compaction
+from opslog.backends import open_backend
+from opslog.environment import Environment
+from opslog.snapshot import PartEnds, Row, build_parts
+from opslog.spark import compacting
+from opslog.verify import verify
+
+LATER = 4_000_000_000.0
+"""Seconds since 1970: tombstones have expired by then."""
+
+
+def environment(at: float) -> Environment:
+    numbers = count(1)
+    return Environment(time=lambda: at, nonce=lambda: f"n{next(numbers)}")
+
+
+def write(url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int = 60) -> None:
+    """Sessions of three agents that set, delete, undo and write batches, taking turns."""
+    dice = random.Random(seed)
+    settings = opslog.Settings(undo_window=5, grace_seconds=0)
+    with ExitStack() as stack:
+        opened = (opslog.open(url, agent=name, compact_after=None, settings=settings) for name in ("a", "b", "Zz-9"))
+        stores = [stack.enter_context(store) for store in opened]
+        for _ in range(commits * 3):
+            store = dice.choice(stores)
+            id = f"{dice.choice(('doc', 'ключ', '😀', ''))}-{dice.randrange(ids)}"
+            action = dice.random()
+            if action < 0.1:
+                store.undo()
+            elif action < 0.25 and id in store:
+                del store[id]
+            elif action < 0.45:
+                with store.batch():
+                    for number in range(dice.randrange(1, 6)):
+                        store[f"{id}-{number}"] = {"n": number, "t": "x" * dice.randrange(text)}
+            else:
+                store[id] = {"f": dice.random(), "t": "ü" * dice.randrange(text), "deep": [{"a": None}, 1.0, 1]}
+            if dice.random() < 0.05:
+                store.refresh()
+
+
+def snapshot_files(root: Path) -> dict[str, bytes]:
+    """Everything but logs and locks."""
+    folders = (root / name for name in ("manifests", "snapshots"))
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def documents(url: Path) -> dict[str, Any]:
+    with opslog.open(url, read_only=True) as store:
+        return {record.id: (record.stamp, record.ts, bytes(record.data)) for record in store.records()}
+
+
+def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compaction.Compaction:
+    """Compact a store with Spark, and a copy of it with the library; both must have done the same."""
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    backend = open_backend(str(copy))
+    expected = compaction.compact(backend, environment(at), **options)
+    backend.close()
+    done = opslog.spark.compact(spark, str(root), environment=environment(at), **options)
+    assert snapshot_files(root) == snapshot_files(copy)
+    assert (done.number, done.commits, done.records, done.bytes, done.runs_merged, done.sealed) == (
+        expected.number,
+        expected.commits,
+        expected.records,
+        expected.bytes,
+        expected.runs_merged,
+        expected.sealed,
+    )
+    shutil.rmtree(copy)
+    return done
+
+
+def test_the_files_are_those_of_a_compaction_by_the_library(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacting, "RANGE_BYTES", 15_000)  # so that little data is several tasks
+    root = tmp_path / "store"
+    now = 1_800_000_000.0
+    for seed in range(3):
+        write(root, seed)
+        before = documents(root)
+        assert both(spark, root, now + seed, full=seed == 2).number == seed + 2
+        assert documents(root) == before
+    done = both(spark, root, LATER, full=True)
+    assert done.number is not None, "expired tombstones were left to go"
+    assert documents(root) == before
+    assert both(spark, root, LATER).number is None, "nothing is left to do"
+    assert verify(open_backend(str(root))).ok
+
+
+def test_parts_are_cut_alike_though_many_tasks_write_them(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacting, "RANGE_BYTES", 3_000_000)
+    root = tmp_path / "store"
+    write(root, 7, ids=150, text=100_000, commits=60)
+    done = both(spark, root, LATER)
+    assert done.bytes > 3 * 4 * 1024 * 1024, "so there are parts within a range, and parts across ranges"
+
+
+def test_lengths_alone_tell_where_parts_end() -> None:
+    dice = random.Random(3)
+    for largest in (100, 70_000, 3_000_000):
+        lengths = [dice.randrange(1, largest) for _ in range(40_000_000 // largest)]
+        rows = [Row(f"{number:08}", b"x" * length, None) for number, length in enumerate(lengths)]
+        ends = PartEnds()
+        cuts = [number for number, length in enumerate(lengths) if ends.add(length)]
+        records = [file.part.records for file in build_parts("0-0", rows)]
+        assert len(records) > 1 or largest == 100
+        sums = [sum(records[:place]) - 1 for place in range(1, len(records) + 1)]
+        assert cuts == [last for last in sums if last != len(lengths) - 1 or last in cuts]
