@@ -33,7 +33,7 @@ from pyspark.sql.functions import col, lit
 
 from opslog.backends import Backend
 from opslog.commits import Seal, encode_commit
-from opslog.compaction import LOCK, Compaction, Folded, KeepHistory, publish
+from opslog.compaction import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import AgentBusyError, AgentFencedError, MissingFileError, UsageError
 from opslog.log import list_log
@@ -185,7 +185,8 @@ class _Fold:
             log.agent: recent[log.agent].cut(log.start.commits + counts.get(log.agent, 0) + recent[log.agent].commits)
             for log in found.logs
         }
-        return Folded({agent: cut for agent, cut in cuts.items() if cut.commits}, self.tails.clock, ts, rows)
+        ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
+        return Folded({agent: cut for agent, cut in cuts.items() if cut.commits}, self.tails.clock, ts, rows, ends)
 
     def _fold(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
         """The new rows, and of each task and log how many commits it read, and their greatest ts."""
@@ -201,18 +202,28 @@ class _Fold:
             .sortWithinPartitions("id", col("clock").desc(), col("agent").desc())
             .mapInArrow(partial(folding.win, place=self.place, runs=manifest.runs), folding.ROWS)
         )
-        return _Rows(self.spark, self.place, manifest, self.frames, self.frames.keep(rows)), read
+        unfolded = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
+        return _Rows(self.spark, self.place, manifest, self.frames, self.frames.keep(rows), unfolded), read
 
 
 class _Rows:
     """Steps 3 to 5: the new rows, where Spark keeps them. See `opslog.compaction.NewRows`."""
 
-    def __init__(self, spark: SparkSession, place: Place, manifest: Manifest, frames: _Frames, rows: DataFrame) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        manifest: Manifest,
+        frames: _Frames,
+        rows: DataFrame,
+        unfolded: frozenset[str],
+    ) -> None:
         self.spark = spark
         self.place = place
         self.manifest = manifest
         self.frames = frames
         self.rows = rows
+        self.unfolded = unfolded
         (totals,) = rows.selectExpr("count(*)", "sum(length(line))", "sum(documents)").collect()
         self.count, self.bytes, self.documents = (int(total or 0) for total in totals)
 
@@ -233,7 +244,7 @@ class _Rows:
                 .repartitionByRange(ranges, "id")
                 .sortWithinPartitions("id", "age")
             )
-        return rows.mapInArrow(partial(folding.newest, oldest_ts=oldest_ts), folding.ROWS)
+        return rows.mapInArrow(partial(folding.newest, oldest_ts=oldest_ts, unfolded=self.unfolded), folding.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
         """Per range the lengths of its lines, in pieces, in order."""

@@ -129,8 +129,9 @@ def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) ->
         backend.close()
 
 
-def newest(batches: Batches, oldest_ts: str) -> Batches:
-    """Of rows sorted by id and age the first of each id, without expired tombstones.
+def newest(batches: Batches, oldest_ts: str, unfolded: frozenset[str]) -> Batches:
+    """Of rows sorted by id and age the first of each id, without expired tombstones, but for documents that commits
+    have which are not folded.
 
     :param batches: as `STORED`. :returns: as `ROWS`.
     """
@@ -139,7 +140,7 @@ def newest(batches: Batches, oldest_ts: str) -> Batches:
     def rows() -> Iterator[tuple[Any, ...]]:
         previous = None
         for id, deleted, line in _rows(batches, "id", "deleted", "line"):
-            if id != previous and not expired(Row(id, line, deleted), oldest_ts):
+            if id != previous and (id in unfolded or not expired(Row(id, line, deleted), oldest_ts)):
                 yield range_number, id, deleted, line, 0
             previous = id
 

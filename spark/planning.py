@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from opslog.backends import Backend
-from opslog.commits import Commit, Seal
+from opslog.commits import Commit, Seal, Undo
 from opslog.errors import MissingFileError
 from opslog.history import Point, conditions, manifest_before
 from opslog.layout import segment_path
@@ -227,6 +227,7 @@ class Recent(msgspec.Struct, frozen=True):
     :ivar there: as of `Cut`. :ivar commits: how many they are.
     :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there; `ts`: the greatest `ts` among
         the recent commits alone, empty where there are none.
+    :ivar ids: the documents that those of them have which are not cancelled.
     """
 
     place: tuple[int, int]
@@ -234,6 +235,7 @@ class Recent(msgspec.Struct, frozen=True):
     commits: int
     clock: int
     ts: str
+    ids: frozenset[str]
 
     def cut(self, commits: int) -> Cut:
         """The new cut, given how many commits of the log lie before its end, folded ones included."""
@@ -243,6 +245,8 @@ class Recent(msgspec.Struct, frozen=True):
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
     """Read a log from its end, as far as its recent commits go. :raises CorruptError, MissingFileError: as reading."""
     starts: list[tuple[int, int]] = []
+    ids: set[str] = set()
+    undone: set[int] = set()
     clock, ts = 0, ""
     for start, commit in _newest_first(backend, log, window):
         clock = max(clock, commit.clock)
@@ -250,8 +254,12 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
             break
         starts.append(start)
         ts = max(ts, commit.ts)
+        if isinstance(commit, Undo):
+            undone.add(commit.target)
+        elif commit.clock not in undone:
+            ids.update(record.id for record in commit.records)
     place = starts[-1] if starts else _end_place(backend, log)
-    return Recent(place, bool(starts) and place[1] == 0, len(starts), clock, ts)
+    return Recent(place, bool(starts) and place[1] == 0, len(starts), clock, ts, frozenset(ids))
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
