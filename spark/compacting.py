@@ -203,7 +203,8 @@ class _Fold:
             .mapInArrow(partial(folding.win, place=self.place, runs=manifest.runs), folding.ROWS)
         )
         unfolded = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
-        return _Rows(self.spark, self.place, manifest, self.frames, self.frames.keep(rows), unfolded), read
+        kept = self.frames.keep(rows)
+        return _Rows(self.spark, self.place, manifest, self.frames, rows=kept, unfolded=unfolded), read
 
 
 class _Rows:
@@ -215,6 +216,7 @@ class _Rows:
         place: Place,
         manifest: Manifest,
         frames: _Frames,
+        *,
         rows: DataFrame,
         unfolded: frozenset[str],
     ) -> None:
