@@ -5,6 +5,7 @@ opslog.spark.compact(spark, "s3://bucket/tasks")
 """
 
 from opslog.spark.compacting import compact
+from opslog.spark.replaying import replay
 from opslog.spark.sessions import session
 
-__all__ = ["compact", "session"]
+__all__ = ["compact", "replay", "session"]

@@ -35,7 +35,7 @@ from opslog.backends import Backend
 from opslog.commits import Seal, encode_commit
 from opslog.compaction import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
 from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import AgentBusyError, AgentFencedError, MissingFileError, UsageError
+from opslog.errors import AgentBusyError, AgentFencedError, MissingFileError
 from opslog.log import list_log
 from opslog.manifest import Manifest, Part, Run
 from opslog.manifest_store import ManifestStore
@@ -43,6 +43,7 @@ from opslog.snapshot import PartEnds
 from opslog.spark import folding
 from opslog.spark.folding import Batches, Place, Stretch
 from opslog.spark.planning import Log, Recent, Survey, find_recent, pack, split_before, survey
+from opslog.spark.source import url_of
 
 RANGE_BYTES = 32 * 1024 * 1024
 """How many bytes of rows one task sorts and writes."""
@@ -50,7 +51,7 @@ RANGE_BYTES = 32 * 1024 * 1024
 
 def compact(
     spark: SparkSession,
-    url: str,
+    url: str | os.PathLike[str],
     *,
     full: bool = False,
     keep_history: KeepHistory | None = None,
@@ -70,7 +71,7 @@ def compact(
     :raises LockedError: another compaction is running. :raises NotFoundError: there is no store.
     :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
-    place = Place(_everywhere(url), storage_options)
+    place = Place(url_of({"path": os.fspath(url)}), storage_options)
     backend = place.open()
     try:
         with backend.lock(LOCK), _Frames() as frames:
@@ -84,13 +85,6 @@ def compact(
             )
     finally:
         backend.close()
-
-
-def _everywhere(url: str) -> str:
-    """The URL as other processes understand it."""
-    if url.startswith("memory://"):
-        raise UsageError(f"{url} is inside this process, where no executor of Spark sees it: copy it to a directory")
-    return url if "://" in url else os.path.abspath(url)
 
 
 class _Tails(msgspec.Struct, frozen=True):
@@ -236,14 +230,15 @@ class _Rows:
             yield from self._written(rows, run, stretches)
 
     def _merged(self, merged: Sequence[Run], oldest_ts: str) -> DataFrame:
+        if not merged and not oldest_ts:
+            return self.rows
         rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
         if merged:
             parts = [(age, part) for age, run in enumerate(merged, start=1) for part in run.parts]
             stored = partial(folding.read_parts, place=self.place, parts=parts)
-            ranges = _ranges(self.bytes + sum(run.bytes for run in merged))
             rows = (
                 rows.union(_each(self.spark, len(parts), stored, folding.STORED))
-                .repartitionByRange(ranges, "id")
+                .repartitionByRange(_ranges(self.bytes + sum(run.bytes for run in merged)), "id")
                 .sortWithinPartitions("id", "age")
             )
         return rows.mapInArrow(partial(folding.newest, oldest_ts=oldest_ts, unfolded=self.unfolded), folding.ROWS)

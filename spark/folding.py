@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from opslog.backends import Backend, open_backend
+from opslog.backends import Backend
 from opslog.commits import Delete, Record, encode_commit
 from opslog.compaction import first_found
 from opslog.errors import AlreadyExistsError
@@ -25,6 +25,7 @@ from opslog.manifest import Part, Run
 from opslog.runs import BlockRun, read_part
 from opslog.snapshot import Row, build_archive, decode_rows, expired
 from opslog.spark.planning import LogSplit
+from opslog.spark.source import open_store
 from opslog.spark.splits import LogReader, candidates
 
 Batches = Iterator[pa.RecordBatch]
@@ -57,7 +58,7 @@ class Place(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
     def open(self) -> Backend:
-        return open_backend(self.url, create=False, **self.options)
+        return open_store(self.url, self.options)
 
 
 class Stretch(NamedTuple):

@@ -19,6 +19,7 @@ from opslog.snapshot import PartEnds, Row, build_parts
 from opslog.spark import compacting
 from opslog.verify import verify
 
+NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0
 """Seconds since 1970: tombstones have expired by then."""
 
@@ -89,18 +90,32 @@ def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compacti
 def test_the_files_are_those_of_a_compaction_by_the_library(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compacting, "RANGE_BYTES", 15_000)  # so that little data is several tasks
+    monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)  # so that little data is several tasks
     root = tmp_path / "store"
-    now = 1_800_000_000.0
-    for seed in range(3):
-        write(root, seed)
-        before = documents(root)
-        assert both(spark, root, now + seed, full=seed == 2).number == seed + 2
-        assert documents(root) == before
-    done = both(spark, root, LATER, full=True)
-    assert done.number is not None, "expired tombstones were left to go"
+    write(root, 1)
+    before = documents(root)
+    assert both(spark, root, NOW).number == 2
     assert documents(root) == before
-    assert both(spark, root, LATER).number is None, "nothing is left to do"
+    write(root, 2)
+    before = documents(root)
+    assert both(spark, root, LATER, full=True).runs_merged == 1, "and expired tombstones go"
+    assert documents(root) == before
+    assert verify(open_backend(str(root))).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_any_store_is_compacted_alike(
+    spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(compacting, "RANGE_BYTES", dice.choice([5_000, 20_000, 1_000_000]))
+    root = tmp_path / "store"
+    for turn in range(dice.randrange(3, 8)):
+        write(root, 100 * seed + turn, ids=dice.choice([5, 50, 500]), commits=dice.choice([1, 20, 100]))
+        before = documents(root)
+        both(spark, root, dice.choice([NOW, LATER]), full=dice.random() < 0.2)
+        assert documents(root) == before
     assert verify(open_backend(str(root))).ok
 
 
