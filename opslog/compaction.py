@@ -356,14 +356,15 @@ class _Plan:
         :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
         """
         number = self.old.number + 1
-        run = Run(run_name(number, environment.nonce()), [])
+        nonce = environment.nonce()
+        run = Run(run_name(number, nonce), [])
         try:
             run.parts.extend(self.folded.rows.write(run.name, self.merged, self._oldest_ts(environment)))
         except Exception:
             self._discard(run)
             raise
         try:
-            manifest = self._manifest(number, run, environment)
+            manifest = self._manifest(number, nonce, run, environment)
             self.backend.persist(self.folded.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
@@ -395,11 +396,9 @@ class _Plan:
     def _is_passed(self, number: int) -> bool:
         """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
         then what it published is dead, and garbage for their next compaction."""
-        entries = dict(ManifestStore(self.backend).entries())
-        own = entries.get(number)
-        return own is None or any(entry.modified < own.modified for later, entry in entries.items() if later > number)
+        return number not in dict(ManifestStore(self.backend).retained())
 
-    def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
+    def _manifest(self, number: int, nonce: str, run: Run, environment: Environment) -> Manifest:
         kept = self.old.runs[len(self.merged) :]
         return Manifest(
             number=number,
@@ -410,6 +409,8 @@ class _Plan:
             cut=self.folded.cut,
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
+            nonce=nonce,
+            previous=self.old.nonce,
         )
 
 

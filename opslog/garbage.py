@@ -19,6 +19,7 @@ needs.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import msgspec
 
@@ -66,6 +67,10 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
         retained = [store.read(number) for number, _ in manifests[-count:]]
     except MissingFileError:
         return NOTHING  # somebody has published since, and is collecting
+    # One that did not lead to its successor was collected once already, and came back by a late create.
+    breaks = [place for place, pair in enumerate(pairwise(retained), start=1) if not pair[1].follows(pair[0])]
+    retained = retained[max(breaks, default=0) :]
+    count = len(retained)
     files = [*backend.list(MANIFESTS), *backend.list(SNAPSHOTS), *backend.list(OPS)]
     return Garbage(
         [entry for _, entry in manifests[:-count]],

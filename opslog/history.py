@@ -68,7 +68,7 @@ def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool]
     :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises NotFoundError: no store.
     """
     manifests.newest()  # there is a store, or this says that there is none
-    numbers = [number for number, _ in manifests.entries()]
+    numbers = [number for number, _ in manifests.retained()]
     oldest: Manifest | None = None
     low, high = 0, len(numbers)
     chosen: Manifest | None = None
@@ -102,7 +102,7 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
     :raises HistoryGoneError: some of them were compacted away.
     """
     manifests = ManifestStore(backend)
-    oldest, newest = _oldest(manifests), manifests.newest()
+    oldest, newest = manifests.oldest(), manifests.newest()
     if since is not None and since < oldest.clock:
         raise HistoryGoneError(
             f"commits from clock {since} on were partly compacted away; all of them are there from {oldest.clock} on. "
@@ -113,13 +113,14 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
 
 
 def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | None) -> Iterator[Commit]:
-    """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from the first segments."""
+    """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from where the segments begin
+    in which those are. Segments before them are no part of a log any more: a late write may have used their numbers
+    anew."""
     segments = all_logs(list_segments(backend), newest.cut)
     logs = []
     for agent, listed in segments.items():
-        everything = since is None and listed
-        start = Cut(listed[0].number, 0, 0) if everything else oldest.cut.get(agent, START)
-        cursor = Cursor.at(agent, start)
+        start = oldest.cut.get(agent, START)
+        cursor = Cursor.at(agent, Cut(start.segment, 0, 0, start.there) if since is None else start)
         logs.append(_read_retained(log_source(backend, {agent: cursor}, {agent: listed}), cursor, listed, newest))
     merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
     return (commit for commit in merged if since is None or commit.clock > since)
@@ -130,7 +131,7 @@ def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Comm
     try:
         yield from commits
     except MissingFileError as error:
-        now = _oldest(ManifestStore(backend))
+        now = ManifestStore(backend).oldest()
         if now.number == oldest.number:
             raise CorruptError(f"{error}; `opslog verify` lists all that is missing", error.path) from error
         raise HistoryGoneError(
@@ -138,16 +139,6 @@ def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Comm
             "keep more, compact with keep_history",
             now.clock,
         ) from error
-
-
-def _oldest(manifests: ManifestStore) -> Manifest:
-    while True:
-        manifests.newest()  # there is a store, or this says that there is none
-        number = manifests.entries()[0][0]
-        try:
-            return manifests.read(number)
-        except MissingFileError:
-            continue  # collected meanwhile
 
 
 def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
@@ -170,7 +161,7 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
     """
     manifests = ManifestStore(backend)
     return manifests.read_consistently(
-        lambda: _oldest(manifests), lambda oldest: _revisions(backend, oldest, manifests.newest(), id, included)
+        manifests.oldest, lambda oldest: _revisions(backend, oldest, manifests.newest(), id, included)
     )
 
 

@@ -127,6 +127,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
+    :ivar nonce: drawn anew for each manifest; `previous`: that of the manifest before it. So one that was created under
+        a number that had been used and collected is told from the one that led to its successor. Empty: an older
+        program made it.
     """
 
     format: int = FORMAT
@@ -138,6 +141,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, Cut] = {}
     runs: list[Run] = []
     settings: Settings = Settings()
+    nonce: str = ""
+    previous: str = ""
+
+    def follows(self, older: Manifest) -> bool:
+        """Whether it was made from that one."""
+        known = self.previous and older.nonce
+        return self.number == older.number + 1 and (not known or self.previous == older.nonce)
 
     @property
     def commits(self) -> int:

@@ -34,6 +34,39 @@ class ManifestStore:
         numbered = ((manifest_number(entry.path), entry) for entry in listed)
         return [(number, entry) for number, entry in numbered if number is not None]
 
+    def retained(self) -> list[tuple[int, Entry]]:
+        """(number, entry) of the newest manifest and those that led to it, one after the other, oldest first.
+
+        Below them may lie what a late write brought back after it was collected: a manifest under a number that was used
+        before. Costs a listing and two reads; more where there is such a one.
+        """
+        entries = self.entries()
+        low = high = len(entries) - 1
+        while low > 0 and entries[low - 1][0] == entries[low][0] - 1:
+            low -= 1
+        if low == high or self._leads_on(entries[low][0]):
+            return entries[max(0, low) :]
+        # From some place on each follows the one before it.
+        low += 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._leads_on(entries[middle][0]) else (middle + 1, high)
+        return entries[low:]
+
+    def oldest(self) -> Manifest:
+        """The oldest retained manifest. :raises NotFoundError: there is no store."""
+        while True:
+            self.newest()  # there is a store, or this says that there is none
+            for number, _ in self.retained()[:1]:
+                with suppress(MissingFileError):  # collected meanwhile
+                    return self.read(number)
+
+    def _leads_on(self, number: int) -> bool:
+        """Whether the next manifest was made from this one; not, if one of them is collected by now."""
+        with suppress(MissingFileError):
+            return self.read(number + 1).follows(self.read(number))
+        return False
+
     def newest_number(self) -> int:
         """The number of the live manifest, 0 where there is none."""
         # The newest that is known is looked for, too: it may be gone with all others.
@@ -84,7 +117,8 @@ class ManifestStore:
             newest = self.newest()
         except NotFoundError:
             with suppress(AlreadyExistsError):
-                self.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))
+                created = format_ts(environment.time())
+                self.create(Manifest(number=1, created=created, settings=settings, nonce=environment.nonce()))
             return
         # Whoever is creating it may be killed before it is durable. (One that was collected has a durable successor.)
         with suppress(MissingFileError):

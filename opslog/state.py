@@ -26,7 +26,7 @@ from opslog.log import (
     log_source,
     read_logs,
 )
-from opslog.manifest import Manifest, Run
+from opslog.manifest import START, Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
@@ -314,13 +314,16 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
 
 def _read_between(backend: Backend, start: Cursor, end: Cursor) -> tuple[list[Commit], bool]:
     segments = list_log(backend, start.agent)
+    # In this order: whatever is listed before this cut may be there anew, by a late write under a number that was used.
+    first = ManifestStore(backend).oldest().cut.get(start.agent, START).segment
     seen = start.commits
-    with suppress(MissingFileError):
-        return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
+    if start.segment >= first:
+        with suppress(MissingFileError):
+            return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
     # Some of it was collected: take what is left, and count from the end.
     retained: list[Commit] = []
     with suppress(MissingFileError):
-        cursor = Cursor(start.agent, segments[0].number if segments else end.segment)
+        cursor = Cursor(start.agent, max(first, segments[0].number if segments else end.segment))
         retained = [commit for place, commit in cursor.read(backend, segments) if place.place < end.place]
     collected = end.commits - len(retained)
     return retained[max(0, seen - collected) :], collected <= seen

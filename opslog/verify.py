@@ -100,14 +100,14 @@ class _Verification:
     # -- manifests
 
     def _look(self) -> list[int]:
-        """Read manifests that are new, and note which are retained: those after the last gap in the numbers."""
+        """Read manifests that are new, and note which are retained: the newest, and those that led to it."""
         numbers = [number for number, _ in ManifestStore(self._backend).entries()]
         for number in numbers:
             if number not in self._known and number not in self._unreadable:
                 self._read_manifest(number)
         start = 0
         for place, (older, newer) in enumerate(pairwise(numbers), start=1):
-            start = place if newer != older + 1 else start
+            start = start if self._leads_to(older, newer) else place
         self._retained = [self._known[number] for number in numbers[start:] if number in self._known]
         return numbers
 
@@ -123,6 +123,12 @@ class _Verification:
             return
         self.report.manifests += 1
 
+    def _leads_to(self, older: int, newer: int) -> bool:
+        """Whether manifest `newer` was made from `older`, as far as both can be read."""
+        if older in self._known and newer in self._known:
+            return self._known[newer].follows(self._known[older])
+        return newer == older + 1
+
     def _report_no_manifest(self) -> None:
         """Either there is no store, which is the caller's error, or its manifests are lost."""
         try:
@@ -133,6 +139,14 @@ class _Verification:
     def _check_sequence(self) -> None:
         known = [self._known[number] for number in sorted(self._known)]
         for older, newer in pairwise(known):
+            if newer.number == older.number + 1 and not newer.follows(older):
+                self.report.note(
+                    manifest_path(older.number),
+                    None,
+                    "it did not lead to its successor: it came back by a late write, after its number had been used and "
+                    "collected. The next garbage collection deletes it",
+                )
+                continue
             for fault in _regressions(older, newer):
                 self.report.error(manifest_path(newer.number), None, fault)
         numbers = self._look()

@@ -1,0 +1,132 @@
+"""What a process that stood still for longer than the grace period brings back: a manifest, or a segment, under a
+number that was used, folded and collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.commits import Set, encode_commit
+from opslog.compaction import compact
+from opslog.environment import REAL, format_ts
+from opslog.layout import manifest_path, segment_path
+from opslog.manifest import Manifest, encode_manifest
+from opslog.manifest_store import ManifestStore
+from opslog.verify import verify
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"memory://{tmp_path}"
+
+
+def write(url: str, agent: str, count: int, **options: Any) -> None:
+    with opslog.open(url, agent=agent, compact_after=None, **options) as store:
+        for number in range(count):
+            store[f"{agent}-{number}"] = {"n": number}
+
+
+@pytest.fixture
+def backend(url: str) -> Backend:
+    """A store of which manifests 1 and 2 were collected; 3 and 4 are there."""
+    backend = open_backend(url)
+    settings = opslog.Settings(undo_window=0, grace_seconds=0, keep_history_seconds=None)
+    write(url, "a", 5, settings=settings)
+    compact(backend, REAL)
+    for _ in range(2):
+        write(url, "a", 5)
+        compact(backend, REAL)
+    collected = ManifestStore(backend).read(3)
+    backend.delete([manifest_path(1), manifest_path(2)])
+    first = collected.cut["a"].segment
+    backend.delete([segment_path("a", number) for number in range(1, first)])
+    return backend
+
+
+def zombie(number: int, previous: str = "of a manifest that is gone") -> Manifest:
+    settings = opslog.Settings(undo_window=0)
+    return Manifest(number=number, created=format_ts(0.0), nonce="zombie", previous=previous, settings=settings)
+
+
+@pytest.mark.parametrize(("numbers", "noted"), [((2,), [2]), ((1,), [2]), ((1, 2), [1, 2])])
+def test_a_manifest_under_a_number_that_was_used_is_no_part_of_the_store(
+    url: str, backend: Backend, numbers: tuple[int, ...], noted: list[int]
+) -> None:
+    before = opslog.open(url, read_only=True).ops()
+    stamps = [commit.stamp for commit in before]
+    for number in numbers:
+        backend.create(manifest_path(number), encode_manifest(zombie(number)))
+    assert [number for number, _ in ManifestStore(backend).retained()] == [3, 4]
+    with opslog.open(url, read_only=True) as store:
+        assert [commit.stamp for commit in store.ops()] == stamps
+        assert store.history("a-0")
+    with pytest.raises(opslog.HistoryGoneError):
+        opslog.open(url, as_of=1)
+    report = verify(backend)
+    assert report.ok
+    assert [problem.path for problem in report.problems] == [manifest_path(number) for number in noted]
+    write(url, "b", 1)
+    compact(backend, REAL)
+    assert [number for number, _ in ManifestStore(backend).entries()] == [3, 4, 5]
+    assert verify(backend).problems == []
+
+
+def test_one_retained_manifest_is_found_among_many(url: str) -> None:
+    backend = open_backend(url)
+    write(url, "a", 1, settings=opslog.Settings(undo_window=0, keep_history_seconds=None))
+    for _ in range(11):
+        write(url, "a", 1)
+        compact(backend, REAL)
+    for oldest in range(2, 13):
+        backend.delete([manifest_path(oldest - 1)])
+        backend.create(manifest_path(oldest - 1), encode_manifest(zombie(oldest - 1)))
+        assert ManifestStore(backend).oldest().number == oldest
+
+
+def test_manifests_of_older_programs_follow_by_number(url: str, backend: Backend) -> None:
+    for number in (3, 4):
+        manifest = ManifestStore(backend).read(number)
+        backend.delete([manifest_path(number)])
+        older = msgspec.structs.replace(manifest, nonce="", previous="")
+        backend.create(manifest_path(number), encode_manifest(older))
+    assert [number for number, _ in ManifestStore(backend).retained()] == [3, 4]
+    write(url, "b", 1)
+    compact(backend, REAL)
+    assert [number for number, _ in ManifestStore(backend).retained()] == [3, 4, 5]
+
+
+def test_a_segment_under_a_number_that_was_used_is_no_part_of_the_log(url: str, backend: Backend) -> None:
+    oldest = ManifestStore(backend).oldest()
+    number = oldest.cut["a"].segment - 1
+    with opslog.open(url, read_only=True) as store:
+        stamps = [commit.stamp for commit in store.ops()]
+        state = dict(store)
+    late = Set(format_ts(0.0), oldest.clock, "a", "late", msgspec.Raw(b"{}"))
+    backend.create(segment_path("a", number), encode_commit(late))
+    with opslog.open(url, read_only=True) as store:
+        assert dict(store) == state
+        assert [commit.stamp for commit in store.ops()] == stamps
+        assert store.history("late") == []
+    assert verify(backend).ok
+
+
+def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
+    """A reader that was away finds its place in the log taken by something else."""
+    backend = open_backend(url)
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    write(url, "a", 2, settings=settings)
+    with opslog.open(url, read_only=True) as reader:
+        for _ in range(4):
+            write(url, "a", 2)
+            compact(backend, REAL)
+        backend.delete([segment_path("a", number) for number in (1, 2, 3, 4)])
+        for number in (1, 2, 3):
+            late = Set(format_ts(0.0), 100 + number, "a", "late", msgspec.Raw(b"{}"))
+            backend.create(segment_path("a", number), encode_commit(late))
+        assert [commit.stamp for commit in reader.refresh() if commit.clock > 100] == []
+        assert "late" not in reader
