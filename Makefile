@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+MINUTES ?= 1
+WORKERS ?= 1
+SEED ?=
 BIN := .venv/bin
 STAMP := .venv/stamp
 
@@ -36,7 +39,12 @@ test-slow: $(STAMP)  ## the slow tests: many repeats, large sizes; takes long
 
 .PHONY: fuzz
 fuzz: $(STAMP)  ## damage and forge files at random, for MINUTES=1 or more; ARGS="--seed 7 log" for one seed, one target
-	$(BIN)/python -m tests.fuzz.run --minutes $(or $(MINUTES),1) $(ARGS)
+	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
+
+# One seed again: make simulate SEED=658. It prints the first seed that it ran, and of a failure all that happened.
+.PHONY: simulate
+simulate: $(STAMP)  ## many agents on simulated storage, with everything that goes wrong; MINUTES=30 WORKERS=2, or SEED=658
+	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Type checkers of users read an installed wheel, so ours does too: it runs where the tree's own opslog/ cannot be imported,
 # with the tests and benchmarks linked beside the wheel's content.

@@ -50,8 +50,8 @@ class Fence:
         if cut is not None and cut.segment > position.segment:
             raise CommitUnknownError(
                 f"what is in segment {position.segment} of agent {agent!r} was folded by the time this process looked: "
-                "it was paused for long, and the commit is in the snapshot, unless another process had used this number "
-                "before, in which case nobody reads it. Close this store, open it again, and look"
+                "it was paused for long, and the commit is in the snapshot, unless another process had used this "
+                "number before, in which case nobody reads it. Close this store, open it again, and look"
             )
 
 

@@ -37,8 +37,8 @@ class ManifestStore:
     def retained(self) -> list[tuple[int, Entry]]:
         """(number, entry) of the newest manifest and those that led to it, one after the other, oldest first.
 
-        Below them may lie what a late write brought back after it was collected: a manifest under a number that was used
-        before. Costs a listing and two reads; more where there is such a one.
+        Below them may lie what a late write brought back after it was collected: a manifest under a number that was
+        used before. Costs a listing and two reads; more where there is such a one.
         """
         entries = self.entries()
         low = high = len(entries) - 1

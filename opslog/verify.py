@@ -143,8 +143,8 @@ class _Verification:
                 self.report.note(
                     manifest_path(older.number),
                     None,
-                    "it did not lead to its successor: it came back by a late write, after its number had been used and "
-                    "collected. The next garbage collection deletes it",
+                    "it did not lead to its successor: it came back by a late write, after its number had been used "
+                    "and collected. The next garbage collection deletes it",
                 )
                 continue
             for fault in _regressions(older, newer):

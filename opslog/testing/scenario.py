@@ -181,6 +181,8 @@ def _judged(action: object) -> None:
     assert callable(action)
     try:
         action()
+        invariants.the_store_is_readable(None, "everybody")
+        invariants.every_run_ends(None)
     except ViolationError:
         raise
     except EndlessError as error:

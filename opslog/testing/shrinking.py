@@ -59,7 +59,8 @@ def story(outcome: Outcome) -> str:
     scenario = outcome.scenario
     lines = [
         f"seed {scenario.seed} on {scenario.storage}: {scenario.agents} agents, {scenario.rivals} rivals, "
-        f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.calls} calls each; {scenario.settings}",
+        f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.calls} calls each",
+        str(scenario.settings),
         f"faults: {', '.join(map(str, scenario.faults)) or 'none'}",
         *map(str, outcome.timeline),
         f"=> {outcome.violation or 'all invariants hold'}",
