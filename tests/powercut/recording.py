@@ -1,0 +1,226 @@
+"""Records what a run does to the disk, by putting itself before the system calls of `opslog.backends`.
+
+`Recorder` is for threads of one process; with `Turns` only one of them runs at a time, and a seed decides at each
+system call which. `SharedRecorder` is for one of many processes, which write one record together.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from opslog.backends import forking, posix
+from tests.powercut.disk import Ack, Event, Link, Make, Remove, Sync, Truncate, Write
+
+
+class Killed(BaseException):
+    """What a thread gets that plays a process which was killed: from then on it can change nothing."""
+
+
+class Turns:
+    """Threads of which one runs at a time.
+
+    :ivar doomed: by thread, how many system calls it still has before it is killed; 0 for one that was.
+    """
+
+    def __init__(self, seed: object) -> None:
+        self._rng = random.Random(f"turns of {seed}")
+        self._condition = threading.Condition()
+        self._waiting: list[str] = []
+        self._current = ""
+        self._failures: list[BaseException] = []
+        self.doomed: dict[str, int] = {}
+
+    def run(self, works: dict[str, Callable[[], None]]) -> None:
+        """Do all works at once, each in a thread of its own, by name. Raises what one of them raised."""
+        self._waiting = sorted(works)
+        threads = [threading.Thread(target=self._work, args=work, name=work[0]) for work in works.items()]
+        with self._condition:
+            self._current = self._rng.choice(self._waiting)
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def take(self) -> None:
+        """Called before each system call; here others may come first."""
+        name = threading.current_thread().name
+        if name not in self._waiting:
+            return
+        if name in self.doomed:
+            if self.doomed[name] == 0:
+                raise Killed
+            self.doomed[name] -= 1
+        # Nobody else holds that lock: nobody waits here with it.
+        if not forking._lock.locked():
+            with self._condition:
+                self._give_and_wait(name)
+
+    def _give_and_wait(self, name: str) -> None:
+        self._current = self._rng.choice(self._waiting)
+        self._condition.notify_all()
+        self._condition.wait_for(lambda: self._current == name)
+
+    def _work(self, name: str, work: Callable[[], None]) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._current == name)
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (it is raised where `run` was called)
+            self._failures.append(error)
+        with self._condition:
+            self._waiting.remove(name)
+            if self._waiting:
+                self._current = self._rng.choice(self._waiting)
+                self._condition.notify_all()
+
+
+class Recorder:
+    """What happens below the directory `world` while it is `recording`.
+
+    :param before: called before each system call.
+    """
+
+    def __init__(self, world: Path, before: Callable[[], None] = lambda: None) -> None:
+        self.world = world.resolve()
+        self.events: list[Event] = []
+        self._prefix = f"{self.world}/"
+        self._before = before
+        self._lock = threading.RLock()
+
+    def acknowledge(self, agent: str, clock: int) -> None:
+        with self._alone():
+            self._note(Ack(agent, clock))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for function in ("open", "mkdir", "rmdir", "unlink", "link", "write", "pwrite", "ftruncate", "fsync"):
+                call = self._recorded(getattr(self, f"_{function}"), getattr(os, function))
+                stack.enter_context(patch.object(os, function, call))
+            stack.enter_context(patch.object(posix, "datasync", self._recorded(self._fdatasync, posix.datasync)))
+            stack.enter_context(patch.object(os, "scandir", self._recorded(_just, os.scandir)))
+            for function in ("rename", "replace", "truncate", "symlink", "fdatasync"):
+                stack.enter_context(patch.object(os, function, _unexpected))
+            yield
+
+    def _recorded(self, record: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(target: Any, *args: Any, **options: Any) -> Any:
+            path = self._path(target)
+            if path is None:
+                return real(target, *args, **options)
+            self._before()
+            with self._alone():
+                return record(real, path, target, *args, **options)
+
+        return call
+
+    def _path(self, target: str | int) -> str | None:
+        """Its path, if it is in the world."""
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.path.abspath(target)
+        return path if f"{path}/".startswith(self._prefix) else None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside the block nobody else does or records anything."""
+        with self._lock:
+            yield
+
+    def _note(self, event: Event) -> None:
+        self.events.append(event)
+
+    # What each call comes to. `path` and `target` name the same thing.
+
+    def _open(self, real: Any, path: str, target: str, flags: int, *args: Any, **options: Any) -> int:
+        is_new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
+        assert not flags & (os.O_TRUNC | os.O_APPEND)
+        descriptor: int = real(target, flags, *args, **options)
+        if is_new:
+            self._note(Make(path, os.fstat(descriptor).st_ino, False))
+        return descriptor
+
+    def _mkdir(self, real: Any, path: str, target: str, *args: Any, **options: Any) -> None:
+        real(target, *args, **options)
+        self._note(Make(path, os.stat(path).st_ino, True))
+
+    def _rmdir(self, real: Any, path: str, target: str) -> None:
+        real(target)
+        self._note(Remove(path))
+
+    _unlink = _rmdir
+
+    def _link(self, real: Any, path: str, target: str, name: str) -> None:
+        real(target, name)
+        self._note(Link(path, os.path.abspath(name)))
+
+    def _write(self, real: Any, path: str, target: int, data: bytes) -> int:
+        offset = os.lseek(target, 0, os.SEEK_CUR)
+        written: int = real(target, data)
+        self._note(Write(path, os.fstat(target).st_ino, offset, bytes(data[:written])))
+        return written
+
+    def _pwrite(self, real: Any, path: str, target: int, data: bytes, offset: int) -> int:
+        written: int = real(target, data, offset)
+        self._note(Write(path, os.fstat(target).st_ino, offset, bytes(data[:written])))
+        return written
+
+    def _ftruncate(self, real: Any, path: str, target: int, size: int) -> None:
+        real(target, size)
+        self._note(Truncate(path, os.fstat(target).st_ino, size))
+
+    def _fsync(self, real: Any, path: str, target: int) -> None:
+        real(target)
+        self._note(Sync(path, os.fstat(target).st_ino))
+
+    def _fdatasync(self, real: Any, path: str, target: int) -> None:
+        self._fsync(real, path, target)
+
+
+class SharedRecorder(Recorder):
+    """One record of many processes: a file to which each adds a line while no other does anything."""
+
+    def __init__(self, world: Path, record: Path) -> None:
+        super().__init__(world)
+        self._file = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._write_line = os.write
+        self._depth = 0
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _note(self, event: Event) -> None:
+        self._write_line(self._file, msgspec.json.encode(event) + b"\n")
+
+
+def read_record(record: Path) -> list[Event]:
+    """What processes with a `SharedRecorder` did, in order."""
+    return msgspec.json.Decoder(Event).decode_lines(record.read_bytes())
+
+
+def _just(real: Any, path: str, target: Any) -> Any:
+    return real(target)
+
+
+def _unexpected(*args: object, **options: object) -> Any:
+    raise AssertionError(f"a system call that is not recorded: {args}")

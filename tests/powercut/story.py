@@ -1,0 +1,144 @@
+"""Runs of whole stores, to be cut short: agents who write, undo, compact, archive and get killed, all at once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import opslog
+from opslog.backends.fs import FsBackend
+from opslog.environment import REAL
+from tests.powercut.disk import Event
+from tests.powercut.recording import Killed, Recorder, Turns
+
+Document = dict[str, object]
+Store = opslog.Store[Document]
+
+SETTINGS = opslog.Settings(undo_window=2, grace_seconds=0.0, undo_ttl_seconds=0.0)
+"""Everything happens early: folds, garbage, seals."""
+
+STORE = "data/team/store"
+"""Where the store is in the world; all of these directories are made by those who open it."""
+
+
+class Agent:
+    """One agent's sessions.
+
+    :param kills: how likely it is that a session is killed, somewhere.
+    """
+
+    def __init__(self, name: str, recorder: Recorder, turns: Turns, *, seed: object, kills: float) -> None:
+        self.name = name
+        self._recorder = recorder
+        self._turns = turns
+        self._rng = random.Random(f"agent {name} of {seed}")
+        self._kills = kills
+        self._numbers = itertools.count(1)
+        self._nonces = (f"{name}{number:08x}" for number in itertools.count(1))
+
+    def live(self, sessions: int, actions: int) -> None:
+        for _ in range(sessions):
+            if self._rng.random() < self._kills:
+                self._turns.doomed[self.name] = self._rng.randrange(80)
+            try:
+                self._session(actions)
+            except opslog.AgentBusyError:
+                pass  # a compaction has the name, to seal the log
+            except (Killed, opslog.ReopenError):
+                if self._turns.doomed.get(self.name) != 0:
+                    raise
+            finally:
+                self._turns.doomed.pop(self.name, None)
+
+    def _session(self, actions: int) -> None:
+        buffered = self._rng.random() < 0.4
+        environment = opslog.Environment(nonce=self._nonces.__next__)
+        with opened(self._recorder.world / STORE, self.name, buffered=buffered, environment=environment) as store:
+            self._acknowledge(store)
+            for _ in range(self._rng.randrange(actions)):
+                self._act(store)
+                if not buffered or self._rng.random() < 0.3:
+                    store.flush()
+                    self._acknowledge(store)
+            store.flush()
+            self._acknowledge(store)
+
+    def _acknowledge(self, store: Store) -> None:
+        """What it has in its log by now it was told, or has seen, to be there."""
+        self._recorder.acknowledge(self.name, store._clock.value)
+
+    def _act(self, store: Store) -> None:
+        acts = [self._set, self._set, self._set, self._delete, self._batch, self._undo, self._compact, self._archive]
+        with suppress(opslog.LockedError):
+            self._rng.choice([*acts, lambda store: store.refresh()])(store)
+
+    def _id(self) -> str:
+        return self._rng.choice([f"{self.name}-{self._rng.randrange(4)}", f"shared-{self._rng.randrange(4)}"])
+
+    def _document(self) -> Document:
+        return {"by": self.name, "number": next(self._numbers), "text": "x" * self._rng.randrange(30)}
+
+    def _set(self, store: Store) -> None:
+        store[self._id()] = self._document()
+
+    def _delete(self, store: Store) -> None:
+        with suppress(opslog.NotFoundError):
+            del store[self._id()]
+
+    def _batch(self, store: Store) -> None:
+        with store.batch():
+            for _ in range(3):
+                store[self._id()] = self._document()
+
+    def _undo(self, store: Store) -> None:
+        store.undo()
+
+    def _compact(self, store: Store) -> None:
+        store.compact(full=self._rng.random() < 0.3)
+
+    def _archive(self, store: Store) -> None:
+        chosen = store.get(self._id())
+        store.archive(lambda document: document == chosen, self._rng.choice(["2026-Q3", "2026-Q4"]))
+
+
+@contextmanager
+def opened(
+    root: Path, agent: str, *, buffered: bool = False, environment: opslog.Environment = REAL
+) -> Iterator[Store]:
+    """A store that does nothing by itself: what is buffered is written by `flush` and `close` alone."""
+    with opslog.open(
+        root,
+        agent=agent,
+        settings=SETTINGS,
+        compact_after=None,
+        durability="buffered" if buffered else "fsync",
+        buffer_seconds=1e6,
+        environment=environment,
+    ) as store:
+        try:
+            yield store
+        finally:
+            log = store._log
+            assert log is not None
+            log._flusher.close()  # a killed one does not come to it in `close`
+
+
+def play(world: Path, seed: object, *, agents: int = 3, sessions: int = 3, actions: int = 8) -> list[Event]:
+    """What happened to the disk in a run that a seed decides, with at most so many sessions and actions of each agent.
+    Every third session is killed, somewhere."""
+    turns = Turns(seed)
+    recorder = Recorder(world, turns.take)
+    temporary = (f"{number:016x}" for number in itertools.count(1))
+    works: dict[str, Callable[[], None]] = {}
+    for name in "abcdefgh"[:agents]:
+        agent = Agent(name, recorder, turns, seed=seed, kills=0.33)
+        works[name] = partial(agent.live, random.Random(f"{name} {seed}").randint(1, sessions), actions)
+    defaults = {**(FsBackend.__init__.__kwdefaults__ or {}), "nonce": temporary.__next__}
+    with patch.object(FsBackend.__init__, "__kwdefaults__", defaults), recorder.recording():
+        turns.run(works)
+    return recorder.events

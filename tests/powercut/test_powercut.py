@@ -1,0 +1,216 @@
+"""The power is cut while stores are in use, at any point, and what may be left is opened.
+
+`tests.powercut.disk` says what that is, `tests.powercut.judging` what must hold.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import compaction, log, torn
+from opslog.backends import fs, posix
+from opslog.backends.fs_log import FsAppender
+from tests.powercut.cutting import Cutter
+from tests.powercut.disk import InTurn
+from tests.powercut.recording import Recorder, read_record
+from tests.powercut.story import SETTINGS, STORE, play
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the recorder finds paths in /proc")
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    world = tmp_path / "world"
+    world.mkdir()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("seeds", "each", "share"),
+    [
+        *((range(seed, seed + 1), 2, 0.25) for seed in range(8)),
+        *(pytest.param(range(seed, seed + 50), 8, 1.0, marks=SLOW) for seed in range(1000, 2000, 50)),
+    ],
+    ids=str,
+)
+def test_a_power_cut_at_any_point_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, seeds: range, each: int, share: float
+) -> None:
+    for seed in seeds:
+        run(tmp_path / str(seed), seed, each=each, share=share)
+
+
+def run(place: Path, seed: int, *, each: int, share: float) -> Cutter:
+    world = place / "world"
+    world.mkdir(parents=True)
+    cutter = Cutter(world, place)
+    events = play(world, seed)
+    assert len(events) > 20
+    cutter.at_random(events, seed, each=each, share=share)
+    assert cutter.images > 5
+    return cutter
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "generations", "share"),
+    [(0, 3, 3, 0.07), *(pytest.param(first, 25, 5, 0.3, marks=SLOW) for first in range(100, 300, 25))],
+)
+def test_what_a_power_cut_left_survives_the_next_ones(
+    tmp_path: Path, first: int, count: int, generations: int, share: float
+) -> None:
+    """Runs that begin with what a power cut left of the one before."""
+    for seed in range(first, first + count):
+        rng = random.Random(f"generations {seed}")
+        world = tmp_path / f"{seed}-0"
+        world.mkdir()
+        cutter = Cutter(world, tmp_path)
+        for generation in range(1, generations + 1):
+            events = play(world, f"{seed} {generation}", sessions=2)
+            events = events[: rng.randrange(len(events))]
+            cutter.at_random(events, f"{seed} {generation}", each=1, share=share)
+            world = tmp_path / f"{seed}-{generation}"
+            world.mkdir()
+            before = cutter.leave(world, f"{seed} {generation}")
+            cutter = Cutter(world, tmp_path, before)
+
+
+def small_run(world: Path) -> Recorder:
+    """The least there can be: a store is made, two commits in one append, an undo, a fold, garbage."""
+    recorder = Recorder(world)
+    with (
+        recorder.recording(),
+        opslog.open(
+            world / STORE,
+            agent="a",
+            settings=SETTINGS,
+            compact_after=None,
+            durability="buffered",
+            buffer_seconds=1e6,
+        ) as store,
+    ):
+        recorder.acknowledge("a", 0)
+        for turn in range(2):
+            for number in range(2):
+                store[str(number)] = {"turn": turn}
+            store.flush()
+            recorder.acknowledge("a", store._clock.value)
+        assert store.undo()
+        store.flush()
+        recorder.acknowledge("a", store._clock.value)
+        store.compact()
+    return recorder
+
+
+def test_all_that_can_be_left_of_a_small_run(world: Path, tmp_path: Path) -> None:
+    """Not some, but every outcome that a reader may tell from another, at every point."""
+    cutter = Cutter(world, tmp_path)
+    for number, event in enumerate(small_run(world).events):
+        cutter.apply(event)
+        cutter.cut(InTurn.all(), f"{number}: {event}")
+    assert cutter.points > 50
+    assert cutter.images > 100
+
+
+@pytest.mark.parametrize(("commits", "share", "each"), [(12, 0.06, 1), pytest.param(60, 0.5, 6, marks=SLOW)])
+def test_a_power_cut_upon_many_processes(world: Path, tmp_path: Path, commits: int, share: float, each: int) -> None:
+    cutter = Cutter(world, tmp_path)
+    record = tmp_path / "record"
+    agents = {"one": "single", "two": "single", "many": "threads", "late": "buffered"}
+    running = [start_process(world, record, agent, kind, commits) for agent, kind in agents.items()]
+    assert [process.wait() for process in running] == [0] * len(running)
+    events = read_record(record)
+    cutter.at_random(events, "processes", each=each, share=share)
+    assert cutter.images > 20
+
+
+def start_process(
+    world: Path, record: Path, agent: str, kind: str, commits: int, *, under: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
+    program = [sys.executable, "-W", "error", "-m", "tests.powercut.process"]
+    command = [*under, *program, str(world), str(record), agent, kind, str(commits)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2])
+
+
+def test_whatever_stands_in_a_lock_file_harms_nobody(tmp_path: Path) -> None:
+    """It is not fsynced, so anything may be left of it."""
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {}
+        store.compact()
+    for content in (b"", bytes(30), b"4711 host", b"\xff\n\n"):
+        for path in (tmp_path / "locks").rglob("*.lock"):
+            path.write_bytes(content)
+        with opslog.open(tmp_path, agent="a") as store:
+            assert dict(store.items()) == {"x": {}}
+            store.compact()
+
+
+# What the tests above are worth: each of these breaks the product, and they must notice.
+
+
+def _nothing(*args: object, **options: object) -> None:
+    pass
+
+
+def _made_all_at_once(self: fs.FsBackend, create: bool) -> None:
+    """The directories of a new store, without a thought for those who find them half-way."""
+    new, level = [], self.root
+    while not os.path.isdir(level):
+        new.append(level)
+        level = os.path.dirname(level)
+    os.makedirs(self.root, exist_ok=True)
+    for level in new:
+        posix.fsync_directory(os.path.dirname(level))
+
+
+_persist = fs.FsBackend.persist
+
+
+def _of_logs(self: fs.FsBackend, paths: Iterable[str]) -> None:
+    _persist(self, [path for path in paths if path.startswith("ops/")])
+
+
+def _in_one_go(backend: Any, number: int) -> Any:
+    garbage = compaction.find_garbage(backend, backend.now(), number)
+    backend.delete(garbage.paths)
+    return garbage
+
+
+BREAKAGES: dict[str, list[tuple[object, str, Any]]] = {
+    "fsync of appends": [(Recorder, "_fdatasync", lambda self, real, path, target: real(target))],
+    "fsync of directories": [(fs.FsBackend, "sync_directory", _nothing)],
+    "order of new directories": [(fs.FsBackend, "_make_root", _made_all_at_once)],
+    "tails durable before a fold": [(compaction.Tail, "persist", _nothing)],
+    "own log durable when opened": [(FsAppender, "settle", _nothing)],
+    "manifest durable when opened": [(fs.FsBackend, "persist", _of_logs)],
+    "manifests collected first": [(compaction, "collect", _in_one_go)],
+    "zeros as damage": [
+        (log, "sound_length", lambda data: data.rfind(b"\n") + 1),
+        (torn, "sound_length", lambda data: data.rfind(b"\n") + 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("broken", BREAKAGES)
+def test_a_broken_product_is_noticed(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name, replacement in BREAKAGES[broken]:
+        monkeypatch.setattr(owner, name, replacement)
+    assert any(fails(tmp_path / str(seed), seed) for seed in range(60))
+
+
+def fails(place: Path, seed: int) -> bool:
+    try:
+        run(place, seed, each=1, share=0.3)
+    except (AssertionError, opslog.OpslogError):
+        return True
+    return False
