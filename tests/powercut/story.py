@@ -44,7 +44,8 @@ class Agent:
     def live(self, sessions: int, actions: int) -> None:
         for _ in range(sessions):
             if self._rng.random() < self._kills:
-                self._turns.doomed[self.name] = self._rng.randrange(80)
+                # Half of them early, while they open the store.
+                self._turns.doomed[self.name] = self._rng.randrange(self._rng.choice([15, 80]))
             try:
                 self._session(actions)
             except opslog.AgentBusyError:
