@@ -24,7 +24,7 @@ def take(full: str, name: str) -> int:
     from portalocker.exceptions import AlreadyLocked, LockException
 
     # Writable, because on NFS an flock becomes a record lock, which needs it.
-    descriptor = forking.open_descriptor(full, os.O_RDWR | os.O_CREAT)
+    descriptor = forking.open_descriptor(full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
         _write_holder(descriptor)

@@ -20,6 +20,8 @@ from __future__ import annotations
 import os
 import threading
 
+from opslog.backends import posix
+
 generation = 0
 
 _lock = threading.Lock()
@@ -27,9 +29,9 @@ _descriptors: set[int] = set()
 
 
 def open_descriptor(path: str, flags: int) -> int:
-    """`os.open` (mode 0o666 less the umask) for a descriptor that a forked child must not keep."""
+    """`os.open` (mode 0o664 less the umask) for a descriptor that a forked child must not keep."""
     with _lock:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, posix.FILE_MODE)
         _descriptors.add(descriptor)
         return descriptor
 

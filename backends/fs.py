@@ -15,6 +15,7 @@ What this file guarantees:
 - What an appender finds in its log, however the process ended that wrote it, is on disk before anybody can rest on it:
   it fsyncs the newest segment, and the ones before it were fsynced by their own sessions or by those that followed.
 - A log file is never continued by a later appender, so whatever a crash left at its end stays as it is.
+- No link inside the store is followed; see `opslog.backends.beneath`. Files are never writable for everybody.
 - In a forked child every call raises `ClosedError`; see `opslog.backends.forking`.
 - Nothing is written by list, read and read_many.
 
@@ -33,7 +34,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from opslog.backends import flock, forking, posix
+from opslog.backends import beneath, flock, forking, posix
 from opslog.backends.contract import Buffer, Entry, Range
 from opslog.backends.fs_log import FsAppender
 from opslog.backends.names import check_path, check_prefix
@@ -152,13 +153,14 @@ class FsBackend:
             raise self._read_failed(_CLOCK, error) from error
 
     def _touch_clock(self) -> float:
+        beneath.check(self.root, f"{_CLOCK}/")  # with its slash: the file itself shall be no link either
         path = self.full(_CLOCK)
         try:
             os.utime(path)
         except FileNotFoundError:
             with suppress(FileExistsError):
-                os.mkdir(self.full(LOCKS))
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+                os.mkdir(self.full(LOCKS), posix.DIRECTORY_MODE)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, posix.FILE_MODE))
             os.utime(path)
         return os.stat(path).st_mtime
 
@@ -186,11 +188,11 @@ class FsBackend:
         except OSError as error:
             if won:
                 raise CommitUnknownError(
-                    f"{self.full(path)} was created, but may not survive a power cut: {posix.explain(error)}"
+                    f"{self.root}/{path} was created, but may not survive a power cut: {posix.explain(error)}"
                 ) from error
             raise self.write_failed(path, error, "nothing was created") from error
         if not won:
-            raise AlreadyExistsError(f"{self.full(path)} exists already", path)
+            raise AlreadyExistsError(f"{self.root}/{path} exists already", path)
 
     def _link(self, descriptor: int, temporary: str, path: str) -> bool:
         """Give the temporary file its real name; False when another file has that name."""
@@ -307,6 +309,8 @@ class FsBackend:
             raise ClosedError(f"{self.url} is closed: open it again")
 
     def full(self, path: str) -> str:
+        """The path as the system knows it. :raises OSError: there is a link on the way to it."""
+        beneath.check(self.root, path)
         return f"{self.root}/{path}"
 
     def _make_root(self, create: bool) -> None:
@@ -325,7 +329,7 @@ class FsBackend:
                 posix.fsync_directory(os.path.dirname(level))
             for level in reversed(new):
                 with suppress(FileExistsError):
-                    os.mkdir(level)
+                    os.mkdir(level, posix.DIRECTORY_MODE)
                 posix.fsync_directory(os.path.dirname(level))
         except OSError as error:
             raise self.write_failed("", error, "no store was made") from error
@@ -338,7 +342,7 @@ class FsBackend:
             parent = _parent(directory)
             self._make_directory(parent)
             with suppress(FileExistsError):
-                os.mkdir(self.full(directory))
+                os.mkdir(self.full(directory), posix.DIRECTORY_MODE)
             self.sync_directory(parent)
         else:
             # Where the parent may not even be read, the root was made by its owner, long before this process came.
@@ -368,15 +372,15 @@ class FsBackend:
 
     def _not_read(self, path: str, error: OSError) -> OpslogError:
         if error.errno in posix.MISSING:
-            return MissingFileError(f"no file {self.full(path)}", path)
+            return MissingFileError(f"no file {self.root}/{path}", path)
         return self._read_failed(path, error)
 
     def _read_failed(self, path: str, error: OSError) -> OpslogError:
-        full = self.full(path)
+        full = f"{self.root}/{path}"
         return self._name_error(full, error) or RetryError(f"{full} could not be read: {posix.explain(error)}")
 
     def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError:
-        full = self.full(path)
+        full = f"{self.root}/{path}"
         return self._name_error(full, error) or WriteFailedError(
             f"{full} could not be written, {outcome}: {posix.explain(error)}", durable
         )

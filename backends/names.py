@@ -33,6 +33,8 @@ def split_url(url: str) -> Place:
     if not parts.netloc or parts.fragment:
         raise InvalidNameError(f"{url!r} names no prefix in a bucket: write {parts.scheme}://bucket/prefix")
     bucket_url, prefix = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+    # Kept as it is in a key, but in the path of a request ".." leads to another bucket.
+    check_prefix(f"{prefix}/" if prefix else "")
     return Place(
         f"{bucket_url}/{prefix}".rstrip("/"), bucket_url, parts.netloc, f"{prefix}/" if prefix else "", parts.query
     )

@@ -13,6 +13,12 @@ from opslog.backends.contract import Entry
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
 """How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted."""
 
+FILE_MODE, DIRECTORY_MODE = 0o664, 0o775
+"""Less the umask. Where that is 0, a store is still not writable for everybody."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+"""To open a pipe that somebody put there would otherwise wait for one who writes into it."""
+
 datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
 
 
@@ -32,7 +38,7 @@ def fsync_directory(full: str) -> None:
 
 def datasync_file(full: str) -> None:
     """Make the bytes of a file durable that some other process may have written."""
-    descriptor = os.open(full, os.O_RDONLY)
+    descriptor = os.open(full, _READ)
     try:
         datasync(descriptor)
     finally:
@@ -48,9 +54,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def read_range(full: str, start: int, stop: int | None) -> bytes:
     """Bytes `start` to `stop` (None: the end) of a file; fewer where it ends earlier."""
-    descriptor = os.open(full, os.O_RDONLY)
+    descriptor = os.open(full, _READ)
     try:
-        end = os.fstat(descriptor).st_size
+        end = _regular(descriptor).st_size
         if stop is not None:
             end = min(end, stop)
         data = os.pread(descriptor, max(end - start, 0), start)
@@ -64,10 +70,21 @@ def read_range(full: str, start: int, stop: int | None) -> bytes:
         os.close(descriptor)
 
 
+def _regular(descriptor: int) -> os.stat_result:
+    """What is known of an open file. :raises OSError: it is a pipe, a device or a socket; or a directory."""
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    return status
+
+
 def map_file(full: str) -> mmap.mmap:
     """All of a file that is not empty."""
-    descriptor = os.open(full, os.O_RDONLY)
+    descriptor = os.open(full, _READ)
     try:
+        _regular(descriptor)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
@@ -94,12 +111,11 @@ def scan(full: str, prefix: str, entries: list[Entry], firsts: Mapping[str, str]
         if prefix + name < first:
             continue
         try:
-            status = entry.stat()
+            # A link is listed as what it is: whoever needs the file in its place gets an error that says so.
+            status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
-        # Only a link can be one here, and links to directories are not followed: they could lead in circles.
-        if not stat.S_ISDIR(status.st_mode):
-            entries.append(Entry(prefix + name, status.st_size, status.st_mtime))
+        entries.append(Entry(prefix + name, status.st_size, status.st_mtime))
 
 
 ADVICE = {
@@ -109,6 +125,8 @@ ADVICE = {
     errno.ENOENT: "the store's directory was removed or moved: put it back and open the store again",
     errno.ENOTDIR: "a file stands where the store needs a directory: move it away",
     errno.EISDIR: "a directory stands where the store needs a file: move it away",
+    errno.ELOOP: "a link stands there, and links inside a store are not followed: put the real one in its place",
+    errno.ENODEV: "something else than a file stands there: move it away",
     errno.EACCES: "check the owner and the permissions of the store's directory",
     errno.EPERM: "check the owner and the permissions, and whether this filesystem has hard links",
     errno.EOPNOTSUPP: "this filesystem lacks what a store needs (hard links, fsync): keep the store on another one",

@@ -45,7 +45,7 @@ def _leftover(entry: Entry, named: set[str], newest: int, now: float) -> Leftove
     run = run_of(path)
     if run is None:
         known = manifest_number(path) is not None or segment_of(path) is not None or archive_of(path) is not None
-        return None if known else Leftover(path, "not a file of opslog; nothing reads it", False)
+        return None if known else Leftover(path, "not a file of opslog, or a link; nothing reads it", False)
     name, number = run
     if name in named:
         return None

@@ -412,18 +412,6 @@ def test_reading_writes_nothing(backend: FsBackend, root: Path) -> None:
     assert sorted(str(path) for path in root.rglob("*")) == before
 
 
-def test_links_to_directories_are_not_followed(backend: FsBackend, root: Path, tmp_path: Path) -> None:
-    backend.create("a/b", b"x")
-    (tmp_path / "outside").write_bytes(b"12345")
-    (root / "a" / "loop").symlink_to(root)
-    (root / "a" / "file").symlink_to(tmp_path / "outside")
-    (root / "a" / "dangling").symlink_to(tmp_path / "nowhere")
-    assert [(entry.path, entry.size) for entry in backend.list("")] == [("a/b", 1), ("a/file", 5)]
-    backend.create("ops/real/1", b"")
-    (root / "ops" / "planted").symlink_to(root / "ops" / "real")
-    assert [entry.path for entry in backend.list_logs({})] == ["ops/real/1"]
-
-
 def test_segments_before_a_cursor_are_not_looked_at(backend: FsBackend) -> None:
     for agent in "ab":
         for number in (1, 2, 3):

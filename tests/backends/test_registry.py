@@ -11,6 +11,7 @@ import pytest
 from opslog.backends import open_backend, register, registry
 from opslog.backends.fs import FsBackend
 from opslog.backends.memory import MemoryBackend
+from opslog.backends.names import split_url
 from opslog.errors import InvalidNameError, NotFoundError, WriteFailedError
 
 
@@ -145,3 +146,9 @@ def test_importing_the_package_loads_no_backend_and_no_backend_loads_what_only_s
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["", ""]
+
+
+@pytest.mark.parametrize("prefix", ["..", "../other", "a/../../other", "a/./b", "a//b", "a/%2e%2e\0"])
+def test_a_prefix_cannot_leave_its_bucket(prefix: str) -> None:
+    with pytest.raises(InvalidNameError, match="not a path inside a store"):
+        split_url(f"s3://bucket/{prefix}/x")
