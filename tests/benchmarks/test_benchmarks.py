@@ -50,6 +50,13 @@ def test_every_workload_on_s3_runs_small() -> None:
     assert "compact 40 objects, s3fs: " in done.stdout
 
 
+def test_line_checksums_run_small() -> None:
+    command = [sys.executable, "-W", "error", "-m", "benchmarks.line_checksums", "--small"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CRC-32, running" in done.stdout
+
+
 def test_every_workload_runs_small(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     command = [sys.executable, "-W", "error", "-m", "benchmarks", "--small", "--page", str(page)]
