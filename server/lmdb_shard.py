@@ -11,7 +11,6 @@ fdatasync. Readers see one commit's state and wait for nobody.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -130,7 +129,11 @@ class LmdbShard:
         try:
             txn.commit()
         except lmdb.Error as error:
-            raise self._failed(error, in_commit=True) from error
+            # The new state is written last. Only where that step failed, LMDB begins no other transaction.
+            if not self._writes():
+                message = f"{self.path}: writing failed: {error}; start the server again"
+                raise CommitUnknownError(message) from error
+            raise self._failed(error) from error
 
     def _apply(self, changes: Changes, txn: Any) -> None:
         put = [(path.encode(), _encode(stream)) for path, stream in changes.streams.items() if stream is not None]
@@ -237,14 +240,18 @@ class LmdbShard:
                 f"{self.path}: what is stored of {name!r} cannot be read: {error}", str(self.path)
             ) from error
 
-    def _failed(self, error: lmdb.Error, *, in_commit: bool = False) -> OpslogError:
+    def _writes(self) -> bool:
+        try:
+            self._environment.begin(write=True).abort()
+        except lmdb.Error:
+            return False
+        return True
+
+    def _failed(self, error: lmdb.Error) -> OpslogError:
         if isinstance(error, lmdb.MapFullError):
-            return WriteFailedError(f"{self.path} has reached its greatest size: start the server with a larger one")
-        if isinstance(error, lmdb.DiskError) or f"{errno.ENOSPC}" in str(error):
-            return WriteFailedError(f"{self.path}: the disk is full: {error}")
-        if in_commit:
-            return CommitUnknownError(f"{self.path}: writing failed: {error}; start the server again")
-        return WriteFailedError(f"{self.path}: writing failed: {error}")
+            size = self._environment.info()["map_size"]
+            return WriteFailedError(f"{self.path} has reached its greatest size, {size} bytes: delete streams")
+        return WriteFailedError(f"{self.path}: nothing was changed, writing failed: {error}; is the disk full?")
 
 
 def _seek(cursor: Any, stream_id: int, start: int) -> bool:

@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
+
+import httpx
+
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Without it, each request would load the certificates of the system."""
+
+
+def http(method: str, url: str, **options: Any) -> httpx.Response:
+    """A request on a connection of its own."""
+    return httpx.request(method, url, **{"verify": _NO_TLS, "timeout": 60, **options})
+
+
+class Follower(Thread):
+    """Reads an answer to its end, however long that takes.
+
+    :ivar status: of the answer; :ivar text: what has come of it.
+    """
+
+    def __init__(self, url: str, **params: str) -> None:
+        super().__init__()
+        self.status = 0
+        self._pieces: list[str] = []
+        self._url, self._params = url, params
+        self.start()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def run(self) -> None:
+        with httpx.stream("GET", self._url, params=self._params, timeout=60, verify=_NO_TLS) as answer:
+            self.status = answer.status_code
+            for text in answer.iter_text():
+                self._pieces.append(text)
 
 
 class Server:

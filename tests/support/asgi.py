@@ -1,0 +1,69 @@
+"""Calling an ASGI application without a server, one request after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from opslog.server.asgi import App
+
+T = TypeVar("T")
+
+
+class Caller:
+    """A client of an application that runs on a loop of its own, which only turns while a request is answered."""
+
+    def __init__(self, application: App) -> None:
+        self.application = application
+        self._runner = asyncio.Runner()
+        transport = httpx.ASGITransport(application)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://test/v1/stream/")
+        self.run(application.start())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    def close(self) -> None:
+        """Stop the application, and close its storage."""
+        self.run(self.application.stop())
+        self.run(self._client.aclose())
+        self._runner.close()
+
+    def request(
+        self, method: str, path: str | httpx.URL, *, content: bytes | Iterable[bytes] = b"", **options: Any
+    ) -> httpx.Response:
+        """:param content: in one piece, or in several."""
+        body = content if isinstance(content, bytes) else _pieces(content)
+        return self.run(self._client.request(method, path, content=body, **options))
+
+    def raw(self, path: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
+        """A GET, and its body as it came."""
+
+        async def get() -> tuple[httpx.Response, bytes]:
+            async with self._client.stream("GET", path, headers=headers) as answer:
+                return answer, b"".join([piece async for piece in answer.aiter_raw()])
+
+        return self.run(get())
+
+    def get(self, path: str | httpx.URL, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def head(self, path: str | httpx.URL, **options: Any) -> httpx.Response:
+        return self.request("HEAD", path, **options)
+
+    def put(self, path: str | httpx.URL, **options: Any) -> httpx.Response:
+        return self.request("PUT", path, **options)
+
+    def post(self, path: str | httpx.URL, **options: Any) -> httpx.Response:
+        return self.request("POST", path, **options)
+
+    def delete(self, path: str | httpx.URL, **options: Any) -> httpx.Response:
+        return self.request("DELETE", path, **options)
+
+
+async def _pieces(content: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in content:
+        yield piece
