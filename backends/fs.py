@@ -254,7 +254,7 @@ class FsBackend:
                 self.sync_directory(_parent(path))
             except OSError as error:
                 if error.errno in posix.MISSING:
-                    raise MissingFileError(f"no file {self.full(path)}", path) from error
+                    raise MissingFileError(f"no file {self.root}/{path}", path) from error
                 raise self.write_failed(path, error, "and may not survive a power cut") from error
 
     # One writer per log, and locks

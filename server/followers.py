@@ -15,28 +15,28 @@ class Followers:
     """Waiting readers by path. All of it belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
         self._answers: OrderedDict[Hashable, bytes] = OrderedDict()
         self.count = 0
         self.stopped = False
 
-    async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> None:
-        """Until something happened to the stream, the time is over, or the future `gone` is done.
+    async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> bool:
+        """Until something happened to the stream, the time is over (False), or the future `gone` is done.
 
         Registered at once: what happens after the call is not missed.
         """
         if self.stopped or gone.done():
-            return
+            return True
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[bool] = loop.create_future()
         waiting = self._waiting.setdefault(path, set())
         waiting.add(woken)
         self.count += 1
-        timer = loop.call_later(seconds, _wake, woken)
-        on_gone = lambda _: _wake(woken)  # noqa: E731
+        timer = loop.call_later(seconds, _wake, woken, False)
+        on_gone = lambda _: _wake(woken, True)  # noqa: E731
         gone.add_done_callback(on_gone)
         try:
-            await woken
+            return await woken
         finally:
             timer.cancel()
             gone.remove_done_callback(on_gone)
@@ -48,7 +48,7 @@ class Followers:
     def wake(self, path: str) -> None:
         """Something happened to the stream."""
         for woken in self._waiting.pop(path, ()):
-            _wake(woken)
+            _wake(woken, True)
 
     def stop(self) -> None:
         """End all waiting, now and from now on."""
@@ -68,6 +68,6 @@ class Followers:
         return answer
 
 
-def _wake(woken: asyncio.Future[None]) -> None:
+def _wake(woken: asyncio.Future[bool], happened: bool) -> None:
     if not woken.done():
-        woken.set_result(None)
+        woken.set_result(happened)

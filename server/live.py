@@ -81,10 +81,9 @@ class Live:
                 left = end - monotonic()
                 if left <= 0 or followers.stopped:
                     return
-                await followers.wait(stream.path, min(left, self._options.long_poll_seconds), gone)
+                await self._streams.wait(stream, min(left, self._options.long_poll_seconds), gone)
                 told = False
             stream = self._streams.again(stream)
-            self._streams.touch(stream)
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
         """A data event, if there is data, and the control event that goes with it; and the position behind them."""

@@ -65,11 +65,10 @@ class Reading:
         if asked.live is not None:
             if position == stream.tail and not stream.closed:
                 async with live.watching(receive) as gone:
-                    await self._streams.followers.wait(path, self._options.long_poll_seconds, gone)
+                    await self._streams.wait(stream, self._options.long_poll_seconds, gone)
                     if gone.done():
                         raise DisconnectedError
                 stream = self._streams.again(stream)
-                self._streams.touch(stream)
             if position == stream.tail:
                 return await self._nothing_came(stream, asked, send)
         return await self._answer(stream, replace(asked, position=position), requests.fields(scope["headers"]), send)

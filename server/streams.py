@@ -142,6 +142,19 @@ class Streams:
             self._recording.add(stream.id)
             self._spawn(self._record_access(stream.path, stream.id))
 
+    async def wait(self, stream: Stream, seconds: float, gone: asyncio.Future[object]) -> None:
+        """Wait as `Followers.wait` does. The stream does not expire meanwhile: it is being read."""
+        self.touch(stream)
+        if stream.ttl is None:
+            await self.followers.wait(stream.path, seconds, gone)
+            return
+        end = self.environment.monotonic() + seconds
+        while (left := end - self.environment.monotonic()) > 0:
+            woken = await self.followers.wait(stream.path, min(left, max(0.01, stream.ttl / 2)), gone)
+            self.touch(stream)
+            if woken:
+                return
+
     def read(self, stream: Stream, position: int, limit: int) -> Range:
         """See `ranges.read`."""
         try:

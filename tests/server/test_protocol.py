@@ -294,8 +294,9 @@ class TestCompression:
         answer, raw = client.raw("a", {"accept-encoding": accepted})
         assert answer.headers.get("content-encoding") == encoding
         assert answer.headers["vary"] == "Accept-Encoding"
-        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
-        assert unpack(raw) == body
+        if encoding is not None:
+            raw = gzip.decompress(raw) if encoding == "gzip" else zlib.decompress(raw)
+        assert raw == body
 
     def test_what_is_small_or_packed_stays_as_it_is(self, client: Caller) -> None:
         client.put("small", content=b"x" * 1023, headers=TEXT)
@@ -308,18 +309,16 @@ class TestLifetimes:
     def test_reads_and_writes_renew_and_head_does_not(self, client: Caller, clock: Clock) -> None:
         client.put("a", content=b"x", headers=TEXT | {"stream-ttl": "10"})
 
-        def get(**params: str) -> int:
-            return client.get("a", params=params).status_code
-
-        for use in (
-            get,
-            lambda: get(offset="now"),
-            lambda: get(offset="now", live="long-poll"),
-            lambda: client.post("a", content=b"x", headers=TEXT).status_code,
-            lambda: client.post("a", headers={"stream-closed": "true"}).status_code,
-        ):
+        uses: list[Callable[[], httpx.Response]] = [
+            lambda: client.get("a"),
+            lambda: client.get("a", params={"offset": "now"}),
+            lambda: client.get("a", params={"offset": "now", "live": "long-poll"}),
+            lambda: client.post("a", content=b"x", headers=TEXT),
+            lambda: client.post("a", headers={"stream-closed": "true"}),
+        ]
+        for use in uses:
             clock.now += 9
-            assert use() in {200, 204}
+            assert use().status_code in {200, 204}
         clock.now += 9
         assert client.head("a").status_code == 200
         clock.now += 2

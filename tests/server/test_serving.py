@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_a_deleted_stream_ends_its_live_reads(server: Server) -> None:
     sse.join()
     poll.join()
     assert (sse.status, poll.status) == (200, 404)
+
+
+def test_a_stream_that_is_followed_does_not_expire(server: Server) -> None:
+    url = f"{server.url}/a"
+    http("PUT", url, headers=TEXT | {"stream-ttl": "1"})
+    follower = Follower(url, offset="-1", live="long-poll")
+    until(lambda: followers(server) == 1)
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 1.5)
+    http("POST", url, content=b"still here", headers=TEXT)
+    follower.join()
+    assert follower.text == "still here"
 
 
 def test_an_sse_answer_ends_after_its_time() -> None:
