@@ -33,6 +33,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
 )
 @click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
+@click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
+@click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -70,6 +72,8 @@ def serve_command(session: Session, /, **given: Any) -> None:
         sse_seconds=given["sse_seconds"],
         rate=given["rate"],
         registry=given["registry"],
+        public_url=given["public_url"],
+        webhook_loopback=given["webhook_loopback"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address)
