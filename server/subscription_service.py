@@ -439,11 +439,11 @@ class Subscriptions:
         async with entry.lock:
             if entry.deleted or entry.subscription.wake_id is None:
                 return
-            if entry.subscription.next_attempt_at is not None:
-                snapshot = {path: self._tail(path) for path in entry.pending}
-                again = replace(entry.subscription, snapshot=snapshot)
-                await self._commit(entry, subscriptions.extended(again, self._environment.time()))
-            subscription = entry.subscription
+            await self._commit(entry, entry.subscription)
+            subscription = replace(entry.subscription, snapshot={path: self._tail(path) for path in entry.pending})
+            if subscription.next_attempt_at is not None:
+                subscription = subscriptions.extended(subscription, self._environment.time())
+            await self._commit(entry, subscription)
             body = self._wake_body(entry)
         url = subscription.config.webhook_url
         assert url is not None, "only webhook subscriptions are delivered"
@@ -468,8 +468,8 @@ class Subscriptions:
 
     def _wake_body(self, entry: _Entry) -> bytes:
         subscription = entry.subscription
-        # The ends that it was woken for: what `done` acknowledges is what was told.
-        tails = {**{path: self._tail(path) for path in entry.links}, **subscription.snapshot}
+        # What `done` acknowledges is what was told, so nothing is told that came after the snapshot.
+        tails = {**{path: max(link.acked_offset, ZERO) for path, link in entry.links.items()}, **subscription.snapshot}
         return msgspec.json.encode(
             {
                 "subscription_id": subscription.id,

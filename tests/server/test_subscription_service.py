@@ -1,0 +1,398 @@
+"""Subscriptions at work: on streams, with timers, through restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from opslog.environment import REAL, Environment
+from opslog.server import requests
+from opslog.server.creation import Create
+from opslog.server.memory import MemoryStorage
+from opslog.server.options import Options
+from opslog.server.requests import Receive, Scope, Send
+from opslog.server.streams import Streams
+from opslog.server.subscription_routes import SubscriptionRoutes
+from opslog.server.subscription_service import Subscriptions
+from opslog.server.webhook_delivery import Delivery
+
+ROOT = "http://here/v1/stream/__ds/subscriptions"
+
+
+class Hook(Delivery):
+    """Receives webhooks.
+
+    :ivar bodies: of what came; :ivar outcomes: what becomes of each, the last one for ever: done, taken, or an error.
+    """
+
+    def __init__(self, *outcomes: bool | Exception) -> None:
+        super().__init__(allow_loopback=True)
+        self.bodies: list[dict[str, Any]] = []
+        self.outcomes = list(outcomes)
+
+    async def post(self, url: str, body: bytes, signature: str) -> bool:
+        self.bodies.append(json.loads(body))
+        outcome = self.outcomes[0] if len(self.outcomes) == 1 else self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+class Here:
+    """A server without a network: its streams, and a client for what is below ``__ds``."""
+
+    def __init__(self, storage: MemoryStorage, hook: Delivery, environment: Environment) -> None:
+        self.streams = Streams(storage, environment)
+        self.service = Subscriptions(self.streams, hook, environment)
+        routes = SubscriptionRoutes(self.service, Options())
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await routes(scope["path"].removeprefix("/v1/stream/"), scope, receive, send)
+
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url=f"{ROOT}/")
+
+    async def create(self, path: str, *messages: object) -> None:
+        await self.streams.create(Create(path=path, content_type="application/json"))
+        for message in messages:
+            await self.append(path, message)
+
+    async def append(self, path: str, message: object) -> None:
+        given = {b"content-type": "application/json"}
+        await self.streams.append(requests.append_of(path, given, json.dumps([message]).encode()))
+
+    async def messages(self, path: str) -> list[Any]:
+        stream = self.streams.stream(path)
+        records = self.streams.storage.shards[0].records(stream.id, 0, stream.tail, 1 << 20)
+        return [json.loads(record.rstrip(b",")) for _, record in records]
+
+    async def tail(self, path: str) -> int:
+        return self.streams.stream(path).tail
+
+    async def put(self, id: str, **body: object) -> httpx.Response:
+        return await self.http.put(f"{ROOT}/{id}", json=body)
+
+    async def webhook(self, id: str = "s", **body: object) -> httpx.Response:
+        return await self.put(id, **{"type": "webhook", "webhook": {"url": "http://127.0.0.1:9/"}, **body})
+
+    async def post(self, action: str, token: str = "", id: str = "s", **body: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return await self.http.post(f"{ROOT}/{id}/{action}", json=body, headers=headers)
+
+    async def links(self, id: str = "s") -> dict[str, tuple[str, str]]:
+        shown = (await self.http.get(f"{ROOT}/{id}")).json()
+        return {link["path"]: (link["link_type"], link["acked_offset"]) for link in shown["streams"]}
+
+    async def status(self, id: str = "s") -> str:
+        return str((await self.http.get(f"{ROOT}/{id}")).json()["status"])
+
+
+@asynccontextmanager
+async def running(
+    hook: Delivery | None = None, storage: MemoryStorage | None = None, environment: Environment = REAL
+) -> AsyncIterator[Here]:
+    here = Here(storage or MemoryStorage(), hook or Hook(False), environment)
+    await here.streams.start()
+    await here.service.start()
+    try:
+        yield here
+    finally:
+        await here.service.stop()
+        await here.streams.stop()
+        await here.http.aclose()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def settled(here: Here) -> None:
+    """Until nothing is under way any more."""
+    while here.service._tasks:
+        await asyncio.gather(*here.service._tasks, return_exceptions=True)
+
+
+def case(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test that is a coroutine."""
+
+    def test() -> None:
+        asyncio.run(story())  # type: ignore[arg-type]  # they are coroutines
+
+    test.__name__ = story.__name__
+    test.__doc__ = story.__doc__
+    return test
+
+
+@case
+async def test_what_was_there_before_counts_as_processed() -> None:
+    hook = Hook(True)
+    async with running(hook) as here:
+        await here.create("a/old", 1, 2)
+        await here.create("b/other", 1)
+        assert (await here.webhook(pattern="a/*", streams=["b/other", "b/not-yet"])).status_code == 201
+        end = f"{'0' * 16}_{await here.tail('a/old'):016}"
+        links = await here.links()
+        assert links["a/old"] == ("glob", end)
+        assert links["b/not-yet"] == ("explicit", f"{'0' * 16}_{'0' * 16}")
+        await settled(here)
+        assert not hook.bodies
+        await here.create("a/new", "x")
+        await here.append("b/other", "y")
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        told = [stream["path"] for body in hook.bodies for stream in body["streams"] if stream["has_pending"]]
+        assert sorted(told) == ["a/new", "b/other"]
+
+
+@case
+async def test_work_that_arrives_during_a_wake_is_a_wake_of_its_own() -> None:
+    hook = Hook(False)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", 1)
+        await until(lambda: bool(hook.bodies))
+        await here.append("a/x", 2)
+        await settled(here)
+        (body,) = hook.bodies
+        (stream,) = body["streams"]
+        wake = {"wake_id": body["wake_id"], "generation": body["generation"]}
+        acks = [{"stream": "a/x", "offset": stream["tail_offset"]}]
+        answer = await here.post("callback", body["callback_token"], **wake, acks=acks, done=True)
+        assert answer.json() == {"ok": True, "next_wake": True}
+        await until(lambda: len(hook.bodies) == 2)
+        assert hook.bodies[1]["generation"] == body["generation"] + 1
+        stale = await here.post("callback", body["callback_token"], **wake, done=True)
+        assert (stale.status_code, stale.json()["error"]["code"]) == (409, "FENCED")
+
+
+@case
+async def test_a_lease_that_is_over_wakes_again() -> None:
+    hook = Hook(False, True)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*", lease_ttl_ms=1000)
+        await here.create("a/x", 1)
+        await until(lambda: len(hook.bodies) == 2)
+        assert hook.bodies[0]["wake_id"] != hook.bodies[1]["wake_id"]
+        await settled(here)
+        assert (await here.links())["a/x"][1] == hook.bodies[1]["streams"][0]["tail_offset"]
+
+
+@case
+async def test_a_webhook_that_fails_is_tried_again_as_the_same_wake_and_tells_what_came_since() -> None:
+    hook = Hook(OSError("refused"), True)
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", 1)
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        assert await here.status() == "failed"
+        await here.append("a/x", 2)
+        await until(lambda: len(hook.bodies) == 2)
+        await settled(here)
+        first, second = hook.bodies
+        assert first["wake_id"] == second["wake_id"]
+        assert second["streams"][0]["tail_offset"] > first["streams"][0]["tail_offset"]
+        assert await here.status() == "active"
+        assert (await here.links())["a/x"][1] == second["streams"][0]["tail_offset"]
+
+
+@case
+async def test_a_callback_while_a_retry_is_due_ends_the_retries() -> None:
+    """The receiver took the wake, only its answer was lost."""
+    hook = Hook(OSError("reset"))
+    async with running(hook) as here:
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", 1)
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        body = hook.bodies[0]
+        acks = [{"stream": "a/x", "offset": body["streams"][0]["tail_offset"]}]
+        wake = {"wake_id": body["wake_id"], "generation": body["generation"]}
+        answer = await here.post("callback", body["callback_token"], **wake, acks=acks, done=True)
+        assert answer.json() == {"ok": True, "next_wake": False}
+        assert await here.status() == "active"
+        assert here.service.get("s").timer is None
+
+
+@case
+async def test_a_restart_keeps_cursors_keys_leases_and_retries() -> None:
+    storage, hook = MemoryStorage(), Hook(False)
+    async with running(hook, storage) as here:
+        await here.webhook(pattern="a/*", lease_ttl_ms=600_000)
+        await here.create("a/x", 1)
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        kid, before = here.service.keys.kid, here.service.get("s").subscription
+        await here.webhook("r", pattern="r/*")
+        hook.outcomes = [OSError("refused")]
+        await here.create("r/x", 1)
+        await until(lambda: len(hook.bodies) == 2)
+        await settled(here)
+        retry = here.service.get("r").subscription
+    hook = Hook(True)
+    async with running(hook, storage) as here:
+        assert here.service.keys.kid == kid
+        assert here.service.get("s").subscription == before
+        assert here.service.get("r").subscription == retry
+        assert retry.next_attempt_at is not None
+        assert (await here.webhook(pattern="a/*", lease_ttl_ms=600_000)).status_code == 200
+        body: dict[str, Any] = {"wake_id": before.wake_id, "generation": before.generation, "done": True}
+        token = here.service.keys.token("s", before.generation, REAL.time())
+        answer = await here.post("callback", token, **body)
+        assert answer.json() == {"ok": True, "next_wake": True}
+        await until(lambda: {body["subscription_id"] for body in hook.bodies} == {"r", "s"})
+
+
+@case
+async def test_appends_that_a_crash_kept_from_being_told_are_found_at_the_start() -> None:
+    storage, hook = MemoryStorage(), Hook(True)
+    async with running(hook, storage) as here:
+        await here.create("a/old", 1)
+        await here.create("a/gone", 1)
+        await here.webhook(pattern="a/*", streams=["b/again"])
+        await here.create("b/again", 1)
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+    # A server without subscriptions does what one would have done that crashed right after each commit.
+    streams = Streams(storage)
+    here = Here(storage, hook, REAL)
+    await streams.start()
+    here.streams = streams
+    await here.create("a/new", 1)
+    await here.append("a/old", 2)
+    await streams.delete("a/gone")
+    await streams.delete("b/again")
+    await here.create("b/again", "another stream")
+    await streams.stop()
+    hook = Hook(True)
+    async with running(hook, storage) as here:
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        pending = {stream["path"] for body in hook.bodies for stream in body["streams"] if stream["has_pending"]}
+        assert pending == {"a/new", "a/old", "b/again"}
+        assert "a/gone" not in await here.links()
+
+
+@case
+async def test_workers_share_a_pull_wake() -> None:
+    async with running() as here:
+        await here.create("wakes")
+        await here.put("s", type="pull-wake", pattern="**", wake_stream="wakes", lease_ttl_ms=1000)
+        nothing = await here.post("claim", worker="one")
+        assert nothing.json()["error"]["code"] == "NO_PENDING_WORK"
+        await here.create("a/x", 1)
+        await settled(here)
+        (event,) = await here.messages("wakes")
+        assert (event["type"], event["subscription_id"], event["stream"]) == ("wake", "s", "a/x")
+        assert "wakes" not in await here.links(), "its own wake events do not wake it"
+        claimed = (await here.post("claim", worker="one")).json()
+        busy = await here.post("claim", worker="two")
+        assert busy.status_code == 409
+        assert busy.json()["error"]["current_holder"] == "one"
+        # One lets go by saying nothing; when its lease is over, the workers are told again.
+        await until(lambda: here.service.get("s").subscription.generation == 2)
+        await settled(here)
+        assert len(await here.messages("wakes")) == 2
+        again = (await here.post("claim", worker="two")).json()
+        assert again["generation"] == claimed["generation"] + 1
+        wake = {"wake_id": claimed["wake_id"], "generation": claimed["generation"]}
+        late = await here.post("ack", claimed["token"], **wake)
+        assert late.json()["error"]["code"] == "FENCED"
+        wake = {"wake_id": again["wake_id"], "generation": again["generation"]}
+        acks = [{"stream": "a/x", "offset": again["streams"][0]["tail_offset"]}]
+        assert (await here.post("ack", again["token"], **wake, acks=acks)).json() == {"ok": True, "next_wake": False}
+        assert here.service.get("s").subscription.holder == "two", "an ack without done keeps the lease"
+        assert (await here.post("release", again["token"], **wake)).status_code == 204
+        assert here.service.get("s").subscription.holder is None
+
+
+@case
+async def test_a_wake_stream_that_is_made_late_gets_its_event() -> None:
+    async with running() as here:
+        await here.put("s", type="pull-wake", pattern="a/*", wake_stream="wakes")
+        await here.create("a/x", 1)
+        await settled(here)
+        await here.create("wakes")
+        await settled(here)
+        assert len(await here.messages("wakes")) == 1
+
+
+@case
+async def test_links_made_by_hand() -> None:
+    async with running() as here:
+        await here.create("a/b/c", 1)
+        await here.webhook(pattern="a/**")
+        assert (await here.links())["a/b/c"][0] == "glob"
+        added = await here.http.post(f"{ROOT}/s/streams", json={"streams": ["a/b/c", "z"]})
+        assert added.status_code == 204
+        assert {path: kind for path, (kind, _) in (await here.links()).items()} == {
+            "a/b/c": "explicit",
+            "z": "explicit",
+        }
+        for path in ("a%2Fb%2Fc", "z", "never-there"):
+            assert (await here.http.delete(f"{ROOT}/s/streams/{path}")).status_code == 204
+        assert {path: kind for path, (kind, _) in (await here.links()).items()} == {"a/b/c": "glob"}
+
+
+@case
+async def test_a_deleted_subscription_leaves_nothing() -> None:
+    storage, hook = MemoryStorage(), Hook(False)
+    async with running(hook, storage) as here:
+        await here.create("a/old", 1)
+        await here.webhook(pattern="a/*")
+        await here.create("a/x", 1)
+        await until(lambda: bool(hook.bodies))
+        await settled(here)
+        body = hook.bodies[0]
+        for _ in range(2):
+            assert (await here.http.delete(f"{ROOT}/s")).status_code == 204
+        wake = {"wake_id": body["wake_id"], "generation": body["generation"]}
+        late = await here.post("callback", body["callback_token"], **wake, done=True)
+        assert late.status_code == 404
+        assert [key for key, _ in storage.shards[0].values(b"subscriptions/")] == [b"subscriptions/secret"]
+        await here.webhook(pattern="a/*")
+        late = await here.post("callback", body["callback_token"], **wake, done=True)
+        assert late.json()["error"]["code"] == "FENCED", "a token of its predecessor"
+
+
+@case
+async def test_what_is_refused() -> None:
+    async with running() as here:
+        await here.webhook(pattern="a/*")
+        other = await here.webhook(pattern="b/*")
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "SUBSCRIPTION_ALREADY_EXISTS")
+        for answer, status, code in (
+            (await here.http.get(f"{ROOT}/none"), 404, "SUBSCRIPTION_NOT_FOUND"),
+            (await here.http.get("http://here/v1/stream/__ds"), 404, "SUBSCRIPTION_NOT_FOUND"),
+            (await here.http.get("http://here/v1/stream/__ds/other"), 404, "SUBSCRIPTION_NOT_FOUND"),
+            (await here.http.post(f"{ROOT}/s/other"), 404, "SUBSCRIPTION_NOT_FOUND"),
+            (await here.http.put(f"{ROOT}/x", content=b"{"), 400, "INVALID_REQUEST"),
+            (await here.http.put(f"{ROOT}/x", content=b"[]"), 400, "INVALID_REQUEST"),
+            (await here.http.patch(f"{ROOT}/s"), 405, "INVALID_REQUEST"),
+            (await here.http.post(f"{ROOT}/{'i' * 300}/claim"), 400, "INVALID_REQUEST"),
+            (await here.post("claim", worker="w"), 400, "INVALID_REQUEST"),
+            (await here.post("claim", worker=""), 400, "INVALID_REQUEST"),
+            (await here.post("callback"), 401, "TOKEN_INVALID"),
+            (await here.post("callback", "nonsense"), 401, "TOKEN_INVALID"),
+            (await here.webhook("y", pattern="**", webhook={"url": "http://10.0.0.1/"}), 400, "WEBHOOK_URL_REJECTED"),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.request.url
+        keys = await here.http.get("http://here/v1/stream/__ds/jwks.json")
+        assert keys.headers["cache-control"] == "public, max-age=300"
+        assert keys.json() == here.service.keys.jwks
+
+
+@case
+async def test_a_burst_of_appends_is_one_wake() -> None:
+    hook = Hook(False)
+    async with running(hook) as here:
+        await here.webhook(pattern="**")
+        await here.create("a/x")
+        await asyncio.gather(*(here.append("a/x", number) for number in range(300)))
+        await settled(here)
+        assert len(hook.bodies) == 1

@@ -1,0 +1,215 @@
+"""Webhooks do not lead into the server's own network, whatever a URL looks like and whatever a name resolves to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
+
+import httpx
+import pytest
+
+from opslog.server.subscriptions import SubscriptionRefused
+from opslog.server.webhook_delivery import Delivery
+from opslog.server.webhook_targets import Address, parse_target
+
+PRIVATE = [
+    "0.0.0.0",
+    "10.0.0.1",
+    "100.64.0.1",
+    "127.0.0.1",
+    "127.1.2.3",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",
+    "::ffff:10.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a00:1",
+    "2002:7f00:1::",
+    "2001:db8::1",
+    "fc00::1",
+    "fe80::1",
+    "ff02::1",
+]
+PUBLIC = ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+
+
+def in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+class Names:
+    """A resolver that gives, each time it is asked, the next of its answers; the last one for ever."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+
+    async def __call__(self, host: str, port: int) -> list[Address]:
+        answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+        if not answer:
+            raise OSError("no such name")
+        return [ip_address(text) for text in answer]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses_are_refused_as_they_are_and_behind_a_name(address: str) -> None:
+    with pytest.raises(SubscriptionRefused) as refused:
+        parse_target(f"https://{in_url(address)}/hook", allow_loopback=False)
+    assert refused.value.code == "WEBHOOK_URL_REJECTED"
+
+    async def told() -> None:
+        delivery = Delivery(allow_loopback=False, resolve=Names(["8.8.8.8", address]))
+        with pytest.raises(SubscriptionRefused, match="not on the public internet"):
+            await delivery.check("https://hooks.example/")
+        with pytest.raises(SubscriptionRefused, match="not on the public internet"):
+            await delivery.post("https://hooks.example/", b"{}", "")
+        await delivery.close()
+
+    asyncio.run(told())
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses_are_taken(address: str) -> None:
+    assert parse_target(f"https://{in_url(address)}:8443/hook?x=1", allow_loopback=False).port == 8443
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.example/",
+        "http://localhost/",
+        "http://8.8.8.8/",
+        "ftp://hooks.example/",
+        "https://",
+        "https:///path",
+        "https://user:secret@hooks.example/",
+        "https://hooks.example:99999/",
+        "https://hooks.example:0/",
+        "https://hooks.example/\r\nX: y",
+        "https://[::1/",
+        "https://fe80::1%25eth0/",
+        "hooks.example",
+    ],
+)
+def test_urls_that_are_refused(url: str) -> None:
+    with pytest.raises(SubscriptionRefused):
+        parse_target(url, allow_loopback=False)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:9/", "http://127.0.0.1/", "https://localhost/", "http://[::1]/"])
+def test_loopback_is_allowed_by_an_option_only(url: str) -> None:
+    parse_target(url, allow_loopback=True)
+    for private in ("http://10.0.0.1/", "https://192.168.0.1/", "http://hooks.example/"):
+        with pytest.raises(SubscriptionRefused):
+            parse_target(private, allow_loopback=True)
+
+
+def test_a_name_that_changes_after_it_was_looked_at_leads_nowhere() -> None:
+    async def told() -> None:
+        delivery = Delivery(allow_loopback=False, resolve=Names(["8.8.8.8"], ["127.0.0.1"]))
+        await delivery.check("https://hooks.example/")
+        with pytest.raises(SubscriptionRefused, match=r"hooks\.example is 127\.0\.0\.1"):
+            await delivery.post("https://hooks.example/", b"{}", "")
+        await delivery.close()
+
+    asyncio.run(told())
+
+
+def test_a_name_that_cannot_be_resolved_now_may_be_later() -> None:
+    async def told() -> None:
+        delivery = Delivery(allow_loopback=False, resolve=Names([]))
+        await delivery.check("https://hooks.example/")
+        with pytest.raises(OSError, match="no such name"):
+            await delivery.post("https://hooks.example/", b"{}", "")
+        await delivery.close()
+
+    asyncio.run(told())
+
+
+@contextmanager
+def receiver(status: int, answer: bytes, location: str = "") -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A web server that gives one answer, and what it was asked."""
+    asked: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            asked.append({"path": self.path, "body": body.decode(), **{k.lower(): v for k, v in self.headers.items()}})
+            self.send_response(status)
+            if location:
+                self.send_header("Location", location)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://localhost:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def posted(url: str) -> bool:
+    async def post() -> bool:
+        delivery = Delivery(allow_loopback=True, resolve=Names(["127.0.0.1"]))
+        try:
+            return await delivery.post(url, b'{"wake":1}', "t=1,kid=k,ed25519=s")
+        finally:
+            await delivery.close()
+
+    return asyncio.run(post())
+
+
+def test_what_is_posted() -> None:
+    with receiver(200, json.dumps({"done": True}).encode()) as (url, asked):
+        assert posted(f"{url}/hook?a=b")
+    (request,) = asked
+    assert (request["path"], request["body"]) == ("/hook?a=b", '{"wake":1}')
+    assert request["host"] == url.removeprefix("http://"), "the name, though the connection went to an address"
+    assert request["webhook-signature"] == "t=1,kid=k,ed25519=s"
+    assert request["content-type"] == "application/json"
+
+
+ANSWERS = {
+    "empty": b"",
+    "text": b"thanks",
+    "array": b"[]",
+    "not yet": b'{"done":false}',
+    "too long": b'{"done":true,"x":"' + b"y" * 70_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_answers_that_do_not_say_done(answer: bytes) -> None:
+    with receiver(200, answer) as (url, _):
+        assert not posted(url)
+
+
+def test_redirects_are_not_followed() -> None:
+    with (
+        receiver(200, b"") as (inner, reached),
+        receiver(307, b"", location=inner) as (url, asked),
+        pytest.raises(httpx.HTTPError, match="307"),
+    ):
+        posted(url)
+    assert len(asked) == 1
+    assert not reached
