@@ -14,6 +14,7 @@ from opslog.server import requests
 from opslog.server.memory import MemoryStorage
 from opslog.server.metrics import Gauges, Metrics, exposition
 from opslog.server.options import Options
+from opslog.server.page_routes import PageRoutes
 from opslog.server.rates import Rates
 from opslog.server.reading import Reading
 from opslog.server.refusals import Refused
@@ -62,6 +63,7 @@ class App:
         delivery = Delivery(allow_loopback=options.webhook_loopback)
         self.subscriptions = Subscriptions(self.streams, delivery, environment)
         self._control = SubscriptionRoutes(self.subscriptions, options)
+        self._page = PageRoutes(self.streams, options)
         writing = Writing(self.streams, options, self.metrics)
         reading = Reading(
             self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
@@ -97,7 +99,7 @@ class App:
     async def _answer(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         path: str = scope["path"]
         if not path.startswith(self._root):
-            return await self._answer_outside(method, path, scope, send)
+            return await self._answer_outside(method, path, scope, receive, send)
         if method == "OPTIONS":
             return await reply(send, 204, PREFLIGHT)
         name = path[len(self._root) :]
@@ -126,12 +128,16 @@ class App:
     def _token(self, scope: Scope, tokens: Tokens) -> Token:
         return tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
 
-    async def _answer_outside(self, method: str, path: str, scope: Scope, send: Send) -> int:
-        """What is not below the root: what those who watch the server ask for."""
-        if path not in {"/healthz", "/readyz", "/metrics"}:
+    async def _answer_outside(self, method: str, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """What is not below the root: what those who watch the server ask for, and the page."""
+        if path not in {"/healthz", "/readyz", "/metrics", *self._page.paths}:
             raise Refused(404, f"streams are below {self._root}")
         if method not in _READING:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
+        if path in self._page.paths:
+            if self._tokens is not None and path not in self._page.public:
+                self._token(scope, self._tokens).check("", write=False)
+            return await self._page.answer(path, scope, receive, send)
         if path == "/metrics":
             if self._tokens is not None:
                 self._token(scope, self._tokens).check("", write=False)
@@ -161,6 +167,7 @@ class App:
         """Answer everybody who waits for more, now and from now on: they come back, to this server or the next."""
         self._stopping = True
         self.streams.followers.stop()
+        self._page.stop()
 
     async def stop(self) -> None:
         """End live reads, finish what was begun, and close the storage."""

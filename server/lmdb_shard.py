@@ -82,6 +82,17 @@ class LmdbShard:
             found = txn.get(_producer_key(stream_id, producer_id), db=self._producers)
         return None if found is None else self._decoded(_producer, found, producer_id)
 
+    def producers(self, stream_id: int, limit: int) -> Sequence[tuple[str, Producer]]:
+        found: list[tuple[str, Producer]] = []
+        with self._reading() as txn, txn.cursor(self._producers) as cursor:
+            there = cursor.set_range(_number.pack(stream_id))
+            while there and len(found) < limit and cursor.key()[:8] == _number.pack(stream_id):
+                id, hashed = cursor.key()[8:], cursor.key()[8:].startswith(b"sha256:") and len(cursor.key()) == 47
+                name = f"sha256:{id[7:].hex()}" if hashed else id.decode()
+                found.append((name, self._decoded(_producer, cursor.value(), name)))
+                there = cursor.next()
+        return found
+
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
         found: list[Record] = []
         with self._reading() as txn, txn.cursor(self._records) as cursor:

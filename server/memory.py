@@ -43,6 +43,9 @@ class MemoryShard:
     def producer(self, stream_id: int, producer_id: str) -> Producer | None:
         return self._producers.get(stream_id, {}).get(producer_id)
 
+    def producers(self, stream_id: int, limit: int) -> Sequence[tuple[str, Producer]]:
+        return sorted(self._producers.get(stream_id, {}).items())[:limit]
+
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
         found: list[Record] = []
         with self._lock:

@@ -80,6 +80,10 @@ class Shard(Protocol):
 
     def producer(self, stream_id: int, producer_id: str) -> Producer | None: ...
 
+    def producers(self, stream_id: int, limit: int) -> Sequence[tuple[str, Producer]]:
+        """Up to `limit` producers of the stream, by their ids. A storage may have only the hash of a very long id."""
+        ...
+
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
         """The stream's own records that have bytes in the range from `start` up to `stop`, whole and in order, up to
         the one with which they come to `limit` bytes or more (counted from `start`). Cost is that of what is

@@ -34,7 +34,8 @@ def expected_files() -> set[str]:
         for folder, installed in SOURCES.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    return modules | {"opslog/py.typed"}
+    page = {f"opslog/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir() if path.is_file()}
+    return modules | page | {"opslog/py.typed"}
 
 
 @pytest.fixture(scope="module")

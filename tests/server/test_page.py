@@ -1,0 +1,195 @@
+"""The page for people, in the browser that the system has."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from opslog.server.client import Client, Stream
+from tests.support.serving import served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HOSTILE = "<img src=x onerror=window.hacked=1>/&lt;\"'`${window.hacked=1}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[str]:
+    with served("--memory") as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser: Browser, root: str) -> Iterator[Page]:
+    """The page as it opens. Whatever the browser complains about fails the test."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(root.removesuffix("/v1/stream"))
+    page.locator("#state", has_text="Live").wait_for()
+    yield page
+    context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def client(root: str) -> Iterator[Client]:
+    with Client(root) as client:
+        yield client
+
+
+def made(client: Client, path: str, *messages: object) -> Stream:
+    stream = client.stream(path)
+    stream.create("application/json")
+    if messages:
+        stream.append(*messages)
+    return stream
+
+
+def item(path: str) -> str:
+    return f"[role=treeitem][data-path={path!r}]"
+
+
+def test_streams_come_and_grow_before_ones_eyes(page: Page, client: Client) -> None:
+    stream = made(client, "live/one")
+    row = page.locator(item("live/one"))
+    row.wait_for()
+    stream.append("x" * 5000)
+    row.locator(".tail", has_text="5.00 kB").wait_for()
+    stream.close()
+    row.locator(".mark", has_text="closed").wait_for()
+    stream.delete()
+    row.wait_for(state="detached")
+
+
+def test_messages_arrive_exactly_as_they_were_written(page: Page, client: Client) -> None:
+    stream = made(client, "messages", {"n": 12345678901234567890123}, [1.0, "a,b]"], 'quoted \\" one')
+    page.locator(item("messages")).click()
+    page.locator("#messages li").nth(2).wait_for()
+    assert page.locator("#messages li").all_inner_texts() == [
+        '{"n":12345678901234567890123}',
+        '[1.0,"a,b]"]',
+        '"quoted \\\\\\" one"',
+    ]
+    stream.append({"later": True}, close=True)
+    page.locator("#messages .note", has_text="closed").wait_for()
+    assert page.locator("#messages li").nth(3).inner_text() == '{"later":true}'
+
+
+def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> None:
+    for name in "abc":
+        made(client, f"keys/{name}", name)
+    page.locator(item("keys/c")).wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("keys/")
+    page.keyboard.press("Enter")
+    for key in ("ArrowDown", "End", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    page.locator("#messages li", has_text='"b"').wait_for()
+    assert page.locator("#name").inner_text() == "keys/b"
+    assert page.evaluate("document.activeElement.dataset.path") == "keys/b", "updates do not take the focus away"
+    assert page.locator("[role=treeitem][tabindex='0']").count() == 1, "one stop for the Tab key"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "messages"
+    page.reload()
+    page.locator("#messages li", has_text='"b"').wait_for()
+
+
+def test_forks_are_a_tree(page: Page, client: Client) -> None:
+    source = made(client, "tree/source", 1, 2)
+    fork = source.fork("tree/fork")
+    fork.fork("tree/fork-of-fork")
+    source.delete()
+    inner = page.locator(f"{item('tree/source')} > ul > {item('tree/fork')} > ul > {item('tree/fork-of-fork')}")
+    inner.wait_for()
+    assert inner.get_attribute("aria-level") == "3"
+    page.locator(f"{item('tree/source')} > .row .mark", has_text="deleted").wait_for()
+    page.locator(f"{item('tree/fork')} > .row").click()
+    page.locator("#facts dd", has_text="tree/source at").wait_for()
+
+
+def test_producers_are_shown(page: Page, client: Client) -> None:
+    stream = made(client, "produced")
+    with stream.producer("<b>planner</b>", epoch=4) as producer:
+        producer.append("x")
+    page.locator(item("produced")).click()
+    cells = page.locator("#producers tbody td")
+    cells.first.wait_for()
+    assert cells.all_inner_texts() == ["<b>planner</b>", "4", "0"]
+
+
+def test_hostile_names_and_messages_stay_text(page: Page, client: Client) -> None:
+    message = "</li></ol><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+    made(client, HOSTILE, message)
+    row = page.locator("[role=treeitem]", has_text="onerror")
+    row.click()
+    page.locator("#messages li", has_text="<script>").wait_for()
+    assert page.locator("#name").inner_text() == HOSTILE
+    assert page.locator("#messages img, #streams img, #name img, #messages script").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_nothing_but_the_files_of_the_page_may_run(root: str) -> None:
+    base = root.removesuffix("/v1/stream")
+    for path in ("/", "/page/script.js", "/page/style.css"):
+        answer = httpx.get(base + path)
+        assert answer.status_code == 200
+        assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    script = Path(__file__).parents[2] / "server" / "page" / "script.js"
+    written = script.read_text(encoding="utf-8")
+    assert not [word for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval(") if word in written]
+
+
+def test_long_lists_come_in_parts(client: Client, root: str) -> None:
+    paths = sorted(f"many/{number:04}" for number in range(501))
+    for path in paths:
+        client.stream(path).create("text/plain")
+    base = root.removesuffix("/v1/stream")
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        part = httpx.get(f"{base}/page/streams?after={quote(after)}").json()
+        found += [stream["path"] for stream in part["streams"]]
+        after = part["after"]
+    assert [path for path in found if path.startswith("many/")] == paths
+    assert found == sorted(set(found), key=str.encode)
+
+
+def test_a_server_with_tokens_asks_for_one(browser: Browser, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    hashed = hashlib.sha256(b"secret").hexdigest()
+    tokens.write_text(f'[[token]]\nname = "me"\nsha256 = "{hashed}"\nread = [""]\nwrite = [""]\n')
+    with served("--memory", "--tokens", str(tokens)) as root, Client(root, token="secret") as client:
+        made(client, "private", "message")
+        assert httpx.get(root.removesuffix("/v1/stream") + "/page/streams").status_code == 401
+        page = browser.new_page()
+        page.goto(root.removesuffix("/v1/stream"))
+        page.locator("#token").fill("secret")
+        page.keyboard.press("Enter")
+        page.locator(item("private")).click()
+        page.locator("#messages li", has_text='"message"').wait_for()
+        page.close()
