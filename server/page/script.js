@@ -251,17 +251,17 @@ async function facts(path) {
   }
 }
 
-// From a little before the end, wherever that is: the newest messages are what people look for. Servers give out no offsets
-// in between, so what is long is read from its beginning and only its end is kept.
+// Servers give out no offsets in between, so what is long is read from its beginning, and only its end is kept.
 async function follow(path, signal) {
   let offset = "-1"
+  let type = null
   for (let pause = WAIT_FIRST_MS; !signal.aborted; pause = Math.min(pause * 2, WAIT_LONGEST_MS)) {
     try {
+      type ??= (await ask(urlOf(path), { method: "HEAD", signal })).headers.get("content-type") ?? ""
       const answer = await ask(`${urlOf(path)}?live=sse&offset=${encodeURIComponent(offset)}`, { signal })
       if (answer.status === 404 || answer.status === 410) return note("deleted")
       if (!answer.ok) throw new Error(`The server answers ${answer.status}`)
       const binary = answer.headers.get("stream-sse-data-encoding") === "base64"
-      const type = streams.get(path)?.content_type ?? ""
       let data = []
       for await (const event of events(answer)) {
         if (signal.aborted) return

@@ -101,7 +101,7 @@ def test_messages_arrive_exactly_as_they_were_written(page: Page, client: Client
 
 def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> None:
     for name in "abc":
-        made(client, f"keys/{name}", name)
+        made(client, f"keys/{name}", name, 2)
     page.locator(item("keys/c")).wait_for()
     page.keyboard.press("/")
     page.keyboard.type("keys/")
@@ -115,7 +115,8 @@ def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> Non
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "messages"
     page.reload()
-    page.locator("#messages li", has_text='"b"').wait_for()
+    page.locator("#messages li", has_text="2").wait_for()
+    assert page.locator("#messages li").all_inner_texts() == ['"b"', "2"], "the address names the stream"
 
 
 def test_forks_are_a_tree(page: Page, client: Client) -> None:
