@@ -1,6 +1,8 @@
 """Spark on a store: a data source for snapshots and logs, replay to the same state, and compaction at scale.
 
 spark = opslog.spark.session()
+spark.read.format("opslog").load("s3://bucket/tasks").select("id", "data")
+opslog.spark.replay(spark, "s3://bucket/tasks", as_of="2026-11-20T12:00:00Z")
 opslog.spark.compact(spark, "s3://bucket/tasks")
 """
 

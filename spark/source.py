@@ -24,9 +24,10 @@ from opslog.history import Point
 from opslog.manifest_store import ManifestStore
 from opslog.spark.planning import SPLIT_BYTES
 from opslog.spark.ranges import IdRange
+from opslog.spark.typed import converter
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
 
-_OWN = {"path", "paths", "view", "asof", "period", "splitbytes", "startingat", "ongap", "maxbytespertrigger"}
+_OWN = {"path", "paths", "view", "asof", "period", "schema", "splitbytes", "startingat", "ongap", "maxbytespertrigger"}
 """The options that are not the storage's, in lower case, as Spark hands them over."""
 
 CHANGES = "changes"
@@ -52,15 +53,19 @@ class DefaultSource(DataSource):
             from opslog.spark.streaming import COLUMNS
 
             return ddl(COLUMNS)
-        return ddl(view_of(self.options).schema)
+        return ddl(view_of(self.options).schema, self.options.get("schema"))
 
     def reader(self, schema: StructType) -> OpslogReader:
-        view = view_of(self.options)
+        url, view = url_of(self.options), view_of(self.options)
         expected = [field.name for field in view.schema]
         if schema.fieldNames() != expected:
-            raise UsageError(f"this view has the columns {', '.join(expected)}; choose among them with select")
+            raise UsageError(
+                f"this view has the columns {', '.join(expected)}: choose among them with select, and give types of "
+                'what is in documents as .option("schema", …), not as .schema(…)'
+            )
+        typed = schema if "schema" in self.options else None
         kind = _PushdownReader if _is_pushing_down() else OpslogReader
-        return kind(url_of(self.options), storage_options(self.options), view)
+        return kind(url, storage_options(self.options), view, typed)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("view") != CHANGES:
@@ -70,9 +75,12 @@ class DefaultSource(DataSource):
         return StreamReader(url_of(self.options), storage_options(self.options), self.options)
 
 
-def ddl(schema: pa.Schema) -> str:
-    """The columns of a view in Spark's words."""
-    return ", ".join(f"{field.name} {_DDL[str(field.type)]}" for field in schema)
+def ddl(schema: pa.Schema, documents: str | None = None) -> str:
+    """The columns of a view in Spark's words. :param documents: what documents are, in Spark's words; None: text."""
+    kinds = {field.name: _DDL[str(field.type)] for field in schema}
+    if documents is not None:
+        kinds["data"] = f"STRUCT<{documents}>"
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())
 
 
 def view_of(options: Mapping[str, str]) -> View:
@@ -113,7 +121,11 @@ def url_of(options: Mapping[str, str]) -> str:
     """
     url = options.get("path")
     if not url:
-        raise UsageError("name one store: .load(url), or the option path; several are a union of several reads")
+        raise UsageError(
+            "name one store: .load(url), or CREATE TEMPORARY VIEW … USING opslog OPTIONS (path '…'). Several stores "
+            "are a union of several reads. Of a table in its catalog Spark tells a data source in Python nothing, not "
+            "even where it is"
+        )
     scheme, separator, _ = url.partition("://")
     if separator and scheme == "memory":
         raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
@@ -151,10 +163,11 @@ class OpslogPartition(InputPartition):
 class OpslogReader(DataSourceReader):
     """Reads one view of one store."""
 
-    def __init__(self, url: str, options: dict[str, Any], view: View) -> None:
+    def __init__(self, url: str, options: dict[str, Any], view: View, typed: StructType | None) -> None:
         self._url = url
         self._options = options
         self._view = view
+        self._typed = typed
         self._asked = Asked()
 
     def partitions(self) -> list[InputPartition]:
@@ -168,7 +181,8 @@ class OpslogReader(DataSourceReader):
             return
         with closing(open_store(self._url, self._options)) as backend:
             try:
-                yield from self._view.read(backend, task, self._asked)
+                batches = self._view.read(backend, task, self._asked)
+                yield from batches if self._typed is None else map(converter(self._typed), batches)
             except MissingFileError as error:
                 raise _gone(backend, task, error) from error
 

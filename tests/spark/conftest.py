@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -18,10 +20,15 @@ SMALL: dict[str, str | bool | int] = {
 }
 """Settings for small data on a busy machine."""
 
+# Where an installed opslog has the module that Spark looks for. Of an editable one Spark cannot see it by itself.
+DISCOVERY = Path(__file__).parents[2] / "spark" / "discovery"
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark for all tests of this process: it takes seconds to start. Two tasks at once, each tried three times."""
-    session = opslog.spark.session("tests", master="local[2,3]", config=SMALL)
-    yield session
-    session.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(DISCOVERY), prepend=os.pathsep)
+        session = opslog.spark.session("tests", master="local[2,3]", config=SMALL)
+        yield session
+        session.stop()
