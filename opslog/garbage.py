@@ -10,7 +10,7 @@ whichever is longer), by the storage's clock. Garbage is
   manifests and of compactions that failed. A compaction under way aims at a number above it. One that was paused until
   others used its number cannot publish any more: the number exists, or it is below the newest and so no longer the
   truth;
-- temporary files that a creation left behind.
+- temporary files that a creation left behind, and rows that a job put aside which was killed.
 
 Only who has just published the newest manifest collects, so two collectors at once have both seen all that the other
 needs.
@@ -25,12 +25,15 @@ import msgspec
 
 from opslog.backends import Backend, Entry
 from opslog.errors import MissingFileError
-from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, TEMPORARY, run_of, segment_of
+from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, TEMPORARY, run_of, segment_of
 from opslog.manifest import START, Manifest
 from opslog.manifest_store import ManifestStore
 
 TEMPORARY_SECONDS = 3600.0
 """No creation of one file takes this long."""
+
+STAGED_SECONDS = 7 * 86400.0
+"""No Spark job takes this long between putting its first rows aside and its end."""
 
 
 class Garbage(msgspec.Struct, frozen=True):
@@ -71,12 +74,12 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
     breaks = [place for place, pair in enumerate(pairwise(retained), start=1) if not pair[1].follows(pair[0])]
     retained = retained[max(breaks, default=0) :]
     count = len(retained)
-    files = [*backend.list(MANIFESTS), *backend.list(SNAPSHOTS), *backend.list(OPS)]
+    files = [entry for prefix in (MANIFESTS, SNAPSHOTS, OPS, STAGING) for entry in backend.list(prefix)]
     return Garbage(
         [entry for _, entry in manifests[:-count]],
         _unneeded_runs(files, retained),
         _folded_segments(files, retained[0]),
-        [entry for entry in files if TEMPORARY in entry.path and now - entry.modified > TEMPORARY_SECONDS],
+        [entry for entry in files if is_abandoned(entry, now)],
     )
 
 
@@ -89,6 +92,14 @@ def collect(backend: Backend, number: int) -> Garbage:
     backend.delete(garbage.paths[:first])
     backend.delete(garbage.paths[first:])
     return garbage
+
+
+def is_abandoned(entry: Entry, now: float) -> bool:
+    """Whether whoever was writing this file, or the job that put it aside, has been gone for long."""
+    age = now - entry.modified
+    if TEMPORARY in entry.path:
+        return age > TEMPORARY_SECONDS
+    return entry.path.startswith(STAGING) and age > STAGED_SECONDS
 
 
 def _retained(manifests: list[tuple[int, Entry]], now: float, keep_seconds: float) -> int:

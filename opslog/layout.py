@@ -4,6 +4,7 @@
     snapshots/00000000000000000007-<nonce>/part-00000.jsonl   and   part-00000.index
     ops/<agent>/00000000000000000001.jsonl
     archive/<period>/<nonce>.jsonl                             and   <nonce>.index
+    staging/<nonce>/<name>                                     rows of a Spark job, until it succeeds or fails
     removed/<nonce>/<former path>                              what `opslog verify --repair` moved aside
 
 Numbers have 20 digits, so that the order of names is the order of numbers.
@@ -21,6 +22,7 @@ OPS = "ops/"
 ARCHIVE = "archive/"
 LOCKS = "locks/"
 REMOVED = "removed/"
+STAGING = "staging/"
 TEMPORARY = ".tmp-"
 """In the name of a file that a backend is still creating, or gave up creating."""
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from opslog.backends import Entry
-from opslog.garbage import TEMPORARY_SECONDS
-from opslog.layout import LOCKS, REMOVED, TEMPORARY, archive_of, manifest_number, run_of, segment_of
+from opslog.garbage import is_abandoned
+from opslog.layout import LOCKS, REMOVED, STAGING, TEMPORARY, archive_of, manifest_number, run_of, segment_of
 from opslog.manifest import Manifest
 
 
@@ -39,9 +39,13 @@ def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: 
 def _leftover(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
     path = entry.path
     if TEMPORARY in path:
-        if now - entry.modified > TEMPORARY_SECONDS:
+        if is_abandoned(entry, now):
             return Leftover(path, "a file that was never finished: its writer was killed", True)
         return Leftover(path, "a file that is being written, or that a killed writer left unfinished", False)
+    if path.startswith(STAGING):
+        if is_abandoned(entry, now):
+            return Leftover(path, "rows that a Spark job put aside which was killed", True)
+        return Leftover(path, "rows that a Spark job has put aside: it is running, or was killed", False)
     run = run_of(path)
     if run is None:
         known = manifest_number(path) is not None or segment_of(path) is not None or archive_of(path) is not None

@@ -31,18 +31,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
-from opslog.backends import Backend
-from opslog.commits import Seal, encode_commit
 from opslog.compaction import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
-from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import AgentBusyError, AgentFencedError, MissingFileError
-from opslog.log import list_log
+from opslog.environment import REAL, Environment
+from opslog.errors import MissingFileError
 from opslog.manifest import Manifest, Part, Run
 from opslog.manifest_store import ManifestStore
 from opslog.snapshot import PartEnds
 from opslog.spark import folding
+from opslog.spark.ends import Ends, look
 from opslog.spark.folding import Batches, Place, Stretch
-from opslog.spark.planning import Log, Recent, Survey, find_recent, pack, split_before, survey
+from opslog.spark.planning import pack, split_before
 from opslog.spark.source import url_of
 
 RANGE_BYTES = 32 * 1024 * 1024
@@ -75,67 +73,16 @@ def compact(
     backend = place.open()
     try:
         with backend.lock(LOCK), _Frames() as frames:
-            tails = _look(backend)
+            tails = look(backend)
             sealed = tails.seal_idle(backend, environment)
             if sealed:
-                tails = _look(backend)
+                tails = look(backend)
             read = _Fold(spark, place, tails, frames).read
             return publish(
                 backend, environment, tails.manifest, read, sealed=sealed, full=full, keep_history=keep_history
             )
     finally:
         backend.close()
-
-
-class _Tails(msgspec.Struct, frozen=True):
-    """All logs behind the cut, and which of their commits are recent."""
-
-    found: Survey
-    recent: dict[str, Recent]
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.found.manifest
-
-    @property
-    def clock(self) -> int:
-        return max([self.manifest.clock, *(recent.clock for recent in self.recent.values())])
-
-    def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
-        """End the undo window of agents that have been idle for longer than the store's undo TTL. Returns their
-        names."""
-        since = backend.now() - self.manifest.settings.undo_ttl_seconds
-        idle = [log for log in self.found.logs if self.recent[log.agent].commits and log.segments[-1].modified < since]
-        seals = {log.agent: Seal(format_ts(environment.time()), self.clock + 1, log.agent) for log in idle}
-        return tuple(log.agent for log in idle if _append_seal(backend, log, seals[log.agent]))
-
-
-def _append_seal(backend: Backend, log: Log, seal: Seal) -> bool:
-    try:
-        appender = backend.appender(log.agent)
-    except AgentBusyError:
-        return False  # a live agent holds its name and is left alone
-    try:
-        listed = [segment for segment in list_log(backend, log.agent) if segment.number >= log.segments[0].number]
-        if tuple(listed) != log.segments:
-            return False  # it came back and wrote
-        appender.advance(log.start.last_segment)
-        appender.append(encode_commit(seal))
-    except AgentFencedError:
-        return False  # it is alive in another process, and wrote just now
-    finally:
-        appender.close()
-    return True
-
-
-def _look(backend: Backend) -> _Tails:
-    def ends(_: Manifest) -> _Tails:
-        found = survey(backend)
-        window = found.manifest.settings.undo_window
-        return _Tails(found, {log.agent: find_recent(backend, log, window) for log in found.logs})
-
-    manifests = ManifestStore(backend)
-    return manifests.read_consistently(manifests.newest, ends)
 
 
 class _Frames:
@@ -159,7 +106,7 @@ class _Frames:
 class _Fold:
     """Steps 1 and 2."""
 
-    def __init__(self, spark: SparkSession, place: Place, tails: _Tails, frames: _Frames) -> None:
+    def __init__(self, spark: SparkSession, place: Place, tails: Ends, frames: _Frames) -> None:
         self.spark = spark
         self.place = place
         self.tails = tails

@@ -15,7 +15,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from opslog.backends import Backend, open_backend
@@ -27,7 +33,11 @@ from opslog.spark.ranges import IdRange
 from opslog.spark.typed import converter
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
 
-_OWN = {"path", "paths", "view", "asof", "period", "schema", "splitbytes", "startingat", "ongap", "maxbytespertrigger"}
+_OWN = {
+    *("path", "paths", "view", "asof", "period", "schema", "splitbytes"),
+    *("startingat", "ongap", "maxbytespertrigger"),
+    "agent",
+}
 """The options that are not the storage's, in lower case, as Spark hands them over."""
 
 CHANGES = "changes"
@@ -73,6 +83,11 @@ class DefaultSource(DataSource):
         from opslog.spark.streaming import StreamReader
 
         return StreamReader(url_of(self.options), storage_options(self.options), self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from opslog.spark.writing import writer_of  # which needs this module
+
+        return writer_of(self.options, schema, overwrite)
 
 
 def ddl(schema: pa.Schema, documents: str | None = None) -> str:

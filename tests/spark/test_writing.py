@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSourceWriter
+from pyspark.sql.types import StructType, _parse_datatype_string
+
+import opslog
+from opslog.backends import open_backend
+from opslog.commits import DeleteOp
+from opslog.garbage import STAGED_SECONDS, find_garbage
+from opslog.spark import writing
+from opslog.spark.rows import Columns
+from opslog.spark.source import DefaultSource
+from opslog.spark.writing import OpslogWriter, Staged
+from opslog.verify import verify
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # tasks run where no tests are installed
+
+
+class Unlucky(OpslogWriter):
+    """Puts its rows aside, and fails then: the first attempt, or every one of partition 1."""
+
+    always = False
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        staged = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0 or (self.always and context.partitionId() == 1):
+            raise RuntimeError("unlucky")
+        return staged
+
+
+class Doomed(Unlucky):
+    always = True
+
+
+class UnluckySource(DefaultSource):
+    kind: type[OpslogWriter] = Unlucky
+
+    @classmethod
+    def name(cls) -> str:
+        return "unlucky"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        writer = writing.writer_of(self.options, schema, overwrite)
+        writer.__class__ = self.kind
+        return writer
+
+
+class DoomedSource(UnluckySource):
+    kind = Doomed
+
+    @classmethod
+    def name(cls) -> str:
+        return "doomed"
+
+
+def fill(url: Path, count: int = 20) -> None:
+    with opslog.open(url, agent="app", compact_after=None) as store, store.batch():
+        for number in range(count):
+            store[f"task-{number:02}"] = {"n": number, "f": 1.0, "text": "ü\n"}
+
+
+def documents(url: Path) -> dict[str, Any]:
+    with opslog.open(url, read_only=True) as store:
+        return dict(store.items())
+
+
+def commits(url: Path, agent: str) -> int:
+    with opslog.open(url, read_only=True) as store:
+        return sum(commit.agent == agent for commit in store.ops())
+
+
+def check_clean(url: Path) -> None:
+    """Nothing of the job is left, and nothing is wrong."""
+    backend = open_backend(str(url))
+    assert backend.list("staging/") == []
+    assert verify(backend).problems == []
+    backend.close()
+
+
+def test_state_transformed_and_written_back(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = spark.read.format("opslog").load(str(tmp_path))
+    n = F.get_json_object("data", "$.n").cast("int")
+    changed = state.withColumn("_op", F.when(n % 2 == 1, "delete").otherwise("set")).withColumn(
+        "data", F.regexp_replace("data", '"n":', '"number" : ')
+    )
+    changed.repartition(3).write.format("opslog").option("agent", "etl").mode("append").save(str(tmp_path))
+    assert documents(tmp_path) == {
+        f"task-{number:02}": {"number": number, "f": 1.0, "text": "ü\n"} for number in range(0, 20, 2)
+    }
+    assert commits(tmp_path, "etl") == 1, "a small job is there at once"
+    with opslog.open(tmp_path, agent="etl") as store:
+        assert store.undo()
+        assert len(store) == 20
+    check_clean(tmp_path)
+
+
+def test_columns_become_fields_and_the_store_is_made(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(3).selectExpr(
+        "concat('t-', id) id", "id n", "id / 2 half", "array(struct(id a, null b)) deep", "id = 1 is_one"
+    )
+    rows.write.format("opslog").mode("append").save(str(tmp_path / "new"))
+    assert documents(tmp_path / "new") == {
+        f"t-{n}": {"n": n, "half": n / 2, "deep": [{"a": n, "b": None}], "is_one": n == 1} for n in range(3)
+    }
+    rows.where("id = 't-2'").write.format("opslog").mode("overwrite").save(str(tmp_path / "new"))
+    assert list(documents(tmp_path / "new")) == ["t-2"]
+    assert commits(tmp_path / "new", "spark") == 2, "what replaces everything is one commit"
+    check_clean(tmp_path / "new")
+
+
+def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path)
+    for source in (UnluckySource, DoomedSource):
+        spark.dataSource.register(source)
+    rows = spark.range(0, 40, 1, 3).selectExpr("concat('row-', id) id", "id n")
+    with pytest.raises(Exception, match="unlucky"):
+        rows.write.format("doomed").option("agent", "etl").mode("append").save(str(tmp_path))
+    assert len(documents(tmp_path)) == 20
+    assert commits(tmp_path, "etl") == 0
+    check_clean(tmp_path)
+    rows.write.format("unlucky").option("agent", "etl").mode("append").save(str(tmp_path))
+    assert len(documents(tmp_path)) == 60
+    with opslog.open(tmp_path, read_only=True) as store:
+        ids = [record.id for commit in store.ops() if commit.agent == "etl" for record in commit.records]
+    assert sorted(ids) == sorted(f"row-{n}" for n in range(40))
+    check_clean(tmp_path)
+
+
+# -- without Spark: what a driver and its tasks do
+
+
+class Job:
+    """A job whose tasks run when they are told to."""
+
+    def __init__(self, url: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False) -> None:
+        self.writer = OpslogWriter(str(url), {}, "etl", Columns(("n",)), overwrite)
+        self._patch = monkeypatch
+        self._attempts = 0
+
+    def task(self, partition: int, ids: list[str], size: int = 1) -> Staged:
+        self._attempts += 1
+        context = SimpleNamespace(partitionId=lambda: partition, taskAttemptId=lambda: self._attempts)
+        self._patch.setattr(writing.TaskContext, "get", lambda: context)
+        batch = pa.record_batch({"id": ids, "n": ["x" * size] * len(ids)})
+        return self.writer.write(iter([batch]))
+
+
+def test_of_two_attempts_that_both_ended_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    job = Job(tmp_path, monkeypatch)
+    first = job.task(0, ["a", "b"])
+    job.task(0, ["a", "b", "other"])
+    second = job.task(1, ["c"])
+    job.writer.commit([second, first])
+    assert sorted(documents(tmp_path))[:3] == ["a", "b", "c"]
+    assert commits(tmp_path, "etl") == 1
+    assert "other" not in documents(tmp_path)
+    check_clean(tmp_path)
+
+
+def test_rows_outrank_all_that_was_written_before_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    job = Job(tmp_path, monkeypatch)
+    staged = job.task(0, ["task-00"])
+    with opslog.open(tmp_path, agent="busy") as store:
+        for number in range(50):
+            store["task-00"] = {"live": number}
+        job.writer.commit([staged])
+        store.refresh()
+        assert store["task-00"] == {"n": "x"}
+        store["task-00"] = {"live": "again"}
+    assert documents(tmp_path)["task-00"] == {"live": "again"}
+
+
+def test_a_large_job_is_several_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BATCH_BYTES", 1000)
+    job = Job(tmp_path / "new", monkeypatch)
+    job.writer.commit([job.task(0, [f"{number:02}" for number in range(50)], 60)])
+    assert len(documents(tmp_path / "new")) == 50
+    assert 3 <= commits(tmp_path / "new", "etl") <= 10
+    check_clean(tmp_path / "new")
+
+
+def test_what_cannot_be_replaced_at_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    for limit in (10, 400):
+        monkeypatch.setattr(writing, "OVERWRITE_BYTES", limit)
+        job = Job(tmp_path, monkeypatch, overwrite=True)
+        staged = job.task(0, ["a"])
+        with pytest.raises(opslog.UsageError, match="Append"):
+            job.writer.commit([staged])
+        job.writer.abort([staged])
+        assert len(documents(tmp_path)) == 20
+        check_clean(tmp_path)
+
+
+def test_a_driver_that_dies_before_the_commit_leaves_what_is_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    Job(tmp_path, monkeypatch).task(0, ["a"])
+    assert len(documents(tmp_path)) == 20
+    backend = open_backend(str(tmp_path))
+    report = verify(backend)
+    assert report.ok
+    assert ["put aside" in str(problem) for problem in report.problems] == [True]
+    now = backend.now()
+    assert find_garbage(backend, now + STAGED_SECONDS - 60, 1).temporary == []
+    (entry,) = find_garbage(backend, now + STAGED_SECONDS + 60, 1).temporary
+    backend.delete([entry.path])
+    backend.close()
+    check_clean(tmp_path)
+
+
+def test_another_run_of_the_same_job_is_noticed_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opslog.open(tmp_path, agent="etl"), pytest.raises(opslog.AgentBusyError):
+        Job(tmp_path, monkeypatch)
+
+
+# -- which rows can be written
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("n int", "column id"),
+        ("id long, n int", "column id"),
+        ("id string, data string, more int", "more"),
+        ("id string, data int", "JSON text or a struct"),
+        ("id string, at timestamp", "timestamp"),
+        ("id string, data struct<a: array<decimal(3,1)>>", r"data.a\[\]"),
+        ("id string, _op int, n int", "_op"),
+    ],
+)
+def test_columns_that_are_no_documents_are_refused(spark: SparkSession, columns: str, message: str) -> None:
+    schema = _parse_datatype_string(columns)
+    assert isinstance(schema, StructType)
+    with pytest.raises(opslog.UsageError, match=message):
+        Columns.of(schema)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": None, "data": "{}"}, "string"),
+        ({"id": "a", "data": None}, "null"),
+        ({"id": "a", "data": "[]"}, "object"),
+        ({"id": "a", "data": "{"}, "JSON"),
+        ({"id": "a", "data": '{"a":"\\ud800"}'}, "JSON"),
+        ({"id": "a", "data": "{}", "_op": "upsert"}, "upsert"),
+    ],
+)
+def test_rows_that_cannot_be_written_are_named(row: dict[str, Any], message: str) -> None:
+    batch = pa.RecordBatch.from_pylist([row], pa.schema([(name, pa.string()) for name in row]))
+    with pytest.raises(opslog.UsageError, match=message) as caught:
+        list(Columns(is_text=True, has_op="_op" in row).ops(batch))
+    assert repr(row["id"]) in str(caught.value)
+
+
+def test_text_comes_back_as_it_is() -> None:
+    text = '{ "z":1.0, "a":1, "big":123456789012345678901234567890,\n "e":1e2, "s":"\\u00fc ü" }'
+    batch = pa.record_batch({"id": ["a"], "data": [text], "v": pa.array([7], pa.int64())})
+    (op,) = Columns(is_text=True, has_version=True).ops(batch)
+    assert not isinstance(op, DeleteOp)
+    assert bytes(op.data).decode() == '{"z":1.0,"a":1,"big":123456789012345678901234567890,"e":1e2,"s":"\\u00fc ü"}'
+    assert op.v == 7
+    assert json.loads(bytes(op.data)) == json.loads(text)
