@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from opslog.backends import open_backend
+from opslog.backends import Backend, open_backend
 from opslog.commits import Set, encode_commit
 from opslog.environment import Environment, format_ts
 from opslog.errors import UsageError
 from opslog.layout import index_path, run_name
-from opslog.manifest import Manifest, Run
+from opslog.manifest import Manifest, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.snapshot import Row, build_parts
 from opslog.state import State
@@ -43,7 +43,7 @@ def write_state(state: State, directory: Path, form: Format, environment: Enviro
     """Write all documents of a state, in order of id, into a directory that is empty or does not exist.
 
     jsonl: ``part-00000.jsonl``, a log line per document, with its stamp, as `opslog export` writes it.
-    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts.
+    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v.
     store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
 
     :param tell: see `Tell`. :returns: how many documents that were.
@@ -125,7 +125,9 @@ def _write_parquet(records: Iterator[list[Set]], path: Path) -> int:
     except ImportError as error:
         raise UsageError("Parquet needs pyarrow: pip install 'opslog[spark]', or pip install pyarrow") from error
     text = pa.string()
-    schema = pa.schema([("id", text), ("data", text), ("clock", pa.int64()), ("agent", text), ("ts", text)])
+    schema = pa.schema(
+        [("id", text), ("data", text), ("clock", pa.int64()), ("agent", text), ("ts", text), ("v", pa.int64())]
+    )
     written = 0
     group: list[pa.RecordBatch] = []
     with parquet.ParquetWriter(path, schema, compression="zstd") as out:
@@ -142,8 +144,8 @@ def _write_parquet(records: Iterator[list[Set]], path: Path) -> int:
     return written
 
 
-def _row(record: Set) -> tuple[str, bytes, int, str, str]:
-    return record.id, bytes(record.data), record.clock, record.agent, record.ts
+def _row(record: Set) -> tuple[str, bytes, int, str, str, int]:
+    return record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v
 
 
 def _write_store(records: Iterator[list[Set]], directory: Path, state: State, environment: Environment) -> int:
@@ -156,22 +158,37 @@ def _write_store(records: Iterator[list[Set]], directory: Path, state: State, en
                 newest = max(newest, record.ts)
                 yield Row(record.id, encode_commit(record), None)
 
-    run = Run(run_name(_NUMBER, environment.nonce()), [])
+    run = new_run(environment)
     with closing(open_backend(directory)) as target:
         for file in build_parts(run.name, rows()):
             target.create(file.part.path, file.data)
             target.create(index_path(file.part.path), file.index)
             run.parts.append(file.part)
-        # And none below it: this store has no past that one could look at.
-        ManifestStore(target).create(
-            Manifest(
-                number=_NUMBER,
-                created=format_ts(environment.time()),
-                clock=state.clock,
-                ts=newest,
-                documents=run.records,
-                runs=[run] if run.parts else [],
-                settings=state.manifest.settings,
-            )
-        )
+        create_store(target, run, environment, settings=state.manifest.settings, clock=state.clock, ts=newest)
     return run.records
+
+
+def new_run(environment: Environment) -> Run:
+    """The run of a store that `create_store` is going to make, without its parts."""
+    return Run(run_name(_NUMBER, environment.nonce()), [])
+
+
+def create_store(
+    target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str
+) -> None:
+    """Make a store of a run whose parts are there, all of them sets.
+
+    :param clock: at which agents go on; at least that of every record. :param ts: the greatest of all records.
+    """
+    # The only manifest, with none below it: this store has no past that one could look at.
+    ManifestStore(target).create(
+        Manifest(
+            number=_NUMBER,
+            created=format_ts(environment.time()),
+            clock=clock,
+            ts=ts,
+            documents=run.records,
+            runs=[run] if run.parts else [],
+            settings=settings,
+        )
+    )

@@ -70,19 +70,22 @@ app = _Group(
 click.version_option(opslog.__version__, prog_name="opslog")(app)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns its exit code. Everything that goes wrong is told on stderr."""
+def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
+    """Run one command; returns its exit code. Everything that goes wrong is told on stderr.
+
+    :param app: the commands there are. :param program: what it is called.
+    """
     session = Session()
     try:
         if os.environ.get(COMPLETE):
             from click.shell_completion import shell_complete
 
-            return shell_complete(app, {"obj": session}, "opslog", COMPLETE, os.environ[COMPLETE])
+            return shell_complete(app, {"obj": session}, program, COMPLETE, os.environ[COMPLETE])
         if not arguments:
-            click.echo(app.get_help(click.Context(app, info_name="opslog")), err=True)
+            click.echo(app.get_help(click.Context(app, info_name=program)), err=True)
             return USAGE
         # Not app.main, which has ways of its own with interrupts and closed pipes.
-        with app.make_context("opslog", list(arguments), obj=session) as context:
+        with app.make_context(program, list(arguments), obj=session) as context:
             code = app.invoke(context)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE

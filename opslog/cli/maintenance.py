@@ -19,7 +19,7 @@ from opslog.environment import REAL, format_ts
 from opslog.layout import check_name
 
 if TYPE_CHECKING:
-    from opslog.compaction import KeepHistory
+    from opslog.compaction import Compaction, KeepHistory
 
 
 @click.command("compact", cls=StoreCommand)
@@ -39,14 +39,19 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     """
     from opslog.compaction import Compaction, compact
 
-    done, locked = Compaction(), False
+    done, locked = Compaction(), None
     with session.existing() as backend, progress(session, "compacting") as bar:
         try:
             done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
         except opslog.LockedError as error:
-            locked = True
-            if not session.json:
-                say(f"another compaction is running: {error}")
+            locked = error
+    tell_compaction(session, done, locked)
+
+
+def tell_compaction(session: Session, done: Compaction, locked: opslog.LockedError | None) -> None:
+    """Answer what a compaction did. :param locked: what it did not even begin for, since another one was running."""
+    if locked is not None and not session.json:
+        say(f"another compaction is running: {locked}")
     told = {
         "manifest": done.number,
         "commits": done.commits,
@@ -56,7 +61,7 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
         "sealed": list(done.sealed),
         "garbage_files": len(done.garbage.paths),
         "garbage_bytes": done.garbage.bytes,
-        "locked": locked,
+        "locked": locked is not None,
     }
     text = (
         "nothing to do"

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import cast, get_args
 
 import click
+import msgspec
 
-from opslog.cli.output import answer, counted, progress, unicode_text
+from opslog.backends import Backend
+from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, memory, spark_missing
+from opslog.cli.output import answer, counted, progress, say, unicode_text
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 from opslog.environment import REAL
-from opslog.history import load_as_of
+from opslog.history import Point, load_as_of
 from opslog.replay import Format, check_vacant, write_state
 from opslog.state import Loader
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is to be written, and how."""
+
+    directory: Path
+    form: Format
+    as_of: Point | None
+    engine: Engine
+    master: str | None
+    variant: bool
+
+    def check(self) -> None:
+        """:raises click.UsageError: these options do not go together."""
+        if self.variant and self.form != "parquet":
+            raise click.UsageError("--variant is for --format parquet")
+        if self.engine == "python" and (self.variant or self.master):
+            raise click.UsageError(f"{'--variant' if self.variant else '--master'} is for Spark: leave out --engine")
 
 
 @click.command("replay", cls=StoreCommand)
@@ -35,24 +57,79 @@ from opslog.state import Loader
     help="Lines of JSON, Parquet, or a store that has these documents and no past.",
 )
 @click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@click.option(
+    "--engine",
+    type=click.Choice(get_args(Engine)),
+    default="auto",
+    show_default=True,
+    help="One process of Python, or Spark; auto takes what will be done first.",
+)
+@click.option(
+    "--master", metavar="URL", help="Where Spark runs, as in spark-submit. Default: all cores of this machine."
+)
+@click.option("--variant", is_flag=True, help="With --format parquet: documents as VARIANT, by Spark.")
 @click.pass_obj
-def replay_command(session: Session, *, url: str | None, directory: Path, form: str, as_of: str | None) -> None:
+def replay_command(
+    session: Session,
+    *,
+    url: str | None,
+    directory: Path,
+    form: str,
+    as_of: str | None,
+    engine: str,
+    master: str | None,
+    variant: bool,
+) -> None:
     """Write all documents of the store (STORE, or the one that --store names) into files for other programs.
 
     Runs beside running writers.
     """
     session.store = session.store if url is None else url
+    at = None if as_of is None else point(as_of)
+    wish = Wish(directory, cast(Format, form), at, cast(Engine, engine), master, variant)
+    wish.check()
     check_vacant(directory)
     with session.existing() as backend:
-        with progress(session, "reading bytes of logs") as bar:
-            loader = Loader(backend, bar)
-            state = loader.load() if as_of is None else load_as_of(loader, point(as_of))
-        with progress(session, "writing documents") as bar:
-            written = write_state(
-                state, directory, cast(Format, form), REAL, (lambda count: bar(count, 0)) if bar else None
-            )
+        choice = _choice(backend, wish)
+        if wish.engine == "auto" and not session.json:
+            say(f"replaying with {'one process of Python' if choice.engine == 'python' else 'Spark'}: {choice.why}")
+        written = _by_python(session, backend, wish) if choice.engine == "python" else _by_spark(session, wish)
+    to = unicode_text(str(directory))
     answer(
         session,
-        {"documents": written, "to": unicode_text(str(directory)), "format": form},
-        f"replayed {counted(written, 'document')} to {unicode_text(str(directory))}",
+        {"documents": written, "to": to, "format": form, "engine": choice.engine, "why": choice.why},
+        f"replayed {counted(written, 'document')} to {to}",
+    )
+
+
+def _choice(backend: Backend, wish: Wish) -> Choice:
+    if wish.engine != "auto":
+        return Choice(wish.engine, f"as --engine {wish.engine} says")
+    if wish.variant:
+        return Choice("spark", "it alone writes VARIANT")
+    return choose(bytes_to_read(backend), cores_of(wish.master), memory(), spark_missing(wish.master))
+
+
+def _by_python(session: Session, backend: Backend, wish: Wish) -> int:
+    with progress(session, "reading bytes of logs") as bar:
+        loader = Loader(backend, bar)
+        state = loader.load() if wish.as_of is None else load_as_of(loader, wish.as_of)
+    with progress(session, "writing documents") as bar:
+        return write_state(state, wish.directory, wish.form, REAL, (lambda count: bar(count, 0)) if bar else None)
+
+
+def _by_spark(session: Session, wish: Wish) -> int:
+    missing = spark_missing(wish.master)
+    if missing is not None:
+        raise click.UsageError(missing)
+    from opslog.spark.jobs import replay_into
+
+    return replay_into(
+        session.url,
+        wish.directory,
+        wish.form,
+        as_of=wish.as_of,
+        master=wish.master,
+        variant=wish.variant,
+        watched=not session.json and sys.stderr.isatty(),
     )

@@ -19,7 +19,7 @@ from tests.cli.calling import PROGRAM
 from tests.cli.conftest import Opslog
 from tests.support.waiting import until
 
-Row = tuple[str, bytes, int, str, str]
+Row = tuple[str, bytes, int, str, str, int]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def records(root: Path, **options: Any) -> list[library.Set]:
 
 
 def rows(found: list[library.Set]) -> list[Row]:
-    return [(record.id, bytes(record.data), record.clock, record.agent, record.ts) for record in found]
+    return [(record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v) for record in found]
 
 
 def middle(root: Path) -> int:
@@ -66,6 +66,9 @@ def test_lines_are_those_of_an_export(opslog: Opslog, source: Path, tmp_path: Pa
     told = opslog("replay", str(source), "--to", str(out), *arguments)
     expected = records(source, as_of=as_of)
     assert (told.code, told.out) == (0, f"replayed {len(expected)} documents to {out}\n")
+    assert told.err.startswith(
+        "opslog: replaying with one process of Python: 1 MB to read, and Spark is worth its start"
+    )
     assert [path.name for path in out.iterdir()] == ["part-00000.jsonl"]
     assert (out / "part-00000.jsonl").read_bytes() == b"".join(map(encode_commit, expected))
     assert (out / "part-00000.jsonl").read_text() == opslog("export", "-s", str(source), *arguments).out
@@ -75,7 +78,7 @@ def test_parquet_has_the_same_rows(opslog: Opslog, source: Path, tmp_path: Path)
     out = tmp_path / "out"
     assert opslog("replay", "-s", str(source), "--to", str(out), "--format", "parquet").code == 0
     table = parquet.read_table(out / "part-00000.parquet")
-    assert table.column_names == ["id", "data", "clock", "agent", "ts"]
+    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v"]
     found = [
         (id, data.encode(), *stamp) for id, data, *stamp in zip(*(c.to_pylist() for c in table.columns), strict=True)
     ]
@@ -111,8 +114,8 @@ def test_an_empty_store_is_replayed(opslog: Opslog, root: Path, tmp_path: Path, 
     library.open(root).close()
     out = tmp_path / "out"
     out.mkdir()
-    assert opslog("replay", "--to", str(out), "--format", form, "--json").values == [
-        {"documents": 0, "to": str(out), "format": form}
+    assert opslog("replay", "--to", str(out), "--format", form, "--engine", "python", "--json").values == [
+        {"documents": 0, "to": str(out), "format": form, "engine": "python", "why": "as --engine python says"}
     ]
     if form == "store":
         assert records(out) == []

@@ -1,0 +1,93 @@
+"""Which engine replays a store: one process of Python, or Spark, which takes its time to start and has all cores."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from importlib.util import find_spec
+from typing import Literal, NamedTuple
+
+from opslog.backends import Backend
+from opslog.errors import OpslogError
+from opslog.log import Cursor, bytes_after, list_segments
+from opslog.manifest_store import ManifestStore
+
+Engine = Literal["auto", "python", "spark"]
+
+# Measured on 2 cores (docs/spark.md): there both take as long for 2 GB of logs.
+_PYTHON_SECONDS = 24.0
+"""What one process of Python takes for a gigabyte."""
+_SPARK_SECONDS = 33.0
+"""What Spark takes for a gigabyte on one core, once it runs."""
+_START_SECONDS = 15.0
+"""Until Spark has started, and its Python workers have."""
+
+_GB = 1e9
+_MEMORY = 0.5
+"""How much of a machine's memory the logs that one process replays may be, at most: it may hold all they say."""
+
+
+class Choice(NamedTuple):
+    """:ivar engine: "python" or "spark". :ivar why: the reason, for a person."""
+
+    engine: Literal["python", "spark"]
+    why: str
+
+
+def break_even(cores: float, memory: float) -> float:
+    """From how many bytes on Spark is faster, or has to be used.
+
+    :param cores: that Spark has; `memory`: of this machine, in bytes.
+    """
+    gained = _PYTHON_SECONDS - _SPARK_SECONDS / cores
+    faster = _START_SECONDS / gained * _GB if gained > 0 else math.inf
+    return min(faster, memory * _MEMORY)
+
+
+def choose(size: int, cores: float, memory: float, missing: str | None) -> Choice:
+    """:param size: how many bytes there are to read. :param missing: why Spark cannot be used, if it cannot."""
+    limit = break_even(cores, memory)
+    if size < limit:
+        return Choice("python", f"{_shown(size)} to read, and Spark is worth its start from {_shown(limit)} on")
+    many = f"{_shown(size)} to read, where Spark is worth its start from {_shown(limit)} on"
+    return Choice("python", f"{many}, but {missing}") if missing else Choice("spark", many)
+
+
+def bytes_to_read(backend: Backend) -> int:
+    """How many bytes the newest state is made of: the snapshot, and the logs behind it. Two listings."""
+    manifest = ManifestStore(backend).newest()
+    cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+    logs = bytes_after(list_segments(backend, cursors), manifest.cut)
+    return logs + sum(run.bytes for run in manifest.runs)
+
+
+def cores_of(master: str | None) -> float:
+    """How many cores a master has to offer; infinitely many, if that is another machine's business."""
+    match = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master or "local[*]")
+    if match is None:
+        return math.inf
+    return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+
+
+def memory() -> int:
+    """Of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def spark_missing(master: str | None) -> str | None:
+    """Why Spark cannot be used here; None if it can."""
+    if find_spec("pyspark") is None:
+        return "Spark is not installed: pip install 'opslog[spark]'"
+    if not (master or "").startswith("sc://"):
+        from opslog.spark.java import java_home
+
+        try:
+            java_home()
+        except OpslogError as error:
+            return str(error)
+    return None
+
+
+def _shown(size: float) -> str:
+    return f"{size / _GB:.1f} GB" if size >= _GB / 10 else f"{math.ceil(size / 1e6)} MB"

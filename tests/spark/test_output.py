@@ -1,0 +1,111 @@
+"""Replay by Spark from the command line: what Python writes, in several files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+
+import opslog
+from opslog.backends import open_backend
+from opslog.cli.app import run
+from opslog.cli.engines import break_even, choose, cores_of
+from opslog.commits import encode_commit
+from opslog.spark.__main__ import app
+from opslog.verify import verify
+from tests.cli.calling import call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    settings = opslog.Settings(undo_window=2)
+    with opslog.open(root, agent="a", settings=settings, durability="buffered") as a, opslog.open(root, agent="b") as b:
+        for number in range(60):
+            a[f"task-{number:02}"] = {"n": number, "1.0": 1.0, "big": 2**64 - 1}
+        a.compact()
+        b['é😀\u2028\n"\\'] = {"z": None, "a": [[], {}, '\u0000"\\']}
+        b["task-03"] = {"by": "b"}
+        b["task-04"] = {"undone": True}
+        b.undo()
+        a.refresh()
+        del a["task-07"]
+    return root
+
+
+def records(root: Path) -> list[opslog.Set]:
+    with opslog.open(root, read_only=True, version=None) as store:
+        return list(store.records())
+
+
+def test_it_writes_what_python_writes(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    expected = records(store)
+    told = call(store, "replay", "--engine", "spark", "--to", str(tmp_path / "lines"))
+    assert (told.code, told.out) == (0, f"replayed {len(expected)} documents to {tmp_path / 'lines'}\n")
+    assert told.err == ""
+    files = sorted((tmp_path / "lines").iterdir())
+    assert {path.suffix for path in files} == {".jsonl"}
+    lines = [line for path in files for line in path.read_bytes().splitlines(keepends=True)]
+    assert sorted(lines) == sorted(map(encode_commit, expected))
+
+    arguments = ["replay", str(store), "--format", "store", "--to", str(tmp_path / "copy")]
+    assert run(arguments, app, "opslog.spark") == 0
+    assert records(tmp_path / "copy") == expected
+    backend = open_backend(tmp_path / "copy")
+    assert verify(backend).problems == []
+    backend.close()
+    with opslog.open(tmp_path / "copy", read_only=True) as copy, opslog.open(store, read_only=True) as original:
+        assert copy.stats().clock == original.stats().clock
+
+
+def test_parquet_has_text_or_variants(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    told = call(store, "replay", "--engine", "spark", "--format", "parquet", "--to", str(tmp_path / "text"), "--json")
+    assert told.values[0]["documents"] == len(records(store))
+    table = parquet.read_table(tmp_path / "text")
+    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v"]
+    found = {row["id"]: (row["data"].encode(), row["clock"], row["agent"], row["ts"]) for row in table.to_pylist()}
+    assert found == {r.id: (bytes(r.data), r.clock, r.agent, r.ts) for r in records(store)}
+    told = call(store, "replay", "--format", "parquet", "--variant", "--to", str(tmp_path / "variants"))
+    assert told.code == 0
+    assert told.err == "opslog: replaying with Spark: it alone writes VARIANT\n"
+    frame = spark.read.parquet(str(tmp_path / "variants"))
+    (row,) = frame.where("id = 'task-05'").selectExpr("variant_get(data, '$.n', 'int') AS n").collect()
+    assert row.n == 5
+    assert frame.count() == len(records(store))
+
+
+def test_compaction_is_a_job_of_its_own(spark: SparkSession, store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = records(store)
+    assert run(["--json", "compact", str(store), "--full"], app, "opslog.spark") == 0
+    assert '"locked":false' in capfd.readouterr().out
+    assert records(store) == before
+    assert run(["compact", str(store / "nowhere")], app, "opslog.spark") == 3
+    assert "opslog: no store" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--variant"], ["--engine", "python", "--master", "local"]], ids=str)
+def test_options_that_do_not_go_together(store: Path, tmp_path: Path, arguments: list[str]) -> None:
+    told = call(store, "replay", "--to", str(tmp_path / "out"), *arguments)
+    assert told.code == 2
+    assert arguments[0] in told.err or "--master" in told.err
+
+
+GB = 10**9
+
+
+def test_spark_is_chosen_where_it_is_faster() -> None:
+    assert break_even(2, 64 * GB) == pytest.approx(2 * GB)
+    assert break_even(1, 64 * GB) == 32 * GB, "never faster; but it does not need the memory"
+    assert break_even(2, 1 * GB) == GB / 2
+    assert break_even(cores_of("spark://host:7077"), 64 * GB) < break_even(8, 64 * GB) < break_even(2, 64 * GB)
+    assert [cores_of(master) for master in ("local", "local[3]", "local[4,2]")] == [1, 3, 4]
+    assert choose(3 * GB, 2, 64 * GB, None) == (
+        "spark",
+        "3.0 GB to read, where Spark is worth its start from 2.0 GB on",
+    )
+    assert choose(GB, 2, 64 * GB, None) == ("python", "1.0 GB to read, and Spark is worth its start from 2.0 GB on")
+    few = choose(3 * GB, 2, 64 * GB, "there is no Java")
+    assert few.engine == "python"
+    assert few.why.endswith(", but there is no Java")
