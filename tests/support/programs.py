@@ -103,6 +103,50 @@ def carry_out(store: opslog.Store[Document], changes: Changes, *, atomic: bool) 
         each()
 
 
+def work(url: str, agent: str, kind: str, start: int) -> None:
+    """Commit number `start`, and those that follow, until killed; say each number that is acknowledged.
+
+    :param kind: see `made`, or "compact": do that without a pause.
+    """
+    durability: Any = "buffered" if kind == "buffered" else "fsync"
+    with opslog.open(url, agent=agent, durability=durability, compact_after=40 if kind == "set" else None) as store:
+        number = start
+        while True:
+            if kind == "compact":
+                with suppress(opslog.LockedError):
+                    store.compact(full=number % 3 == 0)
+            else:
+                with store.batch():
+                    for id, document in made(kind, agent, number).items():
+                        store[id] = document
+            if kind == "archive" and number % 4 == 0:
+                store.archive(lambda document: document["agent"] == agent, "2026-Q4")
+            if kind != "buffered":
+                say(number)
+            elif number % 16 == 0:
+                store.flush()
+                say(number)
+            number += 1
+
+
+def made(kind: str, agent: str, number: int) -> dict[str, Document]:
+    """What a numbered commit sets. Of "archive" each has a document of its own, of "batch" four."""
+    document = {"agent": agent, "number": number}
+    if kind == "archive":
+        return {f"{agent}-{number}": document}
+    return {f"{agent}-{(5 * number + place) % 20}": document for place in range(4 if kind == "batch" else 1)}
+
+
+def create(url: str, agent: str) -> None:
+    """Open one new store after the other, and write to it; say how many are done."""
+    number = 0
+    while True:
+        with opslog.open(f"{url}/{number}/new/store", agent=agent) as store:
+            store[agent] = {"number": number}
+        number += 1
+        say(number)
+
+
 def hold(url: str, agent: str) -> None:
     """Keep an agent's name until standard input ends."""
     with opslog.open(url, agent=agent) as store:
