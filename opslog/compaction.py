@@ -106,13 +106,7 @@ def fold(
         backend,
         environment,
         tail.manifest,
-        lambda: Folded(
-            tail.cut(),
-            tail.clock,
-            tail.ts,
-            _Winners(backend, tail, progress),
-            tail_ends(tail.segments, tail.manifest.cut),
-        ),
+        lambda: tail.folded(backend, progress),
         sealed=sealed,
         full=full,
         keep_history=keep_history,
@@ -224,6 +218,11 @@ class Tail:
         for agent, stretches in read_logs(backend, tail.cursors, tail.segments):
             tail.merge.load(agent, tail._noted(agent, stretches))
         return tail
+
+    def folded(self, backend: Backend, progress: Progress | None) -> Folded:
+        """What there is to fold. To be called once: what is settled goes into its rows."""
+        rows = _Winners(backend, self, progress)
+        return Folded(self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut))
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
