@@ -19,7 +19,7 @@ from opslog.log import Cursor
 from opslog.merge import reference
 from opslog.verify import verify
 from tests.powercut.disk import Ack, Event, Image, Write
-from tests.powercut.story import STORE, opened
+from tests.powercut.story import SETTINGS, STORE, opened
 
 Logs = dict[str, list[Commit]]
 
@@ -156,11 +156,12 @@ def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
     expected = dict(documents)
     for turn in range(2):
         for agent in [*agents, "new"]:
-            with opened(root, agent) as store:
+            with opened(root, agent, SETTINGS) as store:
                 assert dict(store.items()) == expected
                 store[f"{agent}-after"] = {"turn": turn}
-                store["undone"] = {}
-                assert store.undo()
+                if store._state.manifest.settings.undo_window:
+                    store["undone"] = {}
+                    assert store.undo()
                 expected[f"{agent}-after"] = {"turn": turn}
                 if agent == "new":
                     store.compact(full=turn == 1)

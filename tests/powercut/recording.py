@@ -38,6 +38,9 @@ class Turns:
         self._waiting: list[str] = []
         self._current = ""
         self._failures: list[BaseException] = []
+        self._taken = 0
+        self._asleep: dict[str, int] = {}
+        """By thread, up to which turn it is passed over, as long as there are others."""
         self.doomed: dict[str, int] = {}
 
     def run(self, works: dict[str, Callable[[], None]]) -> None:
@@ -53,8 +56,8 @@ class Turns:
         if self._failures:
             raise self._failures[0]
 
-    def take(self) -> None:
-        """Called before each system call; here others may come first."""
+    def take(self, call: str) -> None:
+        """Called before each system call; here others may come first, and before an fsync much may happen."""
         name = threading.current_thread().name
         if name not in self._waiting:
             return
@@ -65,12 +68,16 @@ class Turns:
         # Nobody else holds that lock: nobody waits here with it.
         if not forking._lock.locked():
             with self._condition:
-                self._give_and_wait(name)
+                if "sync" in call and self._rng.random() < 0.3:
+                    self._asleep[name] = self._taken + self._rng.randrange(80)
+                self._give_on()
+                self._condition.wait_for(lambda: self._current == name)
 
-    def _give_and_wait(self, name: str) -> None:
-        self._current = self._rng.choice(self._waiting)
+    def _give_on(self) -> None:
+        self._taken += 1
+        awake = [name for name in self._waiting if self._asleep.get(name, 0) < self._taken]
+        self._current = self._rng.choice(awake or self._waiting)
         self._condition.notify_all()
-        self._condition.wait_for(lambda: self._current == name)
 
     def _work(self, name: str, work: Callable[[], None]) -> None:
         with self._condition:
@@ -82,17 +89,16 @@ class Turns:
         with self._condition:
             self._waiting.remove(name)
             if self._waiting:
-                self._current = self._rng.choice(self._waiting)
-                self._condition.notify_all()
+                self._give_on()
 
 
 class Recorder:
     """What happens below the directory `world` while it is `recording`.
 
-    :param before: called before each system call.
+    :param before: called before each system call, with its name.
     """
 
-    def __init__(self, world: Path, before: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, world: Path, before: Callable[[str], None] = lambda call: None) -> None:
         self.world = world.resolve()
         self.events: list[Event] = []
         self._prefix = f"{self.world}/"
@@ -120,7 +126,7 @@ class Recorder:
             path = self._path(target)
             if path is None:
                 return real(target, *args, **options)
-            self._before()
+            self._before(record.__name__)
             with self._alone():
                 return record(real, path, target, *args, **options)
 

@@ -21,6 +21,8 @@ Store = opslog.Store[Document]
 
 SETTINGS = opslog.Settings(undo_window=2, grace_seconds=0.0, undo_ttl_seconds=0.0)
 """Everything happens early: folds, garbage, seals."""
+NO_UNDO = opslog.Settings(undo_window=0, grace_seconds=0.0, undo_ttl_seconds=0.0)
+"""A commit can be folded as soon as it can be seen."""
 
 STORE = "data/team/store"
 """Where the store is in the world; all of these directories are made by those who open it."""
@@ -34,6 +36,7 @@ class Agent:
 
     def __init__(self, name: str, recorder: Recorder, turns: Turns, *, seed: object, kills: float) -> None:
         self.name = name
+        self._settings = random.Random(f"settings {seed}").choice([SETTINGS, NO_UNDO])
         self._recorder = recorder
         self._turns = turns
         self._rng = random.Random(f"agent {name} of {seed}")
@@ -59,7 +62,8 @@ class Agent:
     def _session(self, actions: int) -> None:
         buffered = self._rng.random() < 0.4
         environment = opslog.Environment(nonce=self._nonces.__next__)
-        with opened(self._recorder.world / STORE, self.name, buffered=buffered, environment=environment) as store:
+        root = self._recorder.world / STORE
+        with opened(root, self.name, self._settings, buffered=buffered, environment=environment) as store:
             self._acknowledge(store)
             for _ in range(self._rng.randrange(actions)):
                 self._act(store)
@@ -109,13 +113,13 @@ class Agent:
 
 @contextmanager
 def opened(
-    root: Path, agent: str, *, buffered: bool = False, environment: opslog.Environment = REAL
+    root: Path, agent: str, settings: opslog.Settings, *, buffered: bool = False, environment: opslog.Environment = REAL
 ) -> Iterator[Store]:
     """A store that does nothing by itself: what is buffered is written by `flush` and `close` alone."""
     with opslog.open(
         root,
         agent=agent,
-        settings=SETTINGS,
+        settings=settings,
         compact_after=None,
         durability="buffered" if buffered else "fsync",
         buffer_seconds=1e6,
