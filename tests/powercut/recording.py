@@ -26,6 +26,10 @@ class Killed(BaseException):
     """What a thread gets that plays a process which was killed: from then on it can change nothing."""
 
 
+_PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
+"""How often a thread is passed over for a while before a call: what it wrote can be seen, and is not durable."""
+
+
 class Turns:
     """Threads of which one runs at a time.
 
@@ -68,7 +72,7 @@ class Turns:
         # Nobody else holds that lock: nobody waits here with it.
         if not forking._lock.locked():
             with self._condition:
-                if "sync" in call and self._rng.random() < 0.3:
+                if self._rng.random() < _PAUSES.get(call, 0):
                     self._asleep[name] = self._taken + self._rng.randrange(80)
                 self._give_on()
                 self._condition.wait_for(lambda: self._current == name)

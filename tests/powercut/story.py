@@ -41,6 +41,7 @@ class Agent:
         self._turns = turns
         self._rng = random.Random(f"agent {name} of {seed}")
         self._kills = kills
+        self._compacts = self._rng.choice([0.1, 0.6])
         self._numbers = itertools.count(1)
         self._nonces = (f"{name}{number:08x}" for number in itertools.count(1))
 
@@ -65,7 +66,7 @@ class Agent:
         root = self._recorder.world / STORE
         with opened(root, self.name, self._settings, buffered=buffered, environment=environment) as store:
             self._acknowledge(store)
-            for _ in range(self._rng.randrange(actions)):
+            for _ in range(self._rng.randint(2, actions)):
                 self._act(store)
                 if not buffered or self._rng.random() < 0.3:
                     store.flush()
@@ -78,9 +79,12 @@ class Agent:
         self._recorder.acknowledge(self.name, store._clock.value)
 
     def _act(self, store: Store) -> None:
-        acts = [self._set, self._set, self._set, self._delete, self._batch, self._undo, self._compact, self._archive]
+        acts = [self._set, self._set, self._set, self._delete, self._batch, self._undo, self._archive, self._refresh]
         with suppress(opslog.LockedError):
-            self._rng.choice([*acts, lambda store: store.refresh()])(store)
+            if self._rng.random() < self._compacts:
+                self._compact(store)
+            else:
+                self._rng.choice(acts)(store)
 
     def _id(self) -> str:
         return self._rng.choice([f"{self.name}-{self._rng.randrange(4)}", f"shared-{self._rng.randrange(4)}"])
@@ -102,6 +106,9 @@ class Agent:
 
     def _undo(self, store: Store) -> None:
         store.undo()
+
+    def _refresh(self, store: Store) -> None:
+        store.refresh()
 
     def _compact(self, store: Store) -> None:
         store.compact(full=self._rng.random() < 0.3)
