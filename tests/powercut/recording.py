@@ -190,7 +190,7 @@ class Recorder:
         self._note(Truncate(path, os.fstat(target).st_ino, size))
 
     def _fsync(self, real: Any, path: str, target: int) -> None:
-        real(target)
+        # Noted, not done: what it is good for is seen in the model, and a busy disk would make the tests slow.
         self._note(Sync(path, os.fstat(target).st_ino))
 
     def _fdatasync(self, real: Any, path: str, target: int) -> None:
@@ -218,6 +218,10 @@ class SharedRecorder(Recorder):
                 self._depth -= 1
                 if self._depth == 0:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _fsync(self, real: Any, path: str, target: int) -> None:
+        real(target)
+        super()._fsync(real, path, target)
 
     def _note(self, event: Event) -> None:
         self._write_line(self._file, msgspec.json.encode(event) + b"\n")
