@@ -12,7 +12,7 @@ import msgspec
 
 import opslog
 from opslog.archive import list_periods, read_archive
-from opslog.cli.output import answer, counted, documents, progress, rows, say, tell_error, write, write_json
+from opslog.cli.output import answer, counted, documents, one_line, progress, rows, say, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import Condition, duration, keep, matches, where
 from opslog.environment import REAL, format_ts
@@ -187,9 +187,9 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
         write_json({"ok": report.ok, **asdict(report)})
         return 0 if report.ok else 3
     for done in report.repaired:
-        write(f"repaired: {done}")
+        write(one_line(f"repaired: {done}"))
     for problem in report.problems:
-        write(f"{problem.severity}: {problem}")
+        write(one_line(f"{problem.severity}: {problem}"))
     write(
         f"{'ok' if report.ok else 'DAMAGED'}: checked {counted(report.segments, 'segment')} with "
         f"{counted(report.commits, 'commit')}, {counted(report.manifests, 'manifest')}, "

@@ -18,8 +18,10 @@ import orjson
 from opslog.cli.session import Session
 from opslog.errors import OpslogError
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_UNESCAPED_CONTROL = re.compile(r"[\x7f-\x9f\u2028\u2029]")
+_DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""What turns the direction of writing round, so that a line reads as another one."""
+_CONTROL = re.compile(rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
+_UNESCAPED_CONTROL = re.compile(rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
 """Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are."""
 
 _GAP, _NARROWEST = 2, 10
@@ -44,7 +46,7 @@ def write_json(value: object) -> None:
 
 def say(message: str) -> None:
     """Tell a person something beside the answer."""
-    click.echo(f"opslog: {message}", err=True)
+    click.echo(f"opslog: {one_line(message)}", err=True)
 
 
 def tell(session: Session, name: str, message: str, **details: object) -> None:
@@ -84,9 +86,18 @@ def unicode_text(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def one_line(text: str) -> str:
+    """Text with names in it that others gave to files: on one line, without control characters."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
 def visible(text: str) -> str:
     """JSON text, or text with JSON strings in it, without control characters: as a terminal may show it."""
-    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNESCAPED_CONTROL.sub(_escaped, text)
 
 
 def id_text(id: str) -> str:

@@ -15,7 +15,7 @@ import click
 import orjson
 
 from opslog.backends import open_backend
-from opslog.cli.output import answer, counted, progress, say, unicode_text, write
+from opslog.cli.output import answer, counted, one_line, progress, say, unicode_text, write
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 from opslog.commits import Set, encode_commit
@@ -155,7 +155,7 @@ def copy_command(session: Session, source: str, target: str) -> int:
     errors = [problem for problem in done.report.problems if problem.severity == "error"]
     if not session.json:
         for problem in errors:
-            write(f"error: {problem}")
+            write(one_line(f"error: {problem}"))
     told = {"files": done.files, "bytes": done.bytes, "written": done.written, "ok": done.report.ok}
     text = (
         f"{'verified' if done.report.ok else 'DAMAGED'}: {counted(done.files, 'file')} with "

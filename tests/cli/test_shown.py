@@ -14,7 +14,7 @@ from opslog.cli.output import id_text
 from tests.cli.calling import at_terminal, call, shell
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
-EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\r\n"
+EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\u202e\r\n"
 """Sets the title of a window, the colour of what follows, and goes back to the start of the line."""
 
 
@@ -34,9 +34,24 @@ def store(tmp_path: Path) -> Path:
 )
 def test_nothing_stored_acts_on_a_terminal(store: Path, command: list[str]) -> None:
     shown = STYLE.sub("", at_terminal(store, *command, columns=200))
-    raw = {"\x7f", "\x9b"} if "--json" in command else set()  # JSON text may hold these; that is for programs
+    raw = {"\x7f", "\x9b", "\u202e"} if "--json" in command else set()  # JSON text may hold these; that is for programs
     assert {char for char in shown if char != "\n" and not char.isprintable()} <= raw
     assert "evil" in shown
+
+
+@pytest.mark.parametrize("where", ["a file", "an error"])
+def test_no_name_of_a_file_acts_on_a_terminal(store: Path, where: str) -> None:
+    """Whoever may write to the directory may give a file any name."""
+    if where == "a file":
+        (store / "ops" / "one" / EVIL).write_bytes(b"")
+        told = call(store, "verify")
+        assert told.out.count("\n") == 2
+    else:
+        told = call(store, "import", str(store / EVIL))
+        assert told.err.count("\n") == 1
+    shown = told.out + told.err
+    assert r"evil\u001b]0;title\u0007\u009b31m\u007f\u202e\u000d\u000a" in shown
+    assert {char for char in shown if not char.isprintable()} == {"\n"}
 
 
 def test_an_id_that_would_break_a_line_is_a_json_string(store: Path) -> None:
