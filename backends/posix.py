@@ -16,6 +16,10 @@ MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
 FILE_MODE, DIRECTORY_MODE = 0o664, 0o775
 """Less the umask. Where that is 0, a store is still not writable for everybody."""
 
+READ_BYTES_MAX = 1024 * 1024 * 1024
+"""What one read may take of memory. Readers ask for twice as much as they had until they have a whole line, and no line
+has more than a quarter of this."""
+
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 """To open a pipe that somebody put there would otherwise wait for one who writes into it."""
 
@@ -59,6 +63,8 @@ def read_range(full: str, start: int, stop: int | None) -> bytes:
         end = _regular(descriptor).st_size
         if stop is not None:
             end = min(end, stop)
+        if end - start > READ_BYTES_MAX:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         data = os.pread(descriptor, max(end - start, 0), start)
         while len(data) < end - start:
             more = os.pread(descriptor, end - start - len(data), start + len(data))
@@ -126,6 +132,7 @@ ADVICE = {
     errno.ENOTDIR: "a file stands where the store needs a directory: move it away",
     errno.EISDIR: "a directory stands where the store needs a file: move it away",
     errno.ELOOP: "a link stands there, and links inside a store are not followed: put the real one in its place",
+    errno.EMSGSIZE: "no line is so long, so opslog did not write this: move the file away, and run `opslog verify`",
     errno.ENODEV: "something else than a file stands there: move it away",
     errno.EACCES: "check the owner and the permissions of the store's directory",
     errno.EPERM: "check the owner and the permissions, and whether this filesystem has hard links",

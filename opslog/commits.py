@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import orjson
 
-from opslog.errors import CorruptError
+from opslog.errors import CorruptError, UsageError
 from opslog.exact import UNREADABLE, InexactError, load_document
 
 Stamp = tuple[int, str]
@@ -28,6 +28,10 @@ stamp."""
 
 CLOCK_MAX = 2**63 - 1
 """So that a clock fits the signed 64-bit integer of every other language that reads a log."""
+
+LINE_BYTES_MAX = 256 * 1024 * 1024
+"""No line is longer, so that a reader who finds none in so many bytes knows that something is wrong, and need not hold
+all of a file in memory to find out."""
 
 Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
@@ -245,6 +249,7 @@ def _split(lines: bytes) -> Iterable[bytes]:
 def encode_commit(commit: Commit) -> bytes:
     """The line of a commit, with its newline.
 
+    :raises UsageError: it is longer than a line may be.
     :raises CorruptError: its clock is beyond what a line can hold, because something read before was at the end of it.
     """
     if commit.clock > CLOCK_MAX:
@@ -262,7 +267,13 @@ def encode_commit(commit: Commit) -> bytes:
         rest = b',"op":"undo","target":%d' % commit.target
     else:
         rest = b',"op":"seal"'
-    return b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
+    line = b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
+    if len(line) > LINE_BYTES_MAX:
+        raise UsageError(
+            f"one commit would take {len(line)} bytes, and a line of a log has {LINE_BYTES_MAX} at most: make several "
+            "batches of it, or keep large content elsewhere and its address in the document"
+        )
+    return line
 
 
 def _encode_op(op: SetOp | DeleteOp) -> bytes:

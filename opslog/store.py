@@ -452,7 +452,7 @@ class Store(Documents[T]):
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
         """
-        period = check_name(period or archive.quarter(self._environment.time()), "period")
+        period = check_name(archive.quarter(self._environment.time()) if period is None else period, "period")
         self._writable_log("archive")
         self._refresh_quietly()
         # No document is from before 1970, however long ago "older" is.

@@ -42,7 +42,7 @@ from opslog.errors import CorruptError, UsageError
 from opslog.exact import NotJsonError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.agents import AgentNames
-from opslog.importers.lines import Line, convert, corrupt, decode_json, open_file, read_lines
+from opslog.importers.lines import Line, bounded, convert, corrupt, decode_json, open_file, read_lines
 from opslog.importers.times import from_text
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 def _snapshot(path: Path) -> Iterator[ImportedCommit]:
     with _opened(path) as stream:
-        lines = read_lines(stream, str(path))
+        lines = read_lines(bounded(stream), str(path))
         first = next(lines, None)
         if first is None:
             raise corrupt("an empty file is not a snapshot", str(path), 0)
@@ -231,7 +231,7 @@ def _is_header(line: Line) -> bool:
 
 def _log(path: Path) -> Iterator[_Logged]:
     with _opened(path) as stream:
-        for line in read_lines(stream, str(path)):
+        for line in read_lines(bounded(stream), str(path)):
             if line.blank:
                 continue
             try:

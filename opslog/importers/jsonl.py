@@ -32,7 +32,7 @@ import msgspec
 from opslog.commits import Version
 from opslog.errors import InvalidNameError
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.importers.lines import Line, corrupt, open_file, read_lines
+from opslog.importers.lines import Line, bounded, corrupt, open_file, read_lines
 from opslog.importers.times import from_text
 from opslog.layout import check_name
 
@@ -101,13 +101,13 @@ def _opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[tuple[io.Buff
 
 
 def _uncompressed(stream: io.BufferedReader, path: str) -> Iterable[bytes]:
-    return _gunzipped(stream, path) if stream.peek(2).startswith(_GZIP_MAGIC) else stream
+    return _gunzipped(stream, path) if stream.peek(2).startswith(_GZIP_MAGIC) else bounded(stream)
 
 
 def _gunzipped(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
     offset = 0
     try:
-        for data in gzip.GzipFile(fileobj=stream):
+        for data in bounded(cast(BinaryIO, gzip.GzipFile(fileobj=stream))):
             yield data
             offset += len(data)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
+from opslog.commits import LINE_BYTES_MAX
 from opslog.errors import CorruptError, UsageError
 from opslog.exact import InexactError, loads
 
@@ -52,11 +53,21 @@ class Line(NamedTuple):
 
 
 def read_lines(stream: Iterable[bytes], path: str) -> Iterator[Line]:
-    """The lines of a binary stream, one in memory at a time; `path` is what messages call the stream."""
+    """The lines of a binary stream, one in memory at a time; `path` is what messages call the stream.
+
+    :raises CorruptError: a line is longer than any that a store could take.
+    """
     offset = 0
     for number, data in enumerate(stream, 1):
+        if len(data) > LINE_BYTES_MAX:
+            raise corrupt(f"a line of more than {LINE_BYTES_MAX} bytes: no document is so long", path, offset)
         yield Line(path, number, offset, data)
         offset += len(data)
+
+
+def bounded(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream, of those that are too long only the beginning."""
+    return iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b"")
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
