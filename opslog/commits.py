@@ -192,8 +192,17 @@ def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
 
 
 def decode_record(line: bytes) -> Record:
-    """One record line that was decoded before, when its file was verified."""
-    record: Record = _records.decode(line)
+    """One record line that was decoded before, with all others of its file.
+
+    :raises CorruptError: it is no record by itself.
+    """
+    try:
+        record: Record = _records.decode(line)
+    except UNREADABLE as error:
+        raise CorruptError(
+            f"a line of a snapshot or archive cannot be read ({error}): {line[:80]!r}. `opslog verify` names the file "
+            "and the byte offset"
+        ) from error
     return record
 
 
@@ -202,8 +211,9 @@ def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, o
         commits = decoder.decode_lines(lines)
     except UNREADABLE:
         commits = []
-    # decode_lines passes over blank lines; a log has none, so the count tells. Then go line by line to find the place.
-    if len(commits) == lines.count(b"\n") and _have_ts(commits):
+    # decode_lines passes over blank lines and takes line ends for spaces; the count tells. Then go line by line to find
+    # the place. (As many lines of two commits as commits of two lines would pass; verify sees those.)
+    if len(commits) == lines.count(b"\n") and lines.endswith(b"\n") and _have_ts(commits):
         return commits
     return _decode_slowly(decoder, lines, path, offset)
 

@@ -20,7 +20,6 @@ import orjson
 from opslog.backends import Backend, Buffer
 from opslog.commits import Record, Set, decode_record, decode_records
 from opslog.errors import CorruptError, MissingFileError
-from opslog.exact import UNREADABLE
 from opslog.layout import SNAPSHOTS, index_path
 from opslog.manifest import Part, Run
 from opslog.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
@@ -315,7 +314,7 @@ class _OpenBlock:
             lines = buffer[start:stop].split(b"\n")[:-1]
             place = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
             record = decode_record(lines[min(place, len(lines) - 1)])
-        except UNREADABLE:
+        except CorruptError:
             self._decode(buffer[start:stop], start)  # raises, with the place
             raise
         return record if record.id == id else None

@@ -6,13 +6,16 @@ import ast
 import gzip
 import io
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 import opslog
 from opslog import commits
@@ -21,7 +24,10 @@ from opslog.backends.fs import FsBackend
 from opslog.importers import ImportedCommit, ImportedOp, lines
 from opslog.importers.jsonl import read_json_lines
 from opslog.ingest import ingest, ingest_archives
-from opslog.layout import segment_path
+from opslog.layout import manifest_path, segment_path
+from opslog.manifest import encode_manifest
+from opslog.manifest_store import ManifestStore
+from opslog.snapshot import Row, build_archive
 from opslog.verify import verify
 
 ROOT = Path(__file__).parents[1]
@@ -215,3 +221,83 @@ def test_memory_follows_the_number_of_agents_in_small_steps(tmp_path: Path) -> N
         tracemalloc.stop()
     assert peak / 2000 < 6000, "bytes per agent"
     assert len(backend.list("ops/")) == 2001
+
+
+# What is not protected
+
+
+def test_whoever_may_write_can_forge_everything(tmp_path: Path) -> None:
+    """Checksums find accidents. They are no signatures: anybody can compute them."""
+    with opslog.open(tmp_path, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:
+        store["x"] = {"owner": "ann"}
+        store.compact()
+    (part,) = tmp_path.glob("snapshots/*/*.jsonl")
+    line = part.read_bytes().replace(b"ann", b"eve")
+    row = Row.of(commits.decode_record(line), line)
+    forged = build_archive(part.relative_to(tmp_path).as_posix(), [row])
+    part.write_bytes(forged.data)
+    part.with_suffix(".index").write_bytes(forged.index)
+    manifest = ManifestStore(open_backend(tmp_path)).newest()
+    run = replace(manifest.runs[0], parts=[forged.part])
+    (tmp_path / manifest_path(2)).write_bytes(encode_manifest(replace(manifest, runs=[run])))
+    assert verify(open_backend(tmp_path)).ok
+    with opslog.open(tmp_path, read_only=True) as store:
+        assert store["x"] == {"owner": "eve"}
+
+
+def test_whoever_may_write_can_speak_in_anybodys_name(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="ann") as store:
+        store["x"] = {"by": "ann"}
+    line = commits.Set("2026-11-20T12:00:00.000000Z", 99, "ann", "x", msgspec.Raw(b'{"by":"eve"}'))
+    (tmp_path / segment_path("ann", 2)).write_bytes(commits.encode_commit(line))
+    with opslog.open(tmp_path, read_only=True) as store:
+        assert store["x"] == {"by": "eve"}
+        assert [commit.agent for commit in store.ops()] == ["ann", "ann"]
+    assert verify(open_backend(tmp_path)).ok
+
+
+def test_nothing_is_encrypted_and_what_was_deleted_stays_for_a_while(tmp_path: Path) -> None:
+    """Until it is folded, and all manifests from before are collected."""
+
+    def is_there() -> bool:
+        return any(b"s3cret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    with opslog.open(tmp_path, agent="a", settings=settings, compact_after=None) as store:
+        store["x"] = {"password": "s3cret"}
+        del store["x"]
+        assert is_there()
+    with opslog.open(tmp_path, agent="a", compact_after=None) as store:
+        store["y"] = {}  # in the next segment: the newest one of a log always stays
+        store.compact(full=True)
+        store["z"] = {}
+        store.compact(full=True)
+        assert not is_there()
+
+
+def test_one_agent_can_stop_the_others(tmp_path: Path) -> None:
+    """By a clock that nothing can follow; opslog itself never comes there. They can read, and the error says what it
+    is."""
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {}
+    line = commits.Delete("2026-11-20T12:00:00.000000Z", commits.CLOCK_MAX, "eve", "y")
+    log = tmp_path / segment_path("eve", 1)
+    log.parent.mkdir()
+    log.write_bytes(commits.encode_commit(line))
+    with opslog.open(tmp_path, agent="a") as store:
+        assert list(store) == ["x"]
+        with pytest.raises(opslog.CorruptError, match="no commit can follow clock"):
+            store["z"] = {}
+
+
+def test_every_claim_of_the_page_has_a_test() -> None:
+    """Each paragraph and each row of a table that claims something names tests, and they exist."""
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 25
+    for path, function in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert f"def {function}(" in text if function else text, f"{path}::{function}"
+    tables = re.findall(r"^\|[^\n]*\|\n\| ---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert [row for row in rows if "tests/" not in row] == []

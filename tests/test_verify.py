@@ -539,3 +539,16 @@ def test_of_many_missing_segments_some_are_named(tmp_path: Path) -> None:
         *(segment_path("a", number) for number in range(2, 102)),
         *(segment_path("gone", number) for number in range(1, 6)),
     ]
+
+
+def test_two_commits_on_a_line_and_one_on_two_are_reported(tmp_path: Path) -> None:
+    """The decoder of many lines at once only counts them, so readers take these."""
+    with opslog.open(tmp_path, agent="a") as store:
+        for number in range(4):
+            store["x"] = {"n": number}
+    log = tmp_path / segment_path("a", 1)
+    first, second, third, fourth = log.read_bytes().splitlines()
+    log.write_bytes(b"\n".join([first + second, third.replace(b',"op"', b'\n,"op"'), fourth, b""]))
+    problems = [(problem.path, problem.offset) for problem in verify(open_backend(tmp_path)).problems]
+    offset = len(first + second) + 1
+    assert problems[:3] == [(segment_path("a", 1), place) for place in (0, offset, offset + third.index(b',"op"') + 1)]
