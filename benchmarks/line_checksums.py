@@ -62,7 +62,8 @@ def _crc(data: bytes) -> bytes:
 
 
 def _write_running(commits: Sequence[Commit]) -> bytes:
-    value, lines = 0, []
+    value = 0
+    lines: list[bytes] = []
     for commit in commits:
         body = encode_commit(commit)[:-2]
         value = zlib.crc32(body, value)

@@ -121,9 +121,11 @@ def test_no_listing_looks_through_a_link(root: Path, outside: Path, level: str) 
     backend.create("ops/real/00000000000000000001.jsonl", b"")
     plant(root, level, outside / level)
     if level == "ops":
-        for call in (lambda: backend.list("ops/"), lambda: backend.list_logs({}), lambda: backend.list("ops/a/")):
+        for prefix in ("ops/", "ops/a/"):
             with pytest.raises(RetryError, match=FOLLOWED):
-                call()
+                backend.list(prefix)
+        with pytest.raises(RetryError, match=FOLLOWED):
+            backend.list_logs({})
     else:
         assert [entry.path for entry in backend.list("ops/")] == ["ops/a", "ops/real/00000000000000000001.jsonl"]
         with pytest.raises(RetryError, match=FOLLOWED):
