@@ -30,14 +30,19 @@ LASTING = frozenset({"full", "down"})
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong: at call number `step`, or the next one after it that this kind can happen to."""
+    """One thing that goes wrong: at call number `step`, or the next one after it that this kind can happen to.
+
+    :ivar call: what the name of the call must contain, such as ``link`` or ``put-new prefix/manifests/``.
+    """
 
     step: int
     kind: str
     amount: float = 0.0
+    call: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}@{self.step}" + (f"({self.amount:g})" if self.amount else "")
+        at = f"{self.kind}@{self.step}" + (f"({self.amount:g})" if self.amount else "")
+        return f"{at} in {self.call!r}" if self.call else at
 
 
 class Faults:
@@ -47,12 +52,12 @@ class Faults:
         self._coming = sorted(faults)
         heapq.heapify(self._coming)
 
-    def due(self, step: int, kinds: frozenset[str]) -> Fault | None:
-        """The first fault that is due and can happen to a call of these kinds."""
+    def due(self, step: int, call: str, kinds: frozenset[str]) -> Fault | None:
+        """The first fault that is due and can happen to this call, which has these kinds."""
         if not self._coming or self._coming[0].step > step:
             return None
         for fault in sorted(fault for fault in self._coming if fault.step <= step):
-            if fault.kind in ANYWHERE or fault.kind in kinds:
+            if (fault.kind in ANYWHERE or fault.kind in kinds) and fault.call in call:
                 self._coming.remove(fault)
                 heapq.heapify(self._coming)
                 return fault

@@ -258,7 +258,7 @@ class Simulation:
         if self.steps > self._steps_max:
             raise EndlessError(f"the run did not end within {self._steps_max} calls to the storage")
         self.calls[call.partition(" ")[0]] += 1
-        fault = self.faults.due(self.steps, kinds)
+        fault = self.faults.due(self.steps, call, kinds)
         if fault is not None:
             self.injected[fault.kind] += 1
             if not fault.kind.endswith("after"):

@@ -1,0 +1,393 @@
+"""The product, broken on purpose in one place at a time: a simulator that finds none of this proves nothing.
+
+Each breakage patches what a plausible mistake would have left out or got wrong, and names the runs in which it is
+likely to show: on which storage, with which faults, how busy. The same runs must pass without it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from opslog import compaction, garbage, snapshot
+from opslog.backends import fs_log, objects, posix
+from opslog.backends.contract import Entry
+from opslog.backends.fs import FsBackend
+from opslog.clock import LamportClock
+from opslog.commits import Batch, Commit, Record
+from opslog.compaction import Tail, _Plan
+from opslog.environment import Environment, format_ts
+from opslog.errors import AlreadyExistsError, NotFoundError, OpslogError, WriteFailedError
+from opslog.fencing import Fence
+from opslog.garbage import Garbage, find_garbage
+from opslog.layout import run_of
+from opslog.log_writer import LogWriter, Pending
+from opslog.manifest import Manifest, Settings
+from opslog.manifest_store import ManifestStore
+from opslog.merge import Merge, Recent
+from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
+from opslog.testing.scenario import Scenario, random_scenario, run
+from opslog.testing.system import System
+
+POWER = {"power": 1.0, "power after": 2.0, "crash after": 1.0}
+CRASHES = {"crash": 1.0, "crash after": 1.0}
+PAUSES = {"pause": 2.0, "pause after": 1.0}
+ANSWERS = {"lost": 3.0, "late": 1.0, "fail": 1.0}
+
+
+def likely(
+    storage: str,
+    faults: Mapping[str, float],
+    count: int = 6,
+    steps: int = 2000,
+    at: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Callable[[int], Scenario]:
+    """Runs in which something of this kind shows, if it is there.
+
+    :param count, steps: so many faults, over so many calls. :param at: per kind of fault the call that it strikes at.
+    :param changes: of the scenario, or of its settings.
+    """
+    names = {name for name in Settings.__struct_fields__ if name in changes}
+    settings = Settings(
+        **{
+            "undo_window": 2,
+            "grace_seconds": 2.0,
+            "tombstone_ttl_seconds": 3 * PAUSE_SECONDS_MAX,
+            "undo_ttl_seconds": 5.0,
+        }
+        | {name: changes.pop(name) for name in names}
+    )
+
+    def scenario(seed: int) -> Scenario:
+        choices = random.Random(f"breakage {seed}")
+        whole = {
+            "agents": 3,
+            "rivals": 0,
+            "readers": 1,
+            "compactors": 2,
+            "calls": 20,
+            "documents": 4,
+            "think_seconds": 0.3,
+            "nap_seconds": 0.0,
+            "skew_seconds": 0.0,
+            "settings": settings,
+        } | changes
+        drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
+        struck = tuple(fault._replace(call=(at or {}).get(fault.kind, "")) for fault in drawn)
+        return replace(random_scenario(seed, storage), **whole, faults=struck)
+
+    return scenario
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One mistake: what it is, where it is made, and in which runs it is looked for."""
+
+    name: str
+    target: Any
+    attribute: str
+    broken: Any
+    scenario: Callable[[int], Scenario]
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        with patch.object(self.target, self.attribute, self.broken):
+            yield
+
+
+def _nothing(*arguments: object, **options: object) -> None:
+    """Do not do it."""
+
+
+# -- on disk
+
+
+def _create_first_without_sync(self: ManifestStore, settings: Settings, environment: Environment) -> None:
+    with suppress(NotFoundError):
+        self.newest()
+        return
+    with suppress(AlreadyExistsError):
+        self.create(Manifest(number=1, created=format_ts(environment.time()), settings=settings))
+
+
+def _link_over(self: FsBackend, descriptor: int, temporary: str, path: str) -> bool:
+    with suppress(FileNotFoundError):
+        fs_log.os.unlink(self.full(path))
+    fs_log.os.link(self.full(temporary), self.full(path))
+    return True
+
+
+def _delete_all_at_once(backend: Any, number: int) -> Garbage:
+    entries = ManifestStore(backend).entries()
+    found = find_garbage(backend, entries[-1][1].modified, number)
+    backend.delete(reversed(found.paths))
+    return found
+
+
+def _not_written(self: Any, reason: str) -> OpslogError:
+    self._refusal = None
+    self._abandon_segment()
+    return WriteFailedError(reason)
+
+
+def _keep_what_the_dead_held(self: System, process: object) -> None:
+    """A lock that is a file which its holder removes, and not one that the kernel releases."""
+
+
+# -- commits
+
+
+def _acknowledge_first(self: LogWriter, group: list[Pending]) -> None:
+    data = b"".join(pending.line for pending in group)
+    self._settle(group, len(data), None)
+    with suppress(OpslogError):
+        self._appender.append(data)
+
+
+def _clock_from_zero(self: LamportClock, value: int = 0) -> None:
+    _clock_init(self, 0)
+
+
+_clock_init = LamportClock.__init__
+
+
+def _half(self: Batch) -> tuple[Record, ...]:
+    records = _all_records(self)
+    return records[: max(1, len(records) // 2)]
+
+
+_all_records: Callable[[Batch], tuple[Record, ...]] = Batch.records.fget  # type: ignore[attr-defined]
+
+
+def _put_once(self: objects.ObjectBackend, path: str, data: bytes) -> bool:
+    """Any "exists already" is somebody else's."""
+    while True:
+        outcome = self.driver.put_new(self._prefix + path, data)
+        if outcome is not objects.Put.UNKNOWN:
+            return outcome is objects.Put.CREATED
+        self.environment.sleep(1.0)
+
+
+def _unknown_is_written(self: objects.ObjectBackend, path: str, data: bytes) -> bool:
+    """No answer is taken for a yes."""
+    return self.driver.put_new(self._prefix + path, data) is not objects.Put.EXISTS
+
+
+# -- undo
+
+
+def _newest_whatever(self: Merge, agent: str) -> Commit | None:
+    return next((entry.commit for entry in reversed(self.recent.get(agent, ())) if entry.records), None)
+
+
+def _oldest_first(self: Merge, agent: str) -> Commit | None:
+    recent: Iterable[Recent] = self.recent.get(agent, ())
+    return next((entry.commit for entry in recent if entry.records and not entry.cancelled), None)
+
+
+# -- compaction and garbage
+
+
+def _fold_everything(self: Tail, manifest: Manifest) -> None:
+    _tail_init(self, manifest)
+    self.merge = Merge(0)
+
+
+_tail_init = Tail.__init__
+
+
+def _read_once(self: ManifestStore, choose: Callable[[], Manifest], read: Callable[[Manifest], Any]) -> Any:
+    return read(choose())
+
+
+def _all_deletes(row: snapshot.Row, oldest_ts: str) -> bool:
+    return row.deleted is not None
+
+
+def _drop_expired(self: _Plan, environment: Environment) -> Iterable[snapshot.Row]:
+    """Whether something older is still in a log is not looked at."""
+    with patch.object(self.tail.merge, "contested", {}):
+        return list(_merged_rows(self, environment))
+
+
+_merged_rows = _Plan._merged_rows
+
+
+def _fold_of_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
+    """Every segment before the last one of its log."""
+    last: dict[str, str] = {}
+    for entry in files:
+        last[entry.path.rpartition("/")[0]] = max(last.get(entry.path.rpartition("/")[0], ""), entry.path)
+    needed = set(last.values())
+    return [entry for entry in files if garbage.segment_of(entry.path) and entry.path not in needed]
+
+
+def _collect_aimed_at(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
+    """Also the parts for the next manifest, which a compaction under way is writing."""
+    needed = {run.name for manifest in retained for run in manifest.runs}
+    return [entry for entry in files if (named := run_of(entry.path)) and named[0] not in needed]
+
+
+def _never_behind(self: Any, newest: Manifest, skip: str | None) -> bool:
+    return False
+
+
+ALL = [
+    Breakage("skip the fsync of directories", posix, "fsync_directory", _nothing, likely("posix", POWER)),
+    Breakage("skip the fdatasync of an append", System, "fdatasync", _nothing, likely("posix", POWER)),
+    Breakage(
+        "fold what is not on disk",
+        Tail,
+        "persist",
+        _nothing,
+        likely(
+            "posix",
+            {"pause after": 1, "power": 1},
+            14,
+            1500,
+            {"pause after": "write /store/ops/"},
+            undo_window=0,
+            compactors=3,
+            readers=0,
+        ),
+    ),
+    Breakage(
+        "rely on a first manifest that is not on disk",
+        ManifestStore,
+        "create_first",
+        _create_first_without_sync,
+        likely(
+            "posix",
+            {"crash after": 1, "power": 1},
+            4,
+            150,
+            {"crash after": "link /store/manifests/"},
+            agents=1,
+            readers=0,
+            compactors=0,
+            undo_window=50,
+        ),
+    ),
+    Breakage("replace a manifest that exists", FsBackend, "_link", _link_over, likely("posix", {}, compactors=3)),
+    Breakage(
+        "say that nothing was written when fdatasync failed",
+        fs_log.FsAppender,
+        "_unknown",
+        _not_written,
+        likely("posix", {"lost": 1.0}, 20),
+    ),
+    Breakage("keep the locks of the dead", System, "process_died", _keep_what_the_dead_held, likely("posix", CRASHES)),
+    Breakage(
+        "acknowledge before the append",
+        LogWriter,
+        "_write",
+        _acknowledge_first,
+        likely("posix", {"fail": 1, "full": 1}, 20),
+    ),
+    Breakage("restart the clock", LamportClock, "__init__", _clock_from_zero, likely("posix", {})),
+    Breakage("apply half of a batch", Batch, "records", property(_half), likely("posix", {})),
+    Breakage("take a conflict for a loss", objects.ObjectBackend, "put_new", _put_once, likely("s3", ANSWERS, 15)),
+    Breakage(
+        "take no answer for a yes", objects.ObjectBackend, "put_new", _unknown_is_written, likely("s3", ANSWERS, 15)
+    ),
+    Breakage(
+        "no look before acknowledging",
+        Fence,
+        "confirm",
+        _nothing,
+        likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
+    ),
+    Breakage("undo what is undone", Merge, "undoable", _newest_whatever, likely("posix", {})),
+    Breakage("undo the oldest commit of the window", Merge, "undoable", _oldest_first, likely("posix", {})),
+    Breakage("fold to the end of the log", Tail, "__init__", _fold_everything, likely("posix", {})),
+    Breakage(
+        "do not look again after loading",
+        ManifestStore,
+        "read_consistently",
+        _read_once,
+        likely(
+            "s3",
+            {"pause": 1},
+            4,
+            1500,
+            {"pause": "list prefix/ops/"},
+            grace_seconds=0.5,
+            compactors=3,
+            undo_window=0,
+        ),
+    ),
+    Breakage(
+        "forget tombstones",
+        compaction,
+        "expired",
+        _all_deletes,
+        likely(
+            "posix",
+            {"pause": 1},
+            2,
+            800,
+            {"pause": "write /store/ops/"},
+            undo_window=0,
+            agents=4,
+            documents=2,
+            weights={"set": 6, "delete": 6, "refresh": 0.5},
+        ),
+    ),
+    Breakage(
+        "drop a tombstone while an older set is not folded",
+        _Plan,
+        "_merged_rows",
+        _drop_expired,
+        likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
+    ),
+    Breakage(
+        "let what is folded win whatever its clock", compaction, "_first", _nothing, likely("posix", {}, undo_window=0)
+    ),
+    Breakage("collect all segments but the last", garbage, "_folded_segments", _fold_of_newest, likely("posix", {})),
+    Breakage(
+        "collect the parts of a compaction under way",
+        garbage,
+        "_unneeded_runs",
+        _collect_aimed_at,
+        likely("posix", {}, compactors=3, think_seconds=0.01),
+    ),
+    Breakage(
+        "take a manifest that came back for one that is retained",
+        Manifest,
+        "follows",
+        lambda self, older: self.number == older.number + 1,
+        likely(
+            "s3",
+            {"pause": 1},
+            2,
+            1000,
+            {"pause": "put-new prefix/manifests/"},
+            grace_seconds=5.0,
+            compactors=4,
+            undo_window=0,
+            calls=40,
+        ),
+    ),
+]
+
+
+def caught(breakage: Breakage, seed: int) -> str | None:
+    """The invariant that a run with the breakage violates, None where nothing shows."""
+    with breakage.made():
+        violation = run(breakage.scenario(seed)).violation
+    return None if violation is None else violation.invariant
+
+
+def table(seeds: int) -> Iterator[str]:
+    """The whole table, in Markdown: in how many of so many seeds each is caught, and by which invariants."""
+    yield f"| breakage | storage | caught in n of {seeds} seeds | first by |"
+    yield "| --- | --- | --- | --- |"
+    for breakage in ALL:
+        found = [invariant for seed in range(seeds) if (invariant := caught(breakage, seed))]
+        first = found[0] if found else "-"
+        yield f"| {breakage.name} | {breakage.scenario(0).storage} | {len(found)} | `{first}` |"

@@ -1,0 +1,39 @@
+"""The simulator finds every deliberate breakage of the product, and nothing where nothing is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from opslog.testing.scenario import run
+from opslog.testing.shrinking import shrink, story
+from tests.simulation.breakages import ALL, Breakage, caught
+
+SEEDS_MAX = 40
+"""In so many runs each has to show; `python -m tests.simulation --breakages 200` says in how many it does."""
+
+
+def test_there_are_many_breakages_each_with_a_name_of_its_own() -> None:
+    assert len(ALL) >= 15
+    assert len({breakage.name for breakage in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("breakage", ALL, ids=[breakage.name.replace(" ", "-") for breakage in ALL])
+def test_a_breakage_is_caught(breakage: Breakage) -> None:
+    seed = next((seed for seed in range(SEEDS_MAX) if caught(breakage, seed)), None)
+    assert seed is not None, f"no run of {SEEDS_MAX} shows it"
+    assert run(breakage.scenario(seed)).violation is None, "the same run fails without the breakage"
+
+
+def test_a_failing_run_is_made_small_and_told() -> None:
+    (breakage,) = (breakage for breakage in ALL if breakage.name == "skip the fdatasync of an append")
+    seed = next(seed for seed in range(SEEDS_MAX) if caught(breakage, seed))
+    with breakage.made():
+        failed = run(breakage.scenario(seed))
+        small = shrink(failed, runs_max=60)
+    assert failed.violation is not None
+    assert small.violation is not None
+    assert small.violation.invariant == failed.violation.invariant
+    assert len(small.scenario.faults) < len(failed.scenario.faults)
+    told = story(small)
+    assert "power cut" in told
+    assert told.endswith(f"=> {small.violation}")
