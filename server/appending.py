@@ -12,6 +12,9 @@ from opslog.server.producers import Stamp
 from opslog.server.refusals import Refused, closed
 from opslog.server.transaction import Transaction
 
+_TRIM_PART = 4
+"""Retention waits until this part of what is to be kept has come on top of it."""
+
 
 class Append(msgspec.Struct):
     """What a client wants to append.
@@ -40,8 +43,10 @@ class Appended(msgspec.Struct, frozen=True):
     duplicate: bool = False
 
 
-def append(transaction: Transaction, request: Append, accesses: Accesses) -> Appended:
+def append(transaction: Transaction, request: Append, accesses: Accesses, retain_bytes: int | None = None) -> Appended:
     """Append, or close, or both.
+
+    :param retain_bytes: how much of a stream is kept at the least; what is older may go.
 
     Reasons against it count in this order: no such stream, closed, another content type, what the producer said,
     Stream-Seq, the body.
@@ -66,6 +71,8 @@ def append(transaction: Transaction, request: Append, accesses: Accesses) -> App
     if request.problem is not None:
         raise request.problem
     stream = _changed(stream, request, transaction)
+    if retain_bytes is not None:
+        stream = _trimmed(stream, retain_bytes, transaction)
     if stamp is not None and producer is not None:
         transaction.put_producer(stream.id, stamp.producer, producer)
     transaction.put(stream)
@@ -94,3 +101,15 @@ def _changed(stream: Stream, request: Append, transaction: Transaction) -> Strea
     stamp = request.stamp
     closer = Closer(stamp.producer, stamp.epoch, stamp.seq) if stamp else None
     return replace(stream, tail=tail, seq=seq, accessed=transaction.now, closed=True, closer=closer)
+
+
+def _trimmed(stream: Stream, retain_bytes: int, transaction: Transaction) -> Stream:
+    """Let go of the oldest records, now and then, and never of what a fork may read."""
+    goal = stream.tail - retain_bytes
+    if stream.forks or goal - max(stream.earliest, stream.base) < retain_bytes // _TRIM_PART:
+        return stream
+    ((start, _), *_) = transaction.records(stream.id, goal, stream.tail, 1)
+    if start <= max(stream.earliest, stream.base):
+        return stream
+    transaction.changes.trimmed[stream.id] = start
+    return replace(stream, earliest=start)

@@ -50,7 +50,7 @@ class App:
         self, storage: Storage, options: Options, tokens: Tokens | None = None, environment: Environment = REAL
     ) -> None:
         self.metrics = Metrics()
-        self.streams = Streams(storage, environment, self.metrics)
+        self.streams = Streams(storage, environment, self.metrics, options.retain_bytes)
         self.options = options
         self._storage = storage
         self._tokens = tokens

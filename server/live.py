@@ -67,7 +67,7 @@ class Live:
     async def _events(
         self, stream: Stream, position: int, cursor: str | None, gone: asyncio.Future[object]
     ) -> AsyncIterator[bytes]:
-        followers, monotonic = self._streams.followers, self._streams.environment.monotonic
+        followers, monotonic = self._streams.followers, asyncio.get_running_loop().time
         end = monotonic() + self._options.sse_seconds
         told = False
         while not gone.done():

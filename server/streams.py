@@ -45,10 +45,18 @@ class Streams:
     One object, and so one process, serves a storage. Everything but construction is for one event loop, between
     `start` and `stop`.
 
+    :param retain_bytes: how much of each stream is kept at the least; None for everything.
     :ivar observers: add to it to be told of what happens; :ivar followers: who waits for more.
     """
 
-    def __init__(self, storage: Storage, environment: Environment = REAL, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        environment: Environment = REAL,
+        metrics: Metrics | None = None,
+        retain_bytes: int | None = None,
+    ) -> None:
+        self._retain_bytes = retain_bytes
         self.storage = storage
         self.environment = environment
         self.metrics = metrics or Metrics()
@@ -57,6 +65,7 @@ class Streams:
         self._accesses: dict[int, float] = {}
         self._away: dict[str, int] = {}
         self._recording: set[int] = set()
+        self._trims = False
         self._locks: dict[str, _Lock] = {}
         self._writers: list[Writer] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,7 +110,11 @@ class Streams:
     async def append(self, request: Append) -> Appended:
         """See `appending.append`."""
         writer = self._writers[self.place(request.path)]
-        return await writer.run(lambda txn: appending.append(txn, request, self._accesses))
+        appended = await writer.run(partial(self._append, request))
+        if self._trims:
+            self._trims = False
+            self._spawn(self._tidy(self.place(request.path)))
+        return appended
 
     async def delete(self, path: str) -> None:
         """See `lifetimes.delete`."""
@@ -148,8 +161,9 @@ class Streams:
         if stream.ttl is None:
             await self.followers.wait(stream.path, seconds, gone)
             return
-        end = self.environment.monotonic() + seconds
-        while (left := end - self.environment.monotonic()) > 0:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0:
             woken = await self.followers.wait(stream.path, min(left, max(0.01, stream.ttl / 2)), gone)
             self.touch(stream)
             if woken:
@@ -157,6 +171,8 @@ class Streams:
 
     def read(self, stream: Stream, position: int, limit: int) -> Range:
         """See `ranges.read`."""
+        if position < stream.earliest:
+            ranges.check_position(stream, position)
         try:
             return ranges.read(self._shard(stream.path).records, stream, position, limit)
         except VanishedError:
@@ -262,6 +278,11 @@ class Streams:
     async def _tidy(self, index: int) -> None:
         while await self._writers[index].in_thread(self.storage.shards[index].tidy):
             pass
+
+    def _append(self, request: Append, transaction: Transaction) -> Appended:
+        appended = appending.append(transaction, request, self._accesses, self._retain_bytes)
+        self._trims = self._trims or bool(transaction.changes.trimmed)
+        return appended
 
     async def _record_access(self, path: str, stream_id: int) -> None:
         def record(transaction: Transaction) -> None:

@@ -32,6 +32,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
 )
+@click.option("--retain-bytes", type=click.IntRange(1), help="Keep so much of each stream; older data goes.")
 @click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
@@ -71,6 +72,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         long_poll_seconds=given["long_poll_seconds"],
         sse_seconds=given["sse_seconds"],
         rate=given["rate"],
+        retain_bytes=given["retain_bytes"],
         registry=given["registry"],
         public_url=given["public_url"],
         webhook_loopback=given["webhook_loopback"],

@@ -219,6 +219,32 @@ def test_reads_come_in_chunks(make: Make) -> None:
         assert ("stream-closed" in answer.headers) is (path == "text")
 
 
+def test_retention_lets_old_data_go(make: Make, storage: Storage) -> None:
+    client = make(retain_bytes=40, long_poll_seconds=0.05)
+    client.put("a", headers=JSON)
+    first = client.post("a", content=b'"0000"', headers=JSON).headers["stream-next-offset"]
+    for number in range(1, 30):
+        client.post("a", content=b'"%04d"' % number, headers=JSON)
+    kept = client.get("a").json()
+    assert kept[-1] == "0029"
+    assert 6 <= len(kept) <= 9
+    assert kept == [f"{number:04}" for number in range(30 - len(kept), 30)]
+    earliest = client.head("a").headers["stream-earliest-offset"]
+    for params in ({"offset": first}, {"offset": first, "live": "long-poll"}, {"offset": first, "live": "sse"}):
+        answer = client.get("a", params=params)
+        assert (answer.status_code, answer.headers["stream-earliest-offset"]) == (410, earliest)
+    assert client.get("a", params={"offset": earliest}).json() == kept
+    fork = {"stream-forked-from": "/v1/stream/a"}
+    assert client.put("early", headers=fork | {"stream-fork-offset": first}).status_code == 410
+    assert client.put("fork", headers=fork).status_code == 201
+    for number in range(30, 60):
+        client.post("a", content=b'"%04d"' % number, headers=JSON)
+    assert len(client.get("a").json()) == len(kept) + 30, "what a fork reads stays"
+    assert client.get("fork").json() == kept
+    client.run(client.application.streams.sweep())
+    assert client.application.streams.usage().bytes == 7 * (len(kept) + 30)
+
+
 def test_offsets_that_were_never_given_out(client: Caller) -> None:
     client.put("a", content=b"[1,22]", headers=JSON)
     offsets = ["-2", "0", ZERO + "x", f"{0:016}_{1:016}", f"{0:016}_{99:016}", f"{1:016}_{2:016}", "9" * 33, "NOW"]
