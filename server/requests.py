@@ -33,7 +33,7 @@ _KNOWN = frozenset(
     b"stream-fork-offset stream-fork-sub-offset stream-forked-from stream-seq stream-ttl".split()
 )
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*(;.*)?", re.ASCII)
-_INTEGER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 

@@ -65,7 +65,7 @@ class Streams:
         self._accesses: dict[int, float] = {}
         self._away: dict[str, int] = {}
         self._recording: set[int] = set()
-        self._trims = False
+        self._untidy: set[int] = set()
         self._locks: dict[str, _Lock] = {}
         self._writers: list[Writer] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,9 +111,8 @@ class Streams:
         """See `appending.append`."""
         writer = self._writers[self.place(request.path)]
         appended = await writer.run(partial(self._append, request))
-        if self._trims:
-            self._trims = False
-            self._spawn(self._tidy(self.place(request.path)))
+        while self._untidy:
+            self._spawn(self._tidy(self._untidy.pop()))
         return appended
 
     async def delete(self, path: str) -> None:
@@ -281,7 +280,8 @@ class Streams:
 
     def _append(self, request: Append, transaction: Transaction) -> Appended:
         appended = appending.append(transaction, request, self._accesses, self._retain_bytes)
-        self._trims = self._trims or bool(transaction.changes.trimmed)
+        if transaction.changes.trimmed:
+            self._untidy.add(self.place(request.path))
         return appended
 
     async def _record_access(self, path: str, stream_id: int) -> None:
