@@ -14,8 +14,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from opslog.environment import REAL
 from opslog.errors import UsageError
 from opslog.server.asgi import App
+from opslog.server.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
 _SWITCH_SECONDS = 0.0005
@@ -56,14 +58,15 @@ def check_access(address: Address, *, tokens: bool, anyone: bool) -> None:
         )
 
 
-def serve(application: App, address: Address) -> None:
+def serve(application: App, address: Address, *, faults: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Then live reads end, what was asked for is finished, and the storage is closed.
 
+    :param faults: let clients ask for faults, see `opslog.server.faults`.
     :raises UsageError: the address cannot be had.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     config = uvicorn.Config(
-        application,
+        FaultyApp(application, lambda: int(REAL.nonce(), 16) / 2**64) if faults else application,
         host=address.host,
         port=address.port,
         http=_watched(address.header_seconds),

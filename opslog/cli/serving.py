@@ -36,6 +36,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
+@click.option("--faults", is_flag=True, help="For tests of clients: let them ask for answers that fail.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -78,7 +79,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         webhook_loopback=given["webhook_loopback"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
-    serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address)
+    serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address, faults=given["faults"])
 
 
 def _check(given: dict[str, Any]) -> None:
