@@ -64,7 +64,7 @@ def caller() -> Iterator[Caller]:
     opened.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(asked=st.lists(requests, min_size=1, max_size=8))
 def test_any_requests(caller: Caller, asked: list[tuple[str, str, dict[str, str], dict[str, str], bytes]]) -> None:
     for method, path, given_headers, given_params, body in asked:
