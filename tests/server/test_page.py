@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from opslog.server.client import Client, Stream
-from tests.support.serving import served
+from tests.support.servers import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -35,8 +35,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[str]:
-    with served("--memory") as url:
-        yield url
+    with serving("--memory") as server:
+        yield server.url
 
 
 @pytest.fixture
@@ -184,11 +184,11 @@ def test_a_server_with_tokens_asks_for_one(browser: Browser, tmp_path: Path) -> 
     tokens = tmp_path / "tokens.toml"
     hashed = hashlib.sha256(b"secret").hexdigest()
     tokens.write_text(f'[[token]]\nname = "me"\nsha256 = "{hashed}"\nread = [""]\nwrite = [""]\n')
-    with served("--memory", "--tokens", str(tokens)) as root, Client(root, token="secret") as client:
+    with serving("--memory", "--tokens", str(tokens)) as server, Client(server.url, token="secret") as client:
         made(client, "private", "message")
-        assert httpx.get(root.removesuffix("/v1/stream") + "/page/streams").status_code == 401
+        assert httpx.get(f"{server.root}/page/streams").status_code == 401
         page = browser.new_page()
-        page.goto(root.removesuffix("/v1/stream"))
+        page.goto(server.root)
         page.locator("#token").fill("secret")
         page.keyboard.press("Enter")
         page.locator(item("private")).click()

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from opslog.server import client
+from tests.support.servers import serving
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "server.md"
 
 
 def test_importing_it_loads_nothing_of_the_server() -> None:
@@ -22,3 +29,12 @@ def test_all_is_the_public_namespace() -> None:
     names = {name for name, value in vars(client).items() if not isinstance(value, ModuleType)}
     public = {name for name in names if not name.startswith("_")} - {"annotations"}
     assert public == set(client.__all__)
+
+
+def test_the_example_in_the_documents_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.search(r"```python no-run\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    with serving("--memory") as server:
+        exec(compile(found[1].replace("http://127.0.0.1:4437/v1/stream", server.url), str(DOCUMENT), "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.findall(r"{'step': (\d+)}", printed) == [str(step) for step in range(1, 1000)]

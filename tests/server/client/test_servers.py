@@ -1,4 +1,4 @@
-"""The client against the reference server of the protocol, from npm."""
+"""The client against real servers: ours, and the reference server of the protocol, from npm."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from opslog.server.client import (
 )
 from tests.server.client.driving import KINDS, Driver
 from tests.support.node_streams import package, reference_server
+from tests.support.servers import serving
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["opslog", "reference"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "opslog":
+        with serving("--memory", "--long-poll-seconds", "0.3") as server:
+            yield server.url
+        return
     if package("server") is None:
         pytest.skip("the reference server needs node and npm")
     with reference_server(longPollTimeout=300) as url:
