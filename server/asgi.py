@@ -110,14 +110,14 @@ class App:
             handler = self._handlers.get(method)
         if handler is None:
             raise Refused(405, f"{method} is not a method of streams", [(b"allow", METHODS)])
-        if (self._tokens is not None or self._rates is not None) and not carries_own_token(name):
+        if self._tokens is not None or self._rates is not None:
             self._admit(method, name, scope)
         return await handler(name, scope, receive, send)
 
     def _admit(self, method: str, name: str, scope: Scope) -> None:
         """:raises Refused: 401, 403 or 429."""
         who = str((scope.get("client") or ("",))[0])
-        if self._tokens is not None:
+        if self._tokens is not None and not carries_own_token(name):
             token = self._token(scope, self._tokens)
             token.check(name, write=method not in _READING)
             scope["opslog.token"] = token

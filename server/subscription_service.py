@@ -3,15 +3,11 @@
 Each subscription has a lock, and every step of it is one commit: what `opslog.server.subscriptions` says becomes true
 here once the storage has it. Nothing is lost by a crash between an append and the wake it causes: at the start all
 cursors are compared with the ends of their streams, and matching streams without a link can only be new ones.
-
-Keys: ``subscriptions/secret``; ``subscriptions/one/<hash of the id>``; ``subscriptions/link/<the same>/<hash of the
-path>``, so that acknowledging one stream of many writes one link. Hashes, because keys are short.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
@@ -22,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from opslog.environment import Environment, format_ts
-from opslog.server import globs, requests, subscriptions
+from opslog.server import globs, requests, subscription_store, subscriptions
 from opslog.server.model import Stream
 from opslog.server.offsets import format_offset
 from opslog.server.refusals import Refused
@@ -38,21 +34,14 @@ from opslog.server.subscriptions import (
     SubscriptionRefused,
     behind,
 )
-from opslog.server.transaction import Events, Transaction
+from opslog.server.transaction import Events
 from opslog.server.webhook_delivery import Delivery
 from opslog.server.webhook_keys import Keys
 
 _log = logging.getLogger("opslog.server.subscriptions")
 
-_SECRET = b"subscriptions/secret"
-_ONE = b"subscriptions/one/"
-_LINK = b"subscriptions/link/"
 _INTERESTED_MAX = 100_000
 """Paths of which it is remembered who is interested; then all is forgotten, and found again."""
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).hexdigest()[:40].encode()
 
 
 class _Entry:
@@ -62,9 +51,9 @@ class _Entry:
     looked at. :ivar heard: the wake whose worker has called back. :ivar stirred: somebody is about to look.
     """
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:
         self.subscription = subscription
-        self.links: dict[str, Link] = {}
+        self.links = links
         self.pending: set[str] = set()
         self.news: set[str] = set()
         self.heard: str | None = None
@@ -99,15 +88,11 @@ class Subscriptions:
     async def start(self) -> None:
         """Load everything and go on where the last process stopped. Reads each stream's metadata once if there are
         subscriptions."""
-        self.keys = Keys(await self._secret())
-        shard = self._streams.storage.shards[0]
-        by_hash: dict[bytes, _Entry] = {}
-        for key, value in shard.values(_ONE):
-            entry = _Entry(msgspec.json.decode(value, type=Subscription))
-            by_hash[key.removeprefix(_ONE)] = self._entries[entry.subscription.id] = entry
-        for key, value in shard.values(_LINK):
-            link = msgspec.json.decode(value, type=Link)
-            by_hash[key.removeprefix(_LINK).partition(b"/")[0]].links[link.path] = link
+        fresh = "".join(self._environment.nonce() for _ in range(4))
+        secret = await self._streams.transact(lambda transaction: subscription_store.secret(transaction, fresh))
+        self.keys = Keys(secret)
+        for subscription, links in subscription_store.load(self._streams.storage.shards[0]):
+            self._entries[subscription.id] = _Entry(subscription, links)
         self._streams.observers.append(self._observe)
         if self._entries:
             self._compare_all()
@@ -127,18 +112,6 @@ class Subscriptions:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._delivery.close()
-
-    async def _secret(self) -> bytes:
-        fresh = "".join(self._environment.nonce() for _ in range(4))[:64].encode()
-
-        def find_or_make(transaction: Transaction) -> bytes:
-            secret = transaction.value(_SECRET)
-            if secret is None:
-                secret = hashlib.sha256(fresh).digest()
-                transaction.put_value(_SECRET, secret)
-            return secret
-
-        return await self._streams.transact(find_or_make)
 
     def _compare_all(self) -> None:
         there: set[str] = set()
@@ -166,7 +139,7 @@ class Subscriptions:
             await self._delivery.check(config.webhook_url)
             if (known := self._entries.get(id)) is not None:  # made while the name was resolved
                 return await self._confirm(known, config), False
-        entry = _Entry(Subscription(id, config, format_ts(self._environment.time()), base_url))
+        entry = _Entry(Subscription(id, config, format_ts(self._environment.time()), base_url), {})
         async with entry.lock:
             self._entries[id] = entry
             self._interested.clear()
@@ -206,7 +179,7 @@ class Subscriptions:
         async with entry.lock:
             if entry.deleted:
                 return
-            await self._streams.transact(lambda transaction: _erase(transaction, entry))
+            await self._streams.transact(lambda transaction: subscription_store.erase(transaction, id, entry.links))
             entry.deleted = True
             entry.subscription = subscriptions.released(entry.subscription)  # no wake is under way any more
             _disarm(entry)
@@ -303,6 +276,8 @@ class Subscriptions:
     # What streams tell
 
     def _observe(self, events: Events) -> None:
+        if not self._entries:
+            return
         for stream in events.created:
             for entry in self._entries.values():
                 subscription = entry.subscription
@@ -367,7 +342,9 @@ class Subscriptions:
             subscription = subscriptions.wake(subscription, wake_id, tails, self._environment.time())
         if new or changed or subscription != entry.subscription:
             try:
-                await self._streams.transact(lambda transaction: _store(transaction, subscription, changed))
+                await self._streams.transact(
+                    lambda transaction: subscription_store.store(transaction, subscription, changed)
+                )
             except BaseException:
                 entry.news |= news
                 raise
@@ -518,21 +495,6 @@ class Subscriptions:
 
 def _caught_up(stream: Stream) -> Link:
     return subscriptions.new_link(stream.path, explicit=False, stream_id=stream.id, tail=format_offset(stream.tail))
-
-
-def _store(transaction: Transaction, subscription: Subscription, links: Mapping[str, Link | None]) -> None:
-    name = _hash(subscription.id)
-    transaction.put_value(_ONE + name, msgspec.json.encode(subscription))
-    for path, link in links.items():
-        value = None if link is None else msgspec.json.encode(link)
-        transaction.put_value(b"%s%s/%s" % (_LINK, name, _hash(path)), value)
-
-
-def _erase(transaction: Transaction, entry: _Entry) -> None:
-    name = _hash(entry.subscription.id)
-    transaction.put_value(_ONE + name, None)
-    for path in entry.links:
-        transaction.put_value(b"%s%s/%s" % (_LINK, name, _hash(path)), None)
 
 
 def _disarm(entry: _Entry) -> None:

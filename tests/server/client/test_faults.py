@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import httpx
 import pytest
 
@@ -204,6 +206,7 @@ def test_every_answer_is_an_error_that_says_what_was_asked(
     assert isinstance(raised.value, OpslogError)
     assert raised.value.status == status
     assert status == 200 or raised.value.detail == "because"
+    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value)
 
 
 @pytest.mark.parametrize("path", ["", "/", "a//b", "a/../b", "./a"])
