@@ -163,7 +163,7 @@ class State:
         """
         for run in self.runs:
             run.hold()
-        return live_records(list(self.runs), dict(self.winners), dict(overlay or {}))
+        return _retained(live_records(list(self.runs), dict(self.winners), dict(overlay or {})))
 
     def _record(self, id: str) -> Record | None:
         """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
@@ -190,7 +190,8 @@ def _newer(winner: Record | None, stored: Record | None) -> Record | None:
     return winner if winner.outranks(stored) else stored
 
 
-def _retained(records: Iterator[Record]) -> Iterator[Record]:
+def _retained(records: Iterator[Set]) -> Iterator[Set]:
+    """:raises RetryError: the snapshot was replaced and collected before its end was reached."""
     try:
         yield from records
     except MissingFileError as error:
@@ -205,11 +206,11 @@ def live_records(
     """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
     `State.records`.
 
-    :raises RetryError: the snapshot was replaced and collected before its end was reached.
+    :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
     """
     above = iter(sorted(winners.keys() | overlay))
     next_id = next(above, None)
-    for stored in _retained(newest_records(runs)):
+    for stored in newest_records(runs):
         record: Record | None = stored
         while next_id is not None and next_id <= stored.id:
             is_same = next_id == stored.id

@@ -7,7 +7,6 @@ that is said of a store is said in `opslog.spark.views`; here are only the words
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -34,7 +33,7 @@ from opslog.spark.typed import converter
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
 
 _OWN = {
-    *("path", "paths", "view", "asof", "period", "schema", "splitbytes"),
+    *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
     *("startingat", "ongap", "maxbytespertrigger"),
     "agent",
 }
@@ -74,7 +73,7 @@ class DefaultSource(DataSource):
                 'what is in documents as .option("schema", …), not as .schema(…)'
             )
         typed = schema if "schema" in self.options else None
-        kind = _PushdownReader if _is_pushing_down() else OpslogReader
+        kind = _PushdownReader if self.options.get("pushdown", "false") == "true" else OpslogReader
         return kind(url, storage_options(self.options), view, typed)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -216,7 +215,12 @@ def _gone(backend: Backend, task: Task, error: MissingFileError) -> RetryError |
 
 
 class _PushdownReader(OpslogReader):
-    """The reader where ``spark.sql.python.filterPushdown.enabled`` is true; Spark refuses it where that is not."""
+    """The reader with the option pushdown. Spark refuses it where ``spark.sql.python.filterPushdown.enabled`` is not
+    true.
+
+    Not the usual one, because Spark 4.3 remembers what was planned by table and not by query: of a DataFrame that is
+    used twice with different filters, or later without any, both uses get the rows of one.
+    """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         for filter in filters:
@@ -256,8 +260,3 @@ def narrowed(asked: Asked, filter: Any) -> Asked:
     elif isinstance(filter, LessThan | LessThanOrEqual):
         range = IdRange("", filter.value + "\0")
     return replace(asked, ids=asked.ids.common(range) or IdRange("", ""))
-
-
-def _is_pushing_down() -> bool:
-    """Whether it is Spark's planner with filters that runs: it does only where they are enabled."""
-    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[1]
 SOURCES = {"opslog": "opslog", "backends": "opslog/backends", "server": "opslog/server", "spark": "opslog/spark"}
 """Each top-level folder of source code, and where it is found once installed."""
 
+DISCOVERY = ROOT / "spark" / "discovery"
+"""What is installed beside `opslog`, because Spark looks for it there."""
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     """The standard output of `command`; if it fails, the test does, showing all that it wrote."""
@@ -33,9 +36,10 @@ def expected_files() -> set[str]:
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in SOURCES.items()
         for path in (ROOT / folder).rglob("*.py")
+        if path.parent != DISCOVERY
     }
     page = {f"opslog/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir() if path.is_file()}
-    return modules | page | {"opslog/py.typed"}
+    return modules | page | {"opslog/py.typed"} | {path.name for path in DISCOVERY.glob("*.py")}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import pickle
 import random
 import tempfile
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import opslog
+from opslog import log
 from opslog.archive import list_periods, read_archive
 from opslog.backends import open_backend
 from opslog.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.errors import HistoryGoneError
 from opslog.history import Point
 from opslog.merge import reference
-from opslog.spark import views
+from opslog.spark import splits, views
 from opslog.spark.planning import SPLIT_BYTES
+from opslog.spark.ranges import IdRange
+from opslog.spark.source import OpslogReader
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, View
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.random_stores import live, row, state, tear
 
-SPLITS = [1, 40, 300, 2000, SPLIT_BYTES]
+SPLITS = [60, 300, 2000, SPLIT_BYTES]
 EVERYTHING = Asked()
 _numbers = count()
 
@@ -169,3 +173,110 @@ def test_random_directories(chance: random.Random) -> None:
         url = f"{folder}/store"
         live(url, chance, tear=tear)
         check(url, chance)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("tail_bytes", [0, views.TAIL_BYTES], ids=["read-by-tasks", "merged-by-the-driver"])
+@given(chance=st.randoms(use_true_random=False))
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+def test_thousands_of_random_stores(tail_bytes: int, chance: random.Random) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(views, "TAIL_BYTES", tail_bytes)
+        if chance.random() < 0.3:
+            url = f"{folder}/store"
+            live(url, chance, tear=tear)
+        else:
+            url = f"{chance.choice(['memory', 'bucket'])}://views-{next(_numbers)}"
+            live(url, chance)
+        check(url, chance)
+
+
+@pytest.fixture
+def long_lines(tmp_path: Path) -> str:
+    """One log with lines of some megabytes among short ones, undone across them."""
+    url = str(tmp_path / "store")
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=4), compact_after=None) as store:
+        for n in range(12):
+            store[f"{n % 5}"] = {"n": n, "text": "x" * (n % 3 * 1_500_000)}
+            if n % 4 == 3:
+                store.undo()
+                store.undo()
+    return url
+
+
+@pytest.mark.parametrize("split_bytes", [200_000, 1_000_000, 1_000_001, 5_000_000])
+def test_lines_longer_than_splits(long_lines: str, split_bytes: int) -> None:
+    check_state(long_lines, split_bytes)
+    check_ops(long_lines, split_bytes)
+    assert len(CandidatesView(None, split_bytes).plan(open_backend(long_lines), EVERYTHING)) > 2
+
+
+@pytest.mark.parametrize("distinct", [3, 10**6])
+def test_combining_goes_on_where_it_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int) -> None:
+    """With a block of a few commits: hot documents are one row per task, others are passed on block by block."""
+    monkeypatch.setattr(splits, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(log, "_READ_BYTES", 2000)
+    url = str(tmp_path / "store")
+    with opslog.open(url, agent="a", compact_after=None, durability="buffered") as store:
+        for n in range(1000):
+            store[f"{n % distinct}"] = {"n": n}
+            if n % 50 == 0:
+                store.undo()
+    backend = open_backend(url)
+    (task,) = CandidatesView().plan(backend, EVERYTHING)
+    batches = list(CandidatesView().read(backend, task, EVERYTHING))
+    sizes = [batch.num_rows for batch in batches]
+    assert (sizes == [3]) == (distinct == 3)
+    assert sum(sizes) == len(state(url))
+    check_state(url, SPLIT_BYTES)
+    check_ops(url, SPLIT_BYTES)
+
+
+def test_what_is_asked_for_is_all_that_is_read(tmp_path: Path) -> None:
+    url = str(tmp_path / "store")
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:
+        for n in range(300):
+            store[f"{n:03}"] = {"n": n, "text": "x" * 1000}
+        store.compact()
+        store["007"] = {"n": -7}
+        store["zzz"] = {}
+    with opslog.open(url, agent="b") as store:
+        store["008"] = {"n": -8}
+    everything = state(url)
+    for asked, wanted in [
+        (Asked(ids=IdRange("005", "010")), lambda id: "005" <= id < "010"),
+        (Asked(ids=IdRange("007", "zzz\0"), one_of=frozenset(["007", "zzz"])), lambda id: id in ("007", "zzz")),
+        (Asked(ids=IdRange("", "")), lambda id: False),
+    ]:
+        expected = [each for each in everything if wanted(each[0])]
+        assert rows(url, StateView(None, 65536), asked) == expected
+        assert [each for each in best(rows(url, CandidatesView(), asked)) if wanted(each[0])] == expected
+        assert len(StateView(None, 65536).plan(open_backend(url), asked)) < 5
+    assert {each[0] for each in rows(url, OpsView(), Asked(agents=frozenset("b")))} == {"b"}
+
+
+@pytest.mark.parametrize("view", [StateView(), CandidatesView(), OpsView()], ids=["state", "candidates", "ops"])
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_file_that_is_gone(tmp_path: Path, view: View, collected: bool) -> None:
+    """Collected while the job ran: run it again. Otherwise it is damage."""
+    url = str(tmp_path / "store")
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    for n in range(3):
+        with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
+            store[f"{n}"] = {"n": n}
+            if n == 0:
+                store.compact()
+    reader = OpslogReader(url, {}, view, None)
+    partitions = pickle.loads(pickle.dumps(reader.partitions()))
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        if collected:
+            for _ in range(3):
+                store["later"] = {}
+                store.compact(full=True)
+        else:
+            for folder in ("ops/a", "snapshots"):
+                min((tmp_path / "store" / folder).rglob("*.jsonl")).unlink()
+    expected = opslog.RetryError if collected else opslog.CorruptError
+    with pytest.raises(expected, match="Run the job again" if collected else "restore it from a copy"):
+        list(chain.from_iterable(map(reader.read, partitions)))
