@@ -50,10 +50,11 @@ def replay(
     :param storage_options: what the backend takes.
     :raises NotFoundError: there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away.
     """
-    with closing(open_store(url_of({"path": os.fspath(url)}), storage_options)) as backend:
+    path = url_of({"path": os.fspath(url)})
+    with closing(open_store(path, storage_options)) as backend:
         found = survey(backend, as_of)
     spark.dataSource.register(DefaultSource)
-    read = spark.read.format("opslog").options(path=os.fspath(url), **_texts(storage_options))
+    read = spark.read.format("opslog").options(path=path, **_texts(storage_options))
     if as_of is not None:
         read = read.option("asOf", _text(as_of))
     if partitions is None and found.log_bytes <= TAIL_BYTES:

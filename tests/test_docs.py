@@ -4,20 +4,16 @@ to read a store without opslog."""
 from __future__ import annotations
 
 import configparser
-import contextlib
 import hashlib
 import inspect
-import io
 import json
 import random
 import re
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,66 +24,25 @@ from opslog.commits import DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.environment import Environment
 from opslog.manifest import Cut, Manifest, Part, Run, decode_manifest, encode_manifest
 from opslog.snapshot import Index, decode_index
+from tests.support.documents import ROOT, blocks, name_of, run_examples
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FORMAT = ROOT / "docs" / "format.md"
-
-
-class Block(NamedTuple):
-    """A fenced block; `before` is the line of text above it, `follows` the language of a block directly above it."""
-
-    language: str
-    text: str
-    line: int
-    before: str
-    follows: str
-
-
-def blocks(path: Path) -> Iterator[Block]:
-    language, before, follows, opened = "", "", "", 0
-    lines: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if opened:
-            if line == "```":
-                yield Block(language, "".join(f"{line}\n" for line in lines), opened, before, follows)
-                opened, follows, before = 0, language, ""
-            else:
-                lines.append(line)
-        elif line.startswith("```"):
-            opened, language, lines = number, line.removeprefix("```"), []
-        elif line:
-            before, follows = line, ""
-    assert not opened, f"{path.name}:{opened}: this block has no end"
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+SPARK = ROOT / "docs" / "spark.md"
+"""Its examples run in tests/spark/test_examples.py, where there is a Spark."""
 
 
 # -- examples
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in DOCUMENTS if any(block.language == "python" for block in blocks(path))], ids=name_of
+    "path",
+    [path for path in DOCUMENTS if path != SPARK and any(block.language == "python" for block in blocks(path))],
+    ids=name_of,
 )
 def test_examples_run_and_print_what_is_shown(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All python blocks of a document, one after the other; a text block right after one is what it prints."""
-    monkeypatch.chdir(tmp_path)
-    module = ModuleType("document")
-    monkeypatch.setitem(sys.modules, "document", module)  # dataclasses look up the module they are defined in
-    printed = ""
-    for block in blocks(path):
-        if block.language == "python":
-            output = io.StringIO()
-            code = compile(
-                "\n" * block.line + block.text, name_of(path), "exec"
-            )  # tracebacks show the document's lines
-            with contextlib.redirect_stdout(output):
-                exec(code, vars(module))
-            printed = output.getvalue()
-        elif block.language == "text" and block.follows == "python":
-            assert printed == block.text, f"{name_of(path)}:{block.line}"
+    run_examples(path, tmp_path, monkeypatch)
 
 
 def test_jobs_have_the_form_that_their_programs_read() -> None:
