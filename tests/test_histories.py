@@ -67,8 +67,9 @@ def test_a_real_history_on_a_server_gives_the_true_trees(place: Place) -> None:
     replay("httpx", 97, place.url())
 
 
-def replay(history: str, compact_every: int, url: str) -> None:
-    """Make a history again in a store, and hold it against git's trees."""
+def replay(history: str, compact_every: int, url: str) -> dict[int, int]:
+    """Make a history again in a store, and hold it against git's trees. Returns at which clocks those were, by the
+    number of commits before them."""
     trees = {point["after_commits"]: point["tree"] for point in lines(f"{history}-tree")}
     clocks: dict[int, int] = {}
     settings = opslog.Settings(grace_seconds=0)
@@ -96,3 +97,4 @@ def replay(history: str, compact_every: int, url: str) -> None:
                 assert tree(past) == trees[number], f"as of clock {clock}, after commit {number}"
         with opslog.open(url, read_only=True) as fresh:
             assert tree(fresh) == trees[max(trees)]
+    return clocks
