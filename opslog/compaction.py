@@ -419,6 +419,6 @@ def _taken(rows: deque[tuple[Row, ...]]) -> Iterator[Row]:
         yield from rows.popleft()
 
 
-def first_found(lookups: list[Callable[[str], Record | None]], id: str) -> Record | None:
+def first_found(lookups: Sequence[Callable[[str], Record | None]], id: str) -> Record | None:
     """What the newest run that knows the document says of it."""
     return next((record for get in lookups if (record := get(id)) is not None), None)

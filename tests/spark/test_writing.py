@@ -25,7 +25,8 @@ from opslog.spark.source import DefaultSource
 from opslog.spark.writing import OpslogWriter, Staged
 from opslog.verify import verify
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # tasks run where no tests are installed
+# Tasks run where no tests are installed.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 
 class Unlucky(OpslogWriter):
@@ -155,7 +156,7 @@ class Job:
     def task(self, partition: int, ids: list[str], size: int = 1) -> Staged:
         self._attempts += 1
         context = SimpleNamespace(partitionId=lambda: partition, taskAttemptId=lambda: self._attempts)
-        self._patch.setattr(writing.TaskContext, "get", lambda: context)
+        self._patch.setattr(TaskContext, "get", lambda: context)
         batch = pa.record_batch({"id": ids, "n": ["x" * size] * len(ids)})
         return self.writer.write(iter([batch]))
 
