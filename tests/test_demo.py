@@ -21,10 +21,12 @@ import opslog.demo
 from opslog.commits import Commit
 from opslog.demo.check import Documents, check, compare
 from opslog.demo.journal import Begin, Call, Change, End
+from opslog.demo.spark import replay
+from opslog.demo.workers import DemoError
 
 CODE = (
     "import pathlib, sys, opslog.demo as demo; "
-    "sys.exit(demo.main(seconds=3, directory=pathlib.Path(sys.argv[1]), json={json}))"
+    "sys.exit(demo.main(seconds=3, directory=pathlib.Path(sys.argv[1]), spark=False, json={json}))"
 )
 
 
@@ -48,6 +50,7 @@ def test_nothing_is_lost_and_all_agree(finished: tuple[Path, dict[str, Any]]) ->
     assert sorted(summary["agents"]) == agents
     assert summary["agreeing"] == ["a fresh open", *agents]
     assert summary["commits"] == sum(agent["commits"] for agent in summary["agents"].values())
+    assert summary["without_spark"] == "it was not asked for"
     for figure in ("commits", "conflicts", "undos", "batches", "compactions", "documents"):
         assert summary[figure] > 0, figure
 
@@ -101,6 +104,34 @@ def test_an_agent_that_sees_something_else_is_found(finished: tuple[Path, dict[s
 def _copy(directory: Path, tmp_path: Path) -> Path:
     subprocess.run(["cp", "-r", str(directory), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
+
+
+@pytest.mark.slow
+def test_spark_takes_the_last_act(tmp_path: Path) -> None:
+    """On what a demo leaves: a store, and a place for states."""
+    pytest.importorskip("pyspark")
+    with opslog.open(tmp_path / "store") as store:
+        for number in range(50):
+            store[f"{number % 7}"] = {"n": number, "é": None}
+        store.compact()
+        del store["3"]
+        expected = sorted(store.items())
+    for name in ("errors", "states"):
+        (tmp_path / name).mkdir()
+    assert replay(tmp_path) is None
+    lines = (tmp_path / "states" / "Spark.jsonl").read_bytes().splitlines()
+    assert sorted((id, document) for id, document in map(json.loads, lines)) == expected
+
+
+def test_the_demo_says_why_it_is_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opslog.demo.spark.spark_missing", lambda master: "there is no Java")
+    assert replay(tmp_path) == "there is no Java"
+    (tmp_path / "store").write_text("no store")
+    for name in ("errors", "states"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("opslog.demo.spark.spark_missing", lambda master: None)
+    with pytest.raises(DemoError, match="Spark could not replay the store"):
+        replay(tmp_path)
 
 
 # The check itself, on one agent that set a document, set it again and undid that.

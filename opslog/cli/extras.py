@@ -23,16 +23,17 @@ _SHELLS = ("bash", "zsh", "fish")
     type=click.Path(path_type=Path, file_okay=False),
     help="Work there, and leave everything in place. Default: a temporary directory.",
 )
+@click.option("--no-spark", is_flag=True, help="Leave out Spark's replay of the store at the end.")
 @click.pass_obj
-def demo_command(session: Session, seconds: float, agents: int, directory: Path | None) -> int:
+def demo_command(session: Session, *, seconds: float, agents: int, directory: Path | None, no_spark: bool) -> int:
     """Several processes write to one store at once while another compacts it, one of them is killed and comes back; at
-    the end everything that was acknowledged must be there.
+    the end everything that was acknowledged must be there, and Spark, where it is installed, must see the same.
 
     Exit code 1: something was lost, or the states differ.
     """
     from opslog.demo import main
 
-    return main(seconds=seconds, agents=agents, directory=directory, json=session.json)
+    return main(seconds=seconds, agents=agents, directory=directory, spark=not no_spark, json=session.json)
 
 
 @click.command("completion", cls=StoreCommand)

@@ -53,6 +53,14 @@ class Display:
             sys.stdout.write(self._line(agents, compactor, sessions) + "\n")
             sys.stdout.flush()
 
+    def say(self, sentence: str) -> None:
+        """What happens next. The table stays as it is."""
+        if self._live is not None:
+            self._live.stop()
+        if not self._quiet:
+            sys.stdout.write(sentence + "\n")
+            sys.stdout.flush()
+
     def _table(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> Table:
         from rich.table import Table
 
@@ -134,6 +142,7 @@ def describe(summary: Summary) -> str:
         f"lost: {summary.lost}; commits that nobody made: {summary.unknown}",
         f"the same {summary.documents:,} documents: {', '.join(summary.agreeing)} and a plain replay of the journals; "
         f"digest {summary.digest[:16]}",
+        *([f"without Spark: {summary.without_spark}"] if summary.without_spark else []),
         *(f"WRONG: {problem}" for problem in summary.problems),
         "All is well." if summary.ok else "The store did not keep its promises.",
     ]

@@ -15,6 +15,7 @@ import msgspec
 from opslog.demo.check import Findings, check
 from opslog.demo.display import Display, describe
 from opslog.demo.journal import Call
+from opslog.demo.spark import replay
 from opslog.demo.workers import REPORT, STOP, DemoError, Worker
 from opslog.environment import REAL
 from opslog.errors import OpslogError, UsageError
@@ -58,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
     :ivar seconds: from start to end; `writing_seconds`: how long the agents wrote.
     :ivar commits: acknowledged by the store; `lost`: of them not found; `unknown`: found, and made by nobody.
     :ivar agreeing: whose states equal the plain replay of the journals.
+    :ivar without_spark: why Spark's replay of the store is not among them; None if it is.
     :ivar digest: SHA-256 of that state. :ivar directory: where everything is, None when it was removed.
     """
 
@@ -79,15 +81,19 @@ class Summary(msgspec.Struct, frozen=True):
     documents: int
     digest: str
     agreeing: list[str]
+    without_spark: str | None
     directory: str | None
 
 
-def main(*, seconds: float = 12, agents: int = 4, directory: Path | None = None, json: bool = False) -> int:
+def main(
+    *, seconds: float = 12, agents: int = 4, directory: Path | None = None, spark: bool = True, json: bool = False
+) -> int:
     """Run the demo, show it, and say what came of it.
 
     :param seconds: how long the agents write. :param agents: how many.
     :param directory: work there and leave everything in place; must be empty or not exist. None: a temporary directory,
         which stays only if something was wrong.
+    :param spark: let Spark replay the store at the end, where it is installed and there is a Java.
     :param json: print nothing but the summary, as JSON.
     :returns: the exit code: 0 when nothing was lost and everybody agrees, else 1. Also 1 when the demo could not end (a
         worker died, the store could not be read): then there is no summary, and stderr says why.
@@ -100,7 +106,7 @@ def main(*, seconds: float = 12, agents: int = 4, directory: Path | None = None,
     with Display(quiet=json) as display:
         demo = _Demo(work, seconds, agents, display)
         try:
-            summary = demo.run(keep=directory is not None)
+            summary = demo.run(keep=directory is not None, spark=spark)
         except (DemoError, OpslogError) as error:
             sys.stderr.write(f"the demo stopped: {error}\nEverything it wrote is in {work}\n")
             return 1
@@ -139,7 +145,7 @@ class _Demo:
         self._started = REAL.monotonic()
         self._kills = 0
 
-    def run(self, keep: bool) -> Summary:
+    def run(self, keep: bool, spark: bool) -> Summary:
         """:raises DemoError: a worker failed."""
         compactor = self._compactor = Worker(
             "compactor", "opslog.demo.compactor", [str(self._directory)], self._directory / "errors" / "compactor.txt"
@@ -151,8 +157,19 @@ class _Demo:
         self._write_and_kill(begun, compactor)
         writing_seconds = REAL.monotonic() - begun
         self._finish(compactor)
+        without_spark: str | None = "it was not asked for"
+        if spark:
+            self._display.say("everybody is done; Spark replays the store from its files")
+            without_spark = replay(self._directory)
         findings, journals = check(self._directory)
-        summary = self._summary(findings, journals, writing_seconds, compactor.status.compactions, keep)
+        summary = self._summary(
+            findings,
+            journals,
+            writing_seconds=writing_seconds,
+            compactions=compactor.status.compactions,
+            keep=keep,
+            without_spark=without_spark,
+        )
         if summary.directory is None:
             shutil.rmtree(self._directory)
         return summary
@@ -207,7 +224,14 @@ class _Demo:
             worker.wait_until(state, deadline)
 
     def _summary(
-        self, findings: Findings, journals: dict[str, list[Call]], writing_seconds: float, compactions: int, keep: bool
+        self,
+        findings: Findings,
+        journals: dict[str, list[Call]],
+        *,
+        writing_seconds: float,
+        compactions: int,
+        keep: bool,
+        without_spark: str | None,
     ) -> Summary:
         agents = {name: _summarise(calls) for name, calls in journals.items()}
         commits = sum(agent.commits for agent in agents.values())
@@ -230,6 +254,7 @@ class _Demo:
             documents=findings.documents,
             digest=findings.digest,
             agreeing=findings.agreeing,
+            without_spark=without_spark,
             directory=str(self._directory) if keep or findings.problems else None,
         )
 

@@ -213,6 +213,6 @@ class TestBacklog:
 
 
 def test_the_demo_runs(opslog: Opslog) -> None:
-    (told,) = opslog("--json", "demo", "--seconds", "1", "--agents", "2").values
+    (told,) = opslog("--json", "demo", "--seconds", "1", "--agents", "2", "--no-spark").values
     assert told["ok"] is True
     assert told["lost"] == 0
