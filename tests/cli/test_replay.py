@@ -154,7 +154,7 @@ def test_a_killed_replay_leaves_nothing_under_the_name(source: Path, tmp_path: P
     out = tmp_path / "there" / "out"
     arguments = ["replay", str(source), "--to", str(out)]
     with subprocess.Popen([PROGRAM[0], "-c", code, *arguments]) as process:
-        until(lambda: list(out.parent.glob(".out.*/pipe")))
+        until(lambda: any(out.parent.glob(".out.*/pipe")))
         os.kill(process.pid, signal.SIGKILL)
     assert [path.name.startswith(".out.") for path in out.parent.iterdir()] == [True]
     assert subprocess.run([*PROGRAM, *arguments], capture_output=True, check=False).returncode == 0
