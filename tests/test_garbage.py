@@ -15,6 +15,7 @@ from opslog.compaction import Compaction, compact
 from opslog.environment import REAL
 from opslog.garbage import collect, find_garbage
 from opslog.layout import manifest_path, segment_path
+from opslog.verify import verify
 
 HOUR = 3600.0
 _numbers = itertools.count()
@@ -231,3 +232,16 @@ def test_a_manifest_that_came_back_is_collected_again(url: str, backend: Backend
         assert len(store) == 4
     session(url)
     assert compact(backend, REAL).garbage.manifests[0].path == manifest_path(1)
+
+
+def test_a_segment_that_came_back_after_its_collection_is_no_damage(url: str, backend: Backend, clock: Clock) -> None:
+    """A power cut can undo some of the deletions of a collection, and not others."""
+    session(url, grace_seconds=0)
+    first = backend.read(segment_path("a", 1))
+    for _ in range(3):
+        session(url)
+        clock.now += HOUR
+        compact(backend, REAL, full=True)
+    assert segment_path("a", 2) not in paths(backend)
+    backend.create(segment_path("a", 1), first)
+    assert [problem for problem in verify(backend).problems if problem.severity == "error"] == []
