@@ -194,7 +194,8 @@ def check_log(path: str, data: bytes) -> None:
     for answer in found.values():
         if isinstance(answer, OpslogError):
             check_error(answer, report)
-    if not report.ok:
+    # No line holds a zero byte; what zeros behind the last line mean is no matter of reading it plainly.
+    if not report.ok or b"\0" in data:
         return
     assert found["open"] == found["open, snapshot on storage"] == plain_state(files)
     with opslog.open(URL, agent="compactor", compact_after=None, environment=environment()) as store:
