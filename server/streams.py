@@ -225,8 +225,8 @@ class Streams:
         now = self.environment.time()
         for index, shard in enumerate(self.storage.shards):
             over = [stream.path for stream in shard.streams() if lifetimes.is_over(stream, now, self._accesses)]
-            for path in over:
-                await self._writers[index].run(partial(self._end, path))
+            # All at once, so that they share commits.
+            await asyncio.gather(*(self._writers[index].run(partial(self._end, path)) for path in over))
             await self._tidy(index)
 
     # Inside
