@@ -11,24 +11,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import portalocker
+
 _FOLDER = Path(__file__).parents[2] / "build" / "npm-streams"
-_PACKAGES = {
-    "server": "@durable-streams/server@0.3.7",
-    "server-conformance-tests": "@durable-streams/server-conformance-tests@0.3.6",
-}
+_PACKAGES = {"server": "@durable-streams/server@0.3.7"}
 
 
 @cache
 def package(name: str) -> Path | None:
     """Where the package is installed; None where it cannot be had."""
-    found = _FOLDER / "node_modules" / "@durable-streams" / name
-    if found.exists():
-        return found
     if shutil.which("npm") is None or shutil.which("node") is None:
         return None
     _FOLDER.mkdir(parents=True, exist_ok=True)
-    options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
-    subprocess.run(["npm", "install", *options, _PACKAGES[name]], capture_output=True, check=False)
+    found = _FOLDER / "node_modules" / "@durable-streams" / name
+    with portalocker.Lock(_FOLDER / "lock", timeout=200):  # tests run in several processes
+        if not found.exists():
+            options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
+            subprocess.run(["npm", "install", *options, _PACKAGES[name]], capture_output=True, check=False)
     return found if found.exists() else None
 
 
