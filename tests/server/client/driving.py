@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 
 from opslog.server.client import AsyncClient, Batch, Client, Retrying
 from tests.support.fake_streams import FakeServer
+
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Without it, each client would load the certificates of the system."""
 
 URL = "http://streams.example/v1/stream"
 KINDS = ("threads", "asyncio")
@@ -86,12 +90,14 @@ class Driver:
 
         return asyncio.run(produced())
 
-    def _client(self) -> Client:
-        http = httpx.Client(transport=httpx.MockTransport(self._server.handle)) if self._server else None
-        return Client(self.url, retrying=self._retrying, http=http)
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        fake = httpx.MockTransport(self._server.handle) if self._server else None
+        with httpx.Client(transport=fake, verify=_NO_TLS) as http:
+            yield Client(self.url, retrying=self._retrying, http=http)
 
-    def _async_client(self) -> AsyncClient:
-        http = None
-        if self._server:
-            http = httpx.AsyncClient(transport=httpx.MockTransport(self._server.handle_later))
-        return AsyncClient(self.url, retrying=self._retrying, http=http)
+    @asynccontextmanager
+    async def _async_client(self) -> AsyncIterator[AsyncClient]:
+        fake = httpx.MockTransport(self._server.handle_later) if self._server else None
+        async with httpx.AsyncClient(transport=fake, verify=_NO_TLS) as http:
+            yield AsyncClient(self.url, retrying=self._retrying, http=http)
