@@ -36,10 +36,11 @@ def expected_files() -> set[str]:
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in SOURCES.items()
         for path in (ROOT / folder).rglob("*.py")
-        if path.parent != DISCOVERY
+        if not path.is_relative_to(DISCOVERY)
     }
     page = {f"opslog/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir() if path.is_file()}
-    return modules | page | {"opslog/py.typed"} | {path.name for path in DISCOVERY.glob("*.py")}
+    found_by_spark = {path.relative_to(DISCOVERY).as_posix() for path in DISCOVERY.rglob("*.py")}
+    return modules | page | found_by_spark | {"opslog/py.typed"}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pickle
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -244,11 +244,12 @@ def test_what_is_asked_for_is_all_that_is_read(tmp_path: Path) -> None:
     with opslog.open(url, agent="b") as store:
         store["008"] = {"n": -8}
     everything = state(url)
-    for asked, wanted in [
+    cases: list[tuple[Asked, Callable[[str], bool]]] = [
         (Asked(ids=IdRange("005", "010")), lambda id: "005" <= id < "010"),
         (Asked(ids=IdRange("007", "zzz\0"), one_of=frozenset(["007", "zzz"])), lambda id: id in ("007", "zzz")),
         (Asked(ids=IdRange("", "")), lambda id: False),
-    ]:
+    ]
+    for asked, wanted in cases:
         expected = [each for each in everything if wanted(each[0])]
         assert rows(url, StateView(None, 65536), asked) == expected
         assert [each for each in best(rows(url, CandidatesView(), asked)) if wanted(each[0])] == expected
