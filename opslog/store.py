@@ -35,9 +35,10 @@ from opslog.errors import (
 )
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
-from opslog.layout import ARCHIVE, check_name
-from opslog.log import SEGMENT_COST, Cursor, cost_after, list_log, list_segments
+from opslog.layout import ARCHIVE, check_name, segment_of
+from opslog.log import SEGMENT_COST, Cursor, Segment, cost_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
+from opslog.manifest import START, Manifest
 from opslog.reading import Documents
 from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
@@ -83,6 +84,8 @@ class Store(Documents[T]):
         self._unread: dict[str, Cursor] | None = None
         """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
         self._looked = environment.monotonic()
+        self._own_segment = state.cursors[agent].segment - 1 if agent in state.cursors else 0
+        """The last segment of the own log that is in the state, where each append is a segment."""
         self._fence = Fence(loader.manifests, environment, state.manifest)
         self._closed = False
         self._generation = forking.generation
@@ -233,7 +236,10 @@ class Store(Documents[T]):
 
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)
-        self._apply_own(seals)
+        _, number = segment_of(path) or ("", 0)
+        if number > self._own_segment:
+            self._apply_own(seals)
+            self._own_segment = number if seals else self._own_segment
         for seal in seals:
             self._clock.observe(seal.clock)
         return bool(seals)
@@ -244,6 +250,7 @@ class Store(Documents[T]):
             logger().error("buffered commits were not written: %s", error)
 
     def _confirm(self, agent: str, position: Position) -> None:
+        self._own_segment = max(self._own_segment, position.segment)
         if position.offset == 0:
             self._compaction.tail_cost += SEGMENT_COST
         self._fence.confirm(agent, position)
@@ -356,7 +363,10 @@ class Store(Documents[T]):
                 return
         try:
             segments = list_segments(self._backend, self._state.cursors)
-            segments.pop(self._agent or "", None)  # what it writes itself is counted when it is written
+            # What it writes itself is counted when it is written.
+            if self._is_overtaken(newest, segments.pop(self._agent or "", [])):
+                self._reload()
+                return
             self._compaction.tail_cost += cost_after(segments, self._state.cursors)
             for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
                 with self._state_lock:
@@ -365,6 +375,14 @@ class Store(Documents[T]):
                 self._unseen.append(commit)
         except MissingFileError:
             self._reload()
+
+    def _is_overtaken(self, newest: Manifest, own: list[Segment]) -> bool:
+        """Whether there is more in the own log than was written here: of another process under this name, or a seal.
+        Where names are held by locks, nobody else writes it."""
+        if self._log is None or self._backend.segments_grow:
+            return False
+        last = newest.cut.get(self._log.agent, START).last_segment
+        return max(last, own[-1].number if own else 0) > self._own_segment
 
     def _reload(self) -> None:
         """Load again, and read what that took in at once into `_unseen`."""
@@ -394,6 +412,7 @@ class Store(Documents[T]):
                 own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
                 for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
                     state.apply(commit)
+                self._own_segment = max(self._own_segment, own.segment - 1)
             self._state = state
         if self._unread is None:
             self._unread = old.cursors

@@ -383,6 +383,41 @@ def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: 
     assert set(read(url)) == {"x", "y"}
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_refresh_sees_what_another_process_wrote_under_ones_own_name(
+    url: str, another_process: Callable[[], None], folded: bool
+) -> None:
+    settings = opslog.Settings(undo_window=0)
+    with open_store(url, settings=settings) as first:
+        first["x"] = {}
+        another_process()
+        with open_store(url) as second:
+            second["y"] = {"by": "second"}
+            second["x"] = {"by": "second"}
+        if folded:
+            compact(open_backend(url), REAL)
+        first.refresh()
+        assert dict(first) == {"x": {"by": "second"}, "y": {"by": "second"}}
+        assert first.refresh() == []
+        with pytest.raises(opslog.AgentFencedError):
+            first["z"] = {}
+    assert set(read(url)) == {"x", "y"}
+
+
+def test_a_refresh_takes_a_seal_in_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(url, settings=opslog.Settings(undo_ttl_seconds=0)) as live:
+        live["x"] = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(objects, "_held", set[tuple[str, str]]())
+            assert compact(open_backend(url), REAL).sealed == ("a",)
+        live.refresh()
+        commits = live.stats().commits
+        live["y"] = {}
+        assert live.stats().commits == commits + 1
+        assert not [live.undo(), live.undo()][1], "what came before the seal can no more be undone"
+    assert set(read(url)) == {"x"}
+
+
 def test_a_commit_that_was_folded_before_its_answer_came_is_not_called_void(
     url: str, monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
 ) -> None:
