@@ -6,6 +6,7 @@ much is left to do. They catch the errors that a program is meant to catch, and 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,7 +43,24 @@ class Shared:
         self.ledger = Ledger()
         self.think_seconds = think_seconds
         self.nap_seconds = nap_seconds
+        self.left_open: dict[str, Store[Any]] = {}
+        """Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh."""
         self._tokens = 0
+
+    def close_all(self) -> None:
+        """Give back the names of those who left their stores open."""
+        while self.left_open:
+            self.left_open.popitem()[1].close()
+
+    def lose_power(self, choices: random.Random) -> None:
+        """Nobody has a store open any more."""
+        self.left_open.clear()
+
+    def process_died(self, process: Process) -> None:
+        """It held nothing that others see."""
+
+    def recover(self) -> None:
+        """Nothing of this lasts."""
 
     def token(self) -> int:
         """A number that was never given before."""
@@ -79,9 +97,16 @@ class Agent:
     def __call__(self, process: Process) -> None:
         while self.left > 0 and self._tries < OPEN_TRIES_MAX:
             try:
-                with self.shared.open(process, agent=self.name) as store:
+                store = self.shared.open(process, agent=self.name)
+                try:
                     self._tries = 0
                     self._session(process, store)
+                    if not self.left and process.random.random() < 0.5:
+                        self.shared.left_open[process.name] = store
+                        return
+                finally:
+                    if process.name not in self.shared.left_open:
+                        store.close()
             except (RetryError, ReopenError):
                 self._tries += 1
                 process.sleep(0.5)
@@ -195,8 +220,11 @@ class Reader:
     def __call__(self, process: Process) -> None:
         while self.left > 0 and self._tries < OPEN_TRIES_MAX:
             try:
-                with self.shared.open(process, read_only=True) as store:
-                    self._session(process, store)
+                store = self.shared.open(process, read_only=True)
+                self._session(process, store)
+                if not self.left:
+                    self.shared.left_open[self.name] = store
+                    return
             except (RetryError, ReopenError, NotFoundError):
                 self._tries += 1
                 process.sleep(0.5)

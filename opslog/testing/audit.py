@@ -53,6 +53,8 @@ class Audit:
         commits = self._check_logs()
         states = {"a reader": self._read(process)}
         invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
+        states |= self._refreshed()
+        invariants.readers_converge(states)
         self._check_past(process, commits)
         self._check_archives(backend, commits)
         invariants.verify_is_clean(verify(backend))
@@ -60,7 +62,9 @@ class Audit:
             self._compact(process, backend, full)
             name = "a reader after a full compaction" if full else "a reader after a compaction"
             states[name] = self._read(process)
+            states |= self._refreshed(f" after a {'full ' if full else ''}compaction")
         invariants.readers_converge(states)
+        self.shared.close_all()
         for name in self.undoing:
             self._undo_all(process, name)
         self._check_past(process, self._check_logs())
@@ -84,6 +88,14 @@ class Audit:
             state = view(store)
             assert len(store) == len(state), f"len says {len(store)}, and there are {len(state)} documents"
             return state
+
+    def _refreshed(self, when: str = "") -> dict[str, State]:
+        """What those see who have had the store open since long ago."""
+        states = {}
+        for name, store in self.shared.left_open.items():
+            store.refresh()
+            states[f"{name}{when}"] = view(store)
+        return states
 
     def _check_past(self, process: Process, commits: Sequence[Commit]) -> None:
         choices = random.Random(process.random.random())

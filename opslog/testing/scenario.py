@@ -146,6 +146,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
     )
     storage = make_storage(scenario.storage, simulation)
     shared = Shared(storage, scenario.settings, scenario.documents, scenario.think_seconds, scenario.nap_seconds)
+    simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, [f"agent-{number}" for number in range(min(2, scenario.agents))])
     with storage.installed():
         _start_all(simulation, shared, scenario)
@@ -154,6 +155,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
             _judged(audit.run)
         except ViolationError as violation:
             outcome.violation = violation
+        shared.close_all()
     outcome.digest = simulation.digest
     outcome.steps = simulation.steps
     outcome.calls = simulation.calls

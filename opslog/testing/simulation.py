@@ -222,8 +222,10 @@ class Simulation:
         self.current = process
         process.resume()
         self.current = None
-        if process.has_ended():
+        if process.dead:
             self._bury(process)
+        elif process.finished:
+            self.processes.remove(process)  # what it has left open stays open
 
     def _bury(self, process: Process) -> None:
         self.processes.remove(process)

@@ -96,6 +96,8 @@ class System:
 
     def lose_power(self, choices: random.Random) -> None:
         self.disk.lose_power(choices)
+        self._open.clear()
+        self._locks.clear()
         self._full_until = 0.0
 
     def process_died(self, process: Process) -> None:
@@ -136,7 +138,9 @@ class System:
         if descriptor < _FIRST_DESCRIPTOR:
             os.close(descriptor)
             return
-        opened = self._open.pop(descriptor)
+        opened = self._open.pop(descriptor, None)
+        if opened is None:
+            return  # it was lost with the power
         if self._locks.get(opened.node.number) == descriptor:
             del self._locks[opened.node.number]
 
@@ -218,13 +222,13 @@ class System:
 
         self._call("mkdir", path, perform, CHANGES)
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+    def makedirs(self, path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
         if not _is_ours(path):
-            os.makedirs(path, exist_ok=exist_ok)
+            os.makedirs(path, mode, exist_ok)
             return
         parent = os.path.dirname(path)
         if not self._isdir(parent):
-            self.makedirs(parent, exist_ok=True)
+            self.makedirs(parent, mode, exist_ok=True)
         try:
             self.mkdir(path)
         except FileExistsError:
