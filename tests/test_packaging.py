@@ -82,7 +82,7 @@ def install(where: Path, *what: str | Path) -> Path:
 
 LOCATE_PACKAGES = """
 import importlib, json
-names = ["opslog", *(f"opslog.{name}" for name in ("backends", "cli", "importers", "server", "spark"))]
+names = ["opslog", *(f"opslog.{name}" for name in ("backends", "cli", "importers", "server", "spark", "testing"))]
 print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
 """
 
@@ -111,6 +111,7 @@ def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
         "opslog.importers": site / "importers",
         "opslog.server": site / "server",
         "opslog.spark": site / "spark",
+        "opslog.testing": site / "testing",
     }
 
 
@@ -128,4 +129,5 @@ def test_editable_install_is_the_tree(tree: Path, tmp_path: Path) -> None:
         "opslog.importers": tree / "opslog" / "importers",
         "opslog.server": tree / "server",
         "opslog.spark": tree / "spark",
+        "opslog.testing": tree / "opslog" / "testing",
     }
