@@ -382,6 +382,7 @@ class ObjectBackend:
         key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
         # What is refused once may have been refused for the moment only: a server that does not know such a put refuses
         # it each time, and takes a plain one.
+        first = second = Put.UNKNOWN
         for _ in range(_PROBES_MAX):
             try:
                 first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
