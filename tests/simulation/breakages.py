@@ -135,8 +135,16 @@ def _not_written(self: Any, reason: str) -> OpslogError:
     return WriteFailedError(reason)
 
 
-def _keep_what_the_dead_held(self: System, process: object) -> None:
+def _keep_what_the_dead_held(self: System, descriptor: int) -> None:
     """A lock that is a file which its holder removes, and not one that the kernel releases."""
+    holder = self.simulation.current
+    if holder is not None and holder.dead and descriptor in self._open:
+        self._open[descriptor].owner = None
+    else:
+        _release(self, descriptor)
+
+
+_release = System.release
 
 
 # -- commits
@@ -281,7 +289,7 @@ ALL = [
         _not_written,
         likely("posix", {"lost": 1.0}, 20),
     ),
-    Breakage("keep the locks of the dead", System, "process_died", _keep_what_the_dead_held, likely("posix", CRASHES)),
+    Breakage("keep the locks of the dead", System, "release", _keep_what_the_dead_held, likely("posix", CRASHES)),
     Breakage(
         "acknowledge before the append",
         LogWriter,
