@@ -89,7 +89,7 @@ def start(stream: DataFrame, root: Path, folder: Folder, **trigger: Any) -> Stre
 
 def test_each_run_delivers_what_is_new(spark: SparkSession, root: Path, folder: Folder) -> None:
     write(root, "a", 6)
-    run(spark, root, folder, maxBytesPerTrigger=600)
+    run(spark, root, folder, maxBytesPerTrigger=300)
     assert len(list(folder.path.glob("*.json"))) > 1, "a limit makes several batches"
     with opslog.open(root, agent="b", settings=SETTINGS, compact_after=None) as store:
         with store.batch():
