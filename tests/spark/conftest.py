@@ -17,6 +17,8 @@ SMALL: dict[str, str | bool | int] = {
     "spark.ui.showConsoleProgress": False,
     "spark.log.level": "ERROR",
     "spark.python.worker.faulthandler.enabled": True,
+    # By itself Spark waits 15 seconds for a process to come to a socket; a machine with a load of 10 takes longer.
+    "spark.python.authenticate.socketTimeout": "240s",
 }
 """Settings for small data on a busy machine."""
 
