@@ -7,7 +7,7 @@ likely to show: on which storage, with which faults, how busy. The same runs mus
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +19,14 @@ from opslog.backends.contract import Entry
 from opslog.backends.fs import FsBackend
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Record
-from opslog.compaction import Tail, _Plan
+from opslog.compaction import Tail, _Winners
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, NotFoundError, OpslogError, WriteFailedError
 from opslog.fencing import Fence
 from opslog.garbage import Garbage, find_garbage
-from opslog.layout import run_of
+from opslog.layout import run_of, segment_of
 from opslog.log_writer import LogWriter, Pending
-from opslog.manifest import Manifest, Settings
+from opslog.manifest import Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge, Recent
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
@@ -65,7 +65,7 @@ def likely(
 
     def scenario(seed: int) -> Scenario:
         choices = random.Random(f"breakage {seed}")
-        whole = {
+        whole: dict[str, Any] = {
             "agents": 3,
             "rivals": 0,
             "readers": 1,
@@ -116,9 +116,10 @@ def _create_first_without_sync(self: ManifestStore, settings: Settings, environm
 
 
 def _link_over(self: FsBackend, descriptor: int, temporary: str, path: str) -> bool:
+    system = vars(fs_log)["os"]  # the simulated one
     with suppress(FileNotFoundError):
-        fs_log.os.unlink(self.full(path))
-    fs_log.os.link(self.full(temporary), self.full(path))
+        system.unlink(self.full(path))
+    system.link(self.full(temporary), self.full(path))
     return True
 
 
@@ -217,13 +218,13 @@ def _all_deletes(row: snapshot.Row, oldest_ts: str) -> bool:
     return row.deleted is not None
 
 
-def _drop_expired(self: _Plan, environment: Environment) -> Iterable[snapshot.Row]:
+def _drop_expired(self: _Winners, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
     """Whether something older is still in a log is not looked at."""
-    with patch.object(self.tail.merge, "contested", {}):
-        return list(_merged_rows(self, environment))
+    with patch.object(self, "_unfolded", {}):
+        yield from _write(self, run, merged, oldest_ts)
 
 
-_merged_rows = _Plan._merged_rows
+_write = _Winners.write
 
 
 def _fold_of_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
@@ -232,7 +233,7 @@ def _fold_of_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
     for entry in files:
         last[entry.path.rpartition("/")[0]] = max(last.get(entry.path.rpartition("/")[0], ""), entry.path)
     needed = set(last.values())
-    return [entry for entry in files if garbage.segment_of(entry.path) and entry.path not in needed]
+    return [entry for entry in files if segment_of(entry.path) and entry.path not in needed]
 
 
 def _collect_aimed_at(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
@@ -348,8 +349,8 @@ ALL = [
     ),
     Breakage(
         "drop a tombstone while an older set is not folded",
-        _Plan,
-        "_merged_rows",
+        _Winners,
+        "write",
         _drop_expired,
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
     ),
