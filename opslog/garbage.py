@@ -86,6 +86,8 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
 def collect(backend: Backend, number: int) -> Garbage:
     """Delete what can go; to be called right after publishing manifest `number`. Returns what was deleted."""
     entries = ManifestStore(backend).entries()
+    if not entries:
+        return NOTHING  # all that this listing came to was collected meanwhile: others have published since
     garbage = find_garbage(backend, entries[-1][1].modified, number)
     # First the manifests, for good: a power cut must not bring one back of which the runs are gone.
     first = len(garbage.manifests)

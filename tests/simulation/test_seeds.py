@@ -8,13 +8,14 @@ from opslog.testing import invariants
 from opslog.testing.scenario import Scenario, random_scenario, run
 from tests.simulation.many import report, run_seeds, simulate
 
-FOUND = {
+FOUND: dict[str, tuple[int, str | None]] = {
     "a tombstone expired before an older set was folded": (658, "posix"),
     "a power cut took what was folded": (709, "posix"),
     "a power cut took the first manifest": (857, "posix"),
     "a commit that was folded was reported as not written": (123, "s3"),
     "a refused probe was taken for a server without put-if-absent": (781, "s3"),
     "a manifest came back under a collected number": (521, "s3"),
+    "a listing was overtaken by a collection of all that it had": (1795324622322, None),
     "a segment came back under a collected number, and history read it": (94, "s3"),
     "a segment came back under a collected number, and verify read it": (98, "s3"),
     "a segment came back under a collected number, and a refresh handed it out": (211, "s3"),
