@@ -104,7 +104,7 @@ def test_get_is_quick_to_load(store: Path) -> None:
     assert document.startswith('{"title":')
     packages = {name.partition(".")[0] for name in modules.split()}
     assert {"opslog", "click", "orjson"} <= packages
-    assert packages.isdisjoint({"rich", "pyspark", "pandas", "fsspec", "s3fs", "asyncio", "starlette"})
+    assert packages.isdisjoint({"rich", "pyspark", "pandas", "fsspec", "s3fs", "asyncio", "uvicorn"})
     assert {name for name in modules.split() if name.startswith("opslog.cli.")} == {
         f"opslog.cli.{name}" for name in ("app", "documents", "output", "session", "values")
     }
