@@ -395,7 +395,8 @@ class _Plan:
     def _is_passed(self, number: int) -> bool:
         """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
         then what it published is dead, and garbage for their next compaction."""
-        return number not in dict(ManifestStore(self.backend).retained())
+        manifests = ManifestStore(self.backend)
+        return manifests.newest_number() != number and number not in dict(manifests.retained())
 
     def _manifest(self, number: int, nonce: str, run: Run, environment: Environment) -> Manifest:
         kept = self.old.runs[len(self.merged) :]

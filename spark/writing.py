@@ -85,7 +85,7 @@ class OpslogWriter(DataSourceArrowWriter):
         with closing(self._open()) as backend:
             ops = (op for batch in iterator for op in self._columns.ops(batch))
             for number, some in enumerate(_portions(ops)):
-                line = encode_commit(Batch("", 1, self._agent, some))
+                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, some))
                 path = f"{self._folder}{partition:05}-{attempt}-{number:05}.jsonl"
                 backend.create(path, line)
                 files.append((path, len(line)))

@@ -25,8 +25,9 @@ from opslog.errors import AlreadyExistsError, NotFoundError, OpslogError, WriteF
 from opslog.fencing import Fence
 from opslog.garbage import Garbage, find_garbage
 from opslog.layout import run_of, segment_of
+from opslog.log import Segments
 from opslog.log_writer import LogWriter, Pending
-from opslog.manifest import Manifest, Part, Run, Settings
+from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge, Recent
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
@@ -210,6 +211,10 @@ def _fold_everything(self: Tail, manifest: Manifest) -> None:
 _tail_init = Tail.__init__
 
 
+def _no_segments(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
+    return []
+
+
 def _read_once(self: ManifestStore, choose: Callable[[], Manifest], read: Callable[[Manifest], Any]) -> Any:
     return read(choose())
 
@@ -251,9 +256,9 @@ ALL = [
     Breakage("skip the fdatasync of an append", System, "fdatasync", _nothing, likely("posix", POWER)),
     Breakage(
         "fold what is not on disk",
-        Tail,
-        "persist",
-        _nothing,
+        compaction,
+        "tail_ends",
+        _no_segments,
         likely(
             "posix",
             {"pause after": 1, "power": 1},
@@ -355,7 +360,11 @@ ALL = [
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
     ),
     Breakage(
-        "let what is folded win whatever its clock", compaction, "_first", _nothing, likely("posix", {}, undo_window=0)
+        "let what is folded win whatever its clock",
+        compaction,
+        "first_found",
+        _nothing,
+        likely("posix", {}, undo_window=0),
     ),
     Breakage("collect all segments but the last", garbage, "_folded_segments", _fold_of_newest, likely("posix", {})),
     Breakage(
