@@ -199,7 +199,7 @@ class Cursor(msgspec.Struct):
         path, want = segment_path(self.agent, number), _READ_BYTES
         first, end = self.offset if number == self.segment else 0, size
         if source.segments_grow and end > first:
-            end = self._sound_end(source, number, first, size)
+            end = self.sound_end(source, number, first, size)
         while end > first:
             start = max(first, end - want)
             data = self._read_whole(source, number, start, end)
@@ -214,8 +214,9 @@ class Cursor(msgspec.Struct):
             # A full read without a whole line is a part of a long one: ask for more of it.
             want = _READ_BYTES if lines else want * 2
 
-    def _sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
-        """Where the commits of a segment end, and a torn tail begins."""
+    def sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
+        """Where the commits of a segment of `size` bytes end, and a torn tail begins. Looks no further back than the
+        beginning of a line at `first`; costs a read of the last append. :raises MissingFileError: it is gone."""
         found, want, start = None, _LAST_BYTES, size
         data = b""
         while found is None:

@@ -257,6 +257,8 @@ class Follower:
     def _lines(self, agent: str, number: int, start: int, stop: int, limit: int | None = None) -> tuple[int, int]:
         """Where the whole lines end in some bytes of a segment, and how many they are; of about so many bytes."""
         path, place, end, lines = segment_path(agent, number), start, start, 0
+        if start < stop:
+            stop = Cursor(agent, number).sound_end(self._backend, number, start, stop)
         while place < stop and (limit is None or end - start < limit):
             want = _READ_BYTES if limit is None else min(_READ_BYTES, max(limit, 4096))
             data = self._backend.read(path, place, min(stop, place + want))

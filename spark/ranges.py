@@ -92,6 +92,8 @@ def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]
         start = piece.start if split.begins else find_line(backend, path, piece.start, stop)
         if start is not None:
             data = backend.read(path, start, stop)
+            # As far as zeros: whether they are a torn tail or damage is for those to say who read it all.
+            data = data.partition(b"\0")[0]
             lines = data[: data.rfind(b"\n") + 1]
             ids += [record.id for commit in decode_commits(lines, path, start) for record in commit.records]
     return [(id, total // len(ids)) for id in ids]

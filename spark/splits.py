@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
+import msgspec
+
 from opslog.backends import Backend
 from opslog.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.errors import MissingFileError
@@ -92,6 +94,9 @@ class LogReader:
         :raises CorruptError: a line is no commit, or not this log's next one. :raises MissingFileError: a segment was
             collected, or is shorter than it was.
         """
+        split = self._sound(split)
+        if not split.pieces:
+            return
         end = self._end(split)
         own = self._own(split, end)
         newest = next(own, None)
@@ -118,6 +123,21 @@ class LogReader:
             self.commits += len(commits)
             self.clock = max(self.clock, commits[-1].clock)
             self.ts = max(self.ts, *(commit.ts for commit in commits))
+
+    def _sound(self, split: LogSplit) -> LogSplit:
+        """The split without what is torn. Whether zeros and what follows them are, the whole end of a segment says, of
+        which a piece may be only a part."""
+        if not self._source.segments_grow:
+            return split
+        pieces = []
+        for piece in split.pieces:
+            ends = piece.bytes
+            if piece.start or piece.stop < piece.bytes:
+                ends = Cursor(split.agent, piece.number).sound_end(self._source, piece.number, 0, piece.bytes)
+            if piece.start < ends:
+                pieces.append(piece._replace(stop=min(piece.stop, ends), bytes=ends))
+        begins = split.begins or (bool(pieces) and pieces[0].start == 0)
+        return msgspec.structs.replace(split, pieces=tuple(pieces), begins=begins)
 
     def _own(self, split: LogSplit, end: int) -> Iterator[Stretch]:
         """The lines of a split, newest first."""

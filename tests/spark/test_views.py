@@ -11,6 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from opslog.spark.planning import SPLIT_BYTES
 from opslog.spark.ranges import IdRange
 from opslog.spark.source import OpslogReader
 from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, View
+from opslog.torn import joined
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.random_stores import live, row, state, tear
 
@@ -281,3 +283,29 @@ def test_a_file_that_is_gone(tmp_path: Path, view: View, collected: bool) -> Non
     expected = opslog.RetryError if collected else opslog.CorruptError
     with pytest.raises(expected, match="Run the job again" if collected else "restore it from a copy"):
         list(chain.from_iterable(map(reader.read, partitions)))
+
+
+@pytest.mark.parametrize("split_bytes", [30, 130, 390])
+@pytest.mark.parametrize("hole", [(0, 20), (5, 140), (150, 160), (300, 420)], ids=str)
+def test_zeros_that_a_power_cut_left_are_a_torn_tail_wherever_a_log_is_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hole: tuple[int, int], split_bytes: int
+) -> None:
+    """Behind them are good lines of the same append, in other splits, which do not count either."""
+    monkeypatch.setattr(views, "TAIL_BYTES", 0)
+    url = str(tmp_path)
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        for number in range(3):
+            store[str(number)] = {"n": number}
+    log = tmp_path / opslog.layout.segment_path("a", 1)
+    lines = [
+        opslog.commits.encode_commit(
+            Set("2026-11-24T12:00:00.000000Z", clock, "a", f"{clock}", msgspec.Raw(b'{"n":1}'))
+        )
+        for clock in range(4, 9)
+    ]
+    group = b"".join([lines[0], *map(joined, lines[1:])])
+    start, stop = hole
+    log.write_bytes(log.read_bytes() + group[:start] + bytes(stop - start) + group[stop:])
+    assert len(state(url)) < 8
+    check_state(url, split_bytes)
+    check_ops(url, split_bytes)
