@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import opslog
 from tests.powercut.recording import SharedRecorder
@@ -18,10 +20,19 @@ def main(world: str, record: str, agent: str, kind: str, commits: str) -> None:
         globals()[kind](recorder, agent, int(commits))
 
 
+def opened(recorder: SharedRecorder, agent: str, **options: Any) -> opslog.Store[Any]:
+    """The store, as soon as no compaction of another process has the agent's name, to end its undo window."""
+    while True:
+        try:
+            return opslog.open(recorder.world / STORE, agent=agent, settings=SETTINGS, **options)
+        except opslog.AgentBusyError:
+            time.sleep(0.001)
+
+
 def single(recorder: SharedRecorder, agent: str, commits: int) -> None:
     """A session for every few commits, with all that a store can do, in one thread."""
     for first in range(0, commits, 4):
-        with opslog.open(recorder.world / STORE, agent=agent, settings=SETTINGS, compact_after=None) as store:
+        with opened(recorder, agent, compact_after=None) as store:
             recorder.acknowledge(agent, store._clock.value)
             for number in range(first, min(first + 4, commits)):
                 store[f"{agent}-{number % 3}"] = {"number": number}
@@ -44,7 +55,7 @@ def threads(recorder: SharedRecorder, agent: str, commits: int) -> None:
             clock = next(record.clock for record in store.records() if record.id == f"{agent}-{name}")
             recorder.acknowledge(agent, clock)
 
-    with opslog.open(recorder.world / STORE, agent=agent, settings=SETTINGS, compact_after=20) as store:
+    with opened(recorder, agent, compact_after=20) as store:
         writers = [threading.Thread(target=write, args=(name,)) for name in "xyz"]
         for writer in writers:
             writer.start()
@@ -54,14 +65,7 @@ def threads(recorder: SharedRecorder, agent: str, commits: int) -> None:
 
 def buffered(recorder: SharedRecorder, agent: str, commits: int) -> None:
     """A buffered store, flushed by its own thread, and by itself at times."""
-    with opslog.open(
-        recorder.world / STORE,
-        agent=agent,
-        settings=SETTINGS,
-        compact_after=None,
-        durability="buffered",
-        buffer_seconds=0.001,
-    ) as store:
+    with opened(recorder, agent, compact_after=None, durability="buffered", buffer_seconds=0.001) as store:
         for number in range(commits):
             store[f"{agent}-{number % 5}"] = {"number": number}
             if number % 7 == 0:
