@@ -348,7 +348,11 @@ class _Entry:
         self._disk = disk
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return stat.S_ISDIR(self.stat().st_mode)
+        """Not, if it is gone by now."""
+        try:
+            return stat.S_ISDIR(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
         return _status(self._disk.find(self.path))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,24 @@ from opslog.testing.simulation import Simulation  # noqa: E402
 from opslog.testing.system import ROOT, System  # noqa: E402
 
 
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    """One in which threads take turns, too: the contract's tests use them, and a simulation has one."""
+    simulation, mutex = Simulation(0), threading.RLock()
+    step = simulation.step
+
+    def one_by_one(*arguments: Any) -> Any:
+        with mutex:
+            return step(*arguments)
+
+    monkeypatch.setattr(simulation, "step", one_by_one)
+    return simulation
+
+
 class TestSimulatedDirectory(BackendContract):
     @pytest.fixture(autouse=True)
-    def _system(self) -> Iterator[None]:
-        with System(Simulation(0)).installed():
+    def _system(self, simulation: Simulation) -> Iterator[None]:
+        with System(simulation).installed():
             yield
 
     def open_backend(self, space: Path) -> Backend:
@@ -29,8 +45,8 @@ class TestSimulatedDirectory(BackendContract):
 
 class TestSimulatedBucket(BackendContract):
     @pytest.fixture(autouse=True)
-    def _bucket(self) -> None:
-        self.bucket = Bucket(Simulation(0))
+    def _bucket(self, simulation: Simulation) -> None:
+        self.bucket = Bucket(simulation)
 
     def open_backend(self, space: Path) -> Backend:
         return BucketBackend(self.bucket, "simulated://bucket", "prefix/")
