@@ -250,8 +250,21 @@ class ObjectBackend:
         """
         now, pause = self.environment.monotonic, _PAUSE_SECONDS
         deadline = now() + self._deadline_seconds
+        unanswered = False
         while True:
-            outcome = self.driver.put_new(self._prefix + path, data)
+            try:
+                outcome = self.driver.put_new(self._prefix + path, data)
+            except WriteFailedError as error:
+                # That this try failed does not say what became of one before it that nobody answered.
+                if not unanswered:
+                    raise
+                if self._read_back(path) == data:
+                    return True
+                raise CommitUnknownError(
+                    f"{path} may or may not have been created in {self.url}: a first try had no answer, and the next "
+                    f"one failed ({error}). Close the store, open it again, and look"
+                ) from error
+            unanswered = True
             if outcome is Put.CREATED:
                 return True
             if outcome is Put.EXISTS:

@@ -291,6 +291,27 @@ def test_a_storage_that_never_answers_leaves_an_unknown_outcome(url: str, quick:
     assert set(read(url)) == ({"x", "y", "z"} if done else {"x", "z"})
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_failure_after_a_put_without_an_answer_does_not_say_that_nothing_was_written(
+    url: str, quick: Environment, readable: bool
+) -> None:
+    with open_store(url) as store:
+        answers = iter([Fault("unknown", done=True), Fault("refused")])
+
+        def answer(request: Request) -> Fault | None:
+            if request.method == "put_new":
+                return next(answers, None)
+            return None if readable else Fault("unknown")
+
+        with bucket_of(url).failing(answer):
+            if readable:
+                store["y"] = {"n": 1}
+            else:
+                with pytest.raises(opslog.CommitUnknownError, match="may or may not"):
+                    store["y"] = {"n": 1}
+    assert read(url) == {"y": {"n": 1}}
+
+
 def test_a_put_that_arrives_late_is_ours(url: str, quick: Environment) -> None:
     """It timed out, was sent again, and then both arrived."""
     with open_store(url) as store:
