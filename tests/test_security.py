@@ -99,6 +99,8 @@ def test_an_id_is_never_a_path(tmp_path: Path) -> None:
 
 def test_nothing_of_a_store_is_ever_executed() -> None:
     """No pickle, no marshal of what was read, no eval, no YAML, no shell."""
+    if not (ROOT / "opslog").is_dir():
+        pytest.skip("the sources are not beside the tests")
     allowed = {("opslog/documents.py", "marshal")}  # it only writes, to see whether a document is of plain types
     forbidden = {"pickle", "cPickle", "shelve", "dill", "cloudpickle", "marshal", "yaml", "tomllib", "code", "runpy"}
     found = set()
