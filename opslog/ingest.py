@@ -24,6 +24,7 @@ from opslog.log import Cursor, list_log, list_segments
 from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.state import read_new
+from opslog.torn import joined
 
 _CHUNK_BYTES = 64 * 1024 * 1024
 _PROGRESS_COMMITS = 1000
@@ -149,7 +150,8 @@ class _Writer:
             self.clock = commit.clock = self.clock + 1
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
-            self._append(agent, manifest.cut.get(agent), b"".join(own))
+            lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
+            self._append(agent, manifest.cut.get(agent), lines_of_one_append)
 
     def _look(self) -> Manifest:
         """Read what is new in all logs, for its clocks."""

@@ -14,8 +14,10 @@ from opslog import ingest as ingest_module
 from opslog.backends import Backend, Position, open_backend
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.ingest import Ingested, ingest
+from opslog.layout import segment_path
 from opslog.log import Cursor, list_segments
 from opslog.state import read_new
+from opslog.verify import verify
 
 TS = "2020-02-02T02:02:02.020202Z"
 
@@ -131,6 +133,18 @@ def test_compaction_between_the_chunks_loses_nothing(
     assert ingest(backend, stream()).commits == 60
     assert len(list_segments(backend)["ann"]) < 20
     assert content(root) == {f"d{n}": {"n": n} for n in range(60)}
+
+
+def test_lines_that_share_an_append_say_so(backend: Backend, root: Path) -> None:
+    """So that zeros among them, left by a power cut before the import returned, are a torn tail and no damage."""
+    ingest(backend, [put("x"), put("y"), put("z"), put("z"), put("z"), put("z")])
+    path = root / segment_path("main", 1)
+    data = path.read_bytes()
+    assert [b'"joined":true' in line for line in data.splitlines()] == [False, True, True, True, True, True]
+    start = data.index(b'"id":"z"')
+    path.write_bytes(data[: start + 20] + bytes(30) + data[start + 50 :])
+    assert set(content(root)) == {"x", "y"}
+    assert verify(backend).ok
 
 
 def test_an_empty_import_makes_no_store(backend: Backend) -> None:
