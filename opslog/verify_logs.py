@@ -5,14 +5,14 @@ Reads the segments that there are, from first to last, in one pass that remember
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from opslog.commits import Commit, Seal, Undo, decode_commits
+from opslog.commits import Commit, Undo, decode_commits
 from opslog.errors import CorruptError, MissingFileError
 from opslog.layout import manifest_path, segment_path
 from opslog.log import Cursor, Segment, log_source
 from opslog.manifest import START, Cut, Manifest
+from opslog.rules import UndoWindow, clock_fault
 from opslog.torn import sound_length
 from opslog.verify_files import Reader, Report, decode_each
 
@@ -41,24 +41,30 @@ class LogCheck:
         self._clock = 0
         self._commits = 0
         """How many of those that are still there were passed."""
-        self._window: deque[int] = deque(maxlen=manifests[-1].settings.undo_window if manifests else 0)
-        """The clocks that an undo may name, as far as they are still there."""
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
         for manifest in manifests:
             if agent in manifest.cut:
                 cut = manifest.cut[agent]
                 self._cuts.setdefault(cut.place, []).append((manifest, cut))
         # How many commits lie before the first retained one: what all cuts must agree on.
-        self._collected: int | None = 0 if self._segments[:1] == [START.segment] else None
+        is_whole = self._segments[:1] == [START.segment]
+        self._collected: int | None = 0 if is_whole else None
+        # Without a manifest nobody knows how far back an undo may reach.
+        self._window = UndoWindow(manifests[-1].settings.undo_window, is_whole=is_whole) if manifests else None
 
     def run(self) -> None:
         """Check everything; to be called once."""
         self._find_missing()
+        before = 0
         for number in self._segments:
+            if number != before + 1:
+                self._forget()
+            before = number
             try:
                 self._check_segment(number)
             except MissingFileError as error:
                 self.missing.append(error.path)
+                self._forget()
         for segment, offset in sorted(self._cuts):
             is_behind = offset == 0 and segment > max(self._segments, default=0)
             if is_behind and segment_path(self._agent, segment) not in self.missing:
@@ -105,6 +111,7 @@ class LogCheck:
                     )
         except CorruptError as error:
             self.report.error(path, error.offset, str(error))
+            self._forget()
         self.report.segments += 1
 
     def _is_cut_short(self, number: int, path: str, offset: int) -> bool:
@@ -126,7 +133,7 @@ class LogCheck:
     def _check_lines(self, number: int, lines: bytes, offset: int, path: str) -> None:
         for start, end, commit in decode_each(decode_commits, lines, path, offset, self.report):
             if commit is None:
-                self._window.clear()  # what is not known cannot be missed
+                self._forget()
             else:
                 self._check_commit(commit, path, start)
             self._commits += 1
@@ -139,31 +146,21 @@ class LogCheck:
                 offset,
                 f"a commit of agent {commit.agent!r} in the log of {self._agent!r}: the file was edited or copied",
             )
-        if commit.clock <= self._clock:
-            self.report.error(
-                path,
-                offset,
-                f"clock {commit.clock} after clock {self._clock}: clocks must increase within a log. The file was "
-                "edited or copied, or two programs wrote it at once",
-            )
+        fault = clock_fault(self._clock, commit)
+        if fault:
+            self.report.error(path, offset, f"{fault}. The file was edited or copied, or two programs wrote it at once")
         self._clock = commit.clock
-        if isinstance(commit, Undo):
-            self._check_undo(commit, path, offset)
-        self._window.append(commit.clock)
-        if isinstance(commit, Seal):
-            self._window.clear()
+        if self._window is not None:
+            fault = self._window.fault(commit) if isinstance(commit, Undo) else None
+            if fault:
+                self.report.error(path, offset, f"{fault}: the log was edited")
+            self._window.follow(commit)
         self.report.commits += 1
 
-    def _check_undo(self, undo: Undo, path: str, offset: int) -> None:
-        """Its target is in the undo window, or was when it was written: then a compaction has applied it."""
-        is_known = bool(self._window) and self._window[0] < undo.target
-        if undo.target >= undo.clock or (is_known and undo.target not in self._window):
-            self.report.error(
-                path,
-                offset,
-                f"it undoes clock {undo.target}, and no commit of {self._agent!r} before it has that clock: the log "
-                "was edited",
-            )
+    def _forget(self) -> None:
+        """Commits follow that cannot be seen: no undo after them can be said to name none of them."""
+        if self._window is not None:
+            self._window.forget()
 
     def _pass_cuts(self, segment: int, offset: int) -> None:
         for manifest, cut in self._cuts.pop((segment, offset), ()):

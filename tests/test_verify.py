@@ -277,6 +277,48 @@ def test_an_undo_of_nothing_is_found(root: Path) -> None:
     assert "it undoes clock" in error.message
 
 
+def commit(clock: int, op: str, **fields: Any) -> bytes:
+    return json.dumps({"ts": "2026-11-24T12:00:00.000000Z", "clock": clock, "agent": "a", "op": op, **fields}).encode()
+
+
+def put(clock: int) -> bytes:
+    return commit(clock, "set", id=f"id-{clock}", data={})
+
+
+def undo(clock: int, target: int) -> bytes:
+    return commit(clock, "undo", target=target)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ([put(1), undo(2, 1)], None),
+        ([put(1), put(2), undo(3, 2), undo(4, 1)], None),
+        ([put(1), put(2), undo(3, 1)], None),  # another implementation may undo what is not the newest
+        ([undo(2, 1)], "no commit of 'a' that may still be undone"),
+        ([put(1), undo(2, 1), undo(3, 1)], "undone already"),
+        ([put(1), undo(2, 1), undo(3, 2)], "a commit that changed nothing"),
+        ([put(1), commit(2, "seal"), undo(3, 1)], "no commit of 'a' that may still be undone"),
+        ([put(1), commit(2, "seal"), undo(3, 2)], "no commit of 'a' that may still be undone"),
+        ([put(1), put(2), put(3), put(4), undo(5, 1)], None),
+        ([put(1), put(2), put(3), put(4), put(5), undo(6, 1)], "no commit of 'a' that may still be undone"),
+        ([put(1), put(2), b"{", undo(9, 2)], "cannot be read"),  # and nothing is said of the undo
+    ],
+)
+def test_each_undo_cancels_something(tmp_path: Path, lines: list[bytes], wrong: str | None) -> None:
+    with opslog.open(tmp_path, agent="b", settings=opslog.Settings(undo_window=4)) as store:
+        store["b"] = {}
+    path = tmp_path / segment_path("a", 1)
+    path.parent.mkdir()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    report = check(tmp_path)
+    if wrong is None:
+        assert report.ok
+    else:
+        (error,) = found(report, segment_path("a", 1))
+        assert wrong in error.message
+
+
 def test_a_torn_tail_is_normal(root: Path) -> None:
     last = first(root, "ops/a/*2.jsonl")
     whole = (root / last).read_bytes()

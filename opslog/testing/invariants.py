@@ -14,6 +14,7 @@ from typing import NoReturn, ParamSpec
 
 from opslog.commits import Commit, Delete, Seal, Set, Undo
 from opslog.merge import reference
+from opslog.rules import UndoWindow, clock_fault
 from opslog.testing.ledger import Attempt, content_of
 from opslog.verify import Report
 
@@ -108,29 +109,25 @@ def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str |
 def clocks_never_go_back(log: Sequence[Commit]) -> str | None:
     """In each log every commit has a greater clock than the one before it."""
     for before, commit in pairwise(log):
-        if commit.clock <= before.clock:
-            return f"{content_of(commit)} at {commit.stamp} comes after {before.stamp}"
+        fault = clock_fault(before.clock, commit)
+        if fault:
+            return f"{content_of(commit)} at {commit.stamp}: {fault}"
     return None
 
 
 @_invariant
 def undo_is_exact(log: Sequence[Commit], window: int) -> str | None:
-    """An undo names the newest commit of its log that changes something, is not undone yet, and is among the last
-    `window` commits before it, of which none before a seal counts."""
-    cancelled: set[int] = set()
-    for place, commit in enumerate(log):
-        if not isinstance(commit, Undo):
-            continue
-        target = None
-        for earlier in reversed(log[max(0, place - window) : place]):
-            if isinstance(earlier, Seal):
-                break
-            if earlier.records and earlier.clock not in cancelled:
-                target = earlier.clock
-                break
-        if commit.target != target:
-            return f"the undo at {commit.stamp} names {commit.target}, and {target} was to be undone"
-        cancelled.add(commit.target)
+    """An undo names the newest commit of its log that has records, is not undone yet, and is among the last `window`
+    commits before it, of which none before a seal counts."""
+    passed = UndoWindow(window, is_whole=True)
+    for commit in log:
+        if isinstance(commit, Undo):
+            fault = passed.fault(commit)
+            if fault is None and commit.target != passed.newest():
+                fault = f"it undoes clock {commit.target}, and {passed.newest()} is the newest that it may"
+            if fault:
+                return f"the undo at {commit.stamp}: {fault}"
+        passed.follow(commit)
     return None
 
 
