@@ -1,6 +1,7 @@
 """What every log keeps to, each rule written down once. Pure.
 
-`verify` holds real logs against them, and `opslog.testing` those of its simulations. A rule tells what is wrong, or None.
+`verify` holds real logs against them, and `opslog.testing` those of its simulations. A rule tells what is wrong, or
+None.
 """
 
 from __future__ import annotations
