@@ -113,8 +113,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def settled(here: Here) -> None:
     """Until nothing is under way any more."""
-    while here.service._tasks:
-        await asyncio.gather(*here.service._tasks, return_exceptions=True)
+    while here.service._background.tasks:
+        await asyncio.gather(*here.service._background.tasks, return_exceptions=True)
 
 
 def case(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
