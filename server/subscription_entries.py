@@ -16,7 +16,7 @@ class Entry:
     """A subscription in memory: as committed, and what came since.
 
     :ivar pending: paths whose streams have more. :ivar news: paths at which something happened that no commit has
-    looked at. :ivar heard: the wake whose worker has called back. :ivar stirred: somebody is about to look.
+    looked at. :ivar stirred: somebody is about to look.
     :ivar lock: held by whoever takes a step of it. :ivar timer: until it has something to do by itself.
     """
 
@@ -25,7 +25,6 @@ class Entry:
         self.links = links
         self.pending: set[str] = set()
         self.news: set[str] = set()
-        self.heard: str | None = None
         self.stirred = False
         self.deleted = False
         self.lock = asyncio.Lock()

@@ -69,11 +69,7 @@ class Subscriptions:
             self._compare_all()
         for entry in self._entries:
             self._wakes.arm(entry)
-            self._stir(entry)
-            subscription = entry.subscription
-            if subscription.config.type == PULL_WAKE and subscription.wake_id and not subscription.holder:
-                # Perhaps again: it is not known whether they were told.
-                self._background.spawn(self._wakes.tell_workers(entry))
+            self._background.spawn(self._take_up(entry))
 
     async def stop(self) -> None:
         """Begin nothing more; what is under way is given up, and taken up again by the next start."""
@@ -81,6 +77,15 @@ class Subscriptions:
             entry.disarm()
         await self._background.stop()
         await self._delivery.close()
+
+    async def _take_up(self, entry: Entry) -> None:
+        async with entry.lock:
+            if entry.deleted:
+                return
+            if entry.subscription.waits_for_claim:
+                # Perhaps again: it is not known whether they were told.
+                self._background.spawn(self._wakes.tell_workers(entry))
+            await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
 
     def _compare_all(self) -> None:
         there: set[str] = set()
@@ -200,7 +205,6 @@ class Subscriptions:
         async with entry.lock:
             self._check_fence(entry, token, body)
             moved = self._acknowledged(entry, acks)
-            entry.heard = entry.subscription.wake_id
             extended = subscriptions.extended(entry.subscription, self._environment.time())
             subscription = subscriptions.delivered(extended)
             if body.get("done") is True:
@@ -250,7 +254,7 @@ class Subscriptions:
         for stream in events.created:
             for entry in self._entries:
                 subscription = entry.subscription
-                if subscription.config.wake_stream == stream.path and subscription.wake_id and not subscription.holder:
+                if subscription.config.wake_stream == stream.path and subscription.waits_for_claim:
                     self._background.spawn(self._wakes.tell_workers(entry))
         for path in (*(stream.path for stream in events.deleted), *events.appended):
             for entry in self._entries.interested_in(path):

@@ -87,7 +87,7 @@ class Wakes:
             current = entry.subscription
             if current.wake_id != subscription.wake_id:
                 return
-            if problem is not None and entry.heard != current.wake_id:
+            if problem is not None and not current.taken:
                 _log.warning("the webhook of subscription %r was not delivered: %s", current.id, problem)
                 chance = int(self._environment.nonce(), 16) / 16**16
                 await self.steps.commit(entry, subscriptions.failed(current, self._environment.time(), chance))

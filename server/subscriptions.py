@@ -5,7 +5,9 @@ A subscription is a cursor per stream that wakes a worker when a stream has more
 
     idle       nothing to do, or about to be woken
     woken      `wake_id` is set, nobody has it yet: a pull-wake event is in its stream, or a webhook waits for its next
-    try leased     `wake_id` and `lease_until` are set: a worker is at it (a pull-wake worker is named in `holder`)
+               try
+    leased     `wake_id` and `lease_until` are set: a worker is at it (a pull-wake worker is named in `holder`), or a
+               webhook is being posted, and it is not known yet whether it has arrived (`taken` is not set)
     deleted
 
 Every wake has the next `generation`, which fences whoever held one before. A step never goes back in `generation`, and
@@ -77,7 +79,8 @@ class Link(msgspec.Struct, frozen=True):
 class Subscription(msgspec.Struct, frozen=True):
     """:ivar created_at: RFC 3339. :ivar base_url: where its creator reached this server.
     :ivar generation: of the newest wake. :ivar wake_id: of the wake under way. :ivar snapshot: the ends of its streams
-    when it was sent. :ivar holder: the worker that claimed it. :ivar lease_until, next_attempt_at: seconds since 1970.
+    when it was sent. :ivar taken: a worker is known to have it. :ivar holder: the worker that claimed it.
+    :ivar lease_until, next_attempt_at: seconds since 1970.
     """
 
     id: str
@@ -87,6 +90,7 @@ class Subscription(msgspec.Struct, frozen=True):
     generation: int = 0
     wake_id: str | None = None
     snapshot: dict[str, str] = {}
+    taken: bool = False
     holder: str | None = None
     lease_until: float | None = None
     retries: int = 0
@@ -95,6 +99,11 @@ class Subscription(msgspec.Struct, frozen=True):
     @property
     def status(self) -> str:
         return "failed" if self.retries else "active"
+
+    @property
+    def waits_for_claim(self) -> bool:
+        """Whether workers were told of a wake, and none has claimed it."""
+        return self.config.type == PULL_WAKE and self.wake_id is not None and self.holder is None
 
     @property
     def due(self) -> float | None:
@@ -132,7 +141,9 @@ def released(subscription: Subscription) -> Subscription:
 
 
 def _idle(subscription: Subscription) -> Subscription:
-    return replace(subscription, wake_id=None, snapshot={}, holder=None, lease_until=None, next_attempt_at=None)
+    return replace(
+        subscription, wake_id=None, snapshot={}, taken=False, holder=None, lease_until=None, next_attempt_at=None
+    )
 
 
 def claimed(subscription: Subscription, worker: str, now: float) -> Subscription:
@@ -141,7 +152,7 @@ def claimed(subscription: Subscription, worker: str, now: float) -> Subscription
         holder, generation = subscription.holder, subscription.generation
         message = f"{holder!r} has claimed generation {generation}"
         raise SubscriptionRefused(409, "ALREADY_CLAIMED", message, current_holder=holder, generation=generation)
-    return replace(extended(subscription, now), holder=worker)
+    return replace(extended(subscription, now), taken=True, holder=worker)
 
 
 def check_fence(subscription: Subscription, token_generation: int, generation: object, wake_id: object) -> None:
@@ -185,7 +196,8 @@ def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dic
 
 
 def delivered(subscription: Subscription) -> Subscription:
-    return replace(subscription, retries=0, next_attempt_at=None)
+    """A worker has the wake: it has answered, or called back."""
+    return replace(subscription, taken=True, retries=0, next_attempt_at=None)
 
 
 def failed(subscription: Subscription, now: float, chance: float) -> Subscription:
@@ -195,6 +207,14 @@ def failed(subscription: Subscription, now: float, chance: float) -> Subscriptio
     """
     delay = min(_RETRY_SECONDS_MAX, 2.0 ** min(subscription.retries, 10)) * (0.8 + 0.4 * chance)
     return replace(subscription, retries=subscription.retries + 1, lease_until=None, next_attempt_at=now + delay)
+
+
+def taken_up(subscription: Subscription, now: float) -> Subscription:
+    """As a new process finds it. A webhook that was being posted may have arrived or not, so it is due again: its
+    worker would else not hear of it before the lease is over, for up to ten minutes."""
+    webhook = subscription.config.type == WEBHOOK
+    posting = webhook and subscription.lease_until is not None and not subscription.taken
+    return replace(subscription, lease_until=None, next_attempt_at=now) if posting else subscription
 
 
 def new_link(path: str, *, explicit: bool, stream_id: int, tail: str) -> Link:

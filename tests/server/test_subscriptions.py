@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from opslog.server import globs, subscriptions
 from opslog.server.offsets import format_offset
@@ -77,6 +78,27 @@ def test_a_pull_wake_has_its_lease_from_the_claim() -> None:
         "ALREADY_CLAIMED",
         {"current_holder": "worker", "generation": 1},
     )
+
+
+def test_a_new_process_posts_again_what_may_not_have_arrived() -> None:
+    posting = subscriptions.wake(NEW, "w_1", ENDS, now=100.0)
+    again = subscriptions.taken_up(posting, now=101.0)
+    assert (again.wake_id, again.next_attempt_at, again.lease_until) == ("w_1", 101.0, None)
+    for known in (
+        NEW,
+        subscriptions.delivered(posting),
+        subscriptions.failed(posting, 100.0, 0.5),
+        subscriptions.claimed(subscriptions.wake(Subscription("s", PULL, "", ""), "w_1", ENDS, 0.0), "worker", 100.0),
+    ):
+        assert subscriptions.taken_up(known, now=101.0) == known
+
+
+def test_only_pull_wakes_wait_for_a_claim() -> None:
+    named = replace(NEW, config=replace(CONFIG, wake_stream="wakes"))
+    assert not subscriptions.wake(named, "w_1", ENDS, 0.0).waits_for_claim
+    woken = subscriptions.wake(Subscription("s", PULL, "", ""), "w_1", ENDS, 0.0)
+    assert woken.waits_for_claim
+    assert not subscriptions.claimed(woken, "worker", 0.0).waits_for_claim
 
 
 def test_retries_double_up_to_a_minute_and_vary_by_a_fifth() -> None:
