@@ -61,8 +61,8 @@ class App:
         self._stopping = False
         self._root = options.root
         delivery = Delivery(allow_loopback=options.webhook_loopback)
-        self.subscriptions = Subscriptions(self.streams, delivery, environment)
-        self._control = SubscriptionRoutes(self.subscriptions, options)
+        self.subscriptions = Subscriptions(self.streams, delivery, environment, rotate_keys=options.rotate_keys)
+        self._control = SubscriptionRoutes(self.subscriptions, options, environment.time)
         self._page = PageRoutes(self.streams, options)
         writing = Writing(self.streams, options, self.metrics)
         reading = Reading(

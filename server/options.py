@@ -25,6 +25,8 @@ class Options:
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in
     webhooks; None takes what the client who makes a subscription has called it.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
+    :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.webhook_keys`; not, as long
+        as an earlier rotation is under way.
     """
 
     root: str = "/v1/stream/"
@@ -40,4 +42,5 @@ class Options:
     compression: bool = True
     public_url: str | None = None
     webhook_loopback: bool = False
+    rotate_keys: bool = False
     cursors: Cursors = field(default_factory=Cursors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -15,6 +15,7 @@ from opslog.server.replies import NO_STORE, reply
 from opslog.server.requests import Fields, Receive, Scope, Send
 from opslog.server.subscription_service import Subscriptions
 from opslog.server.subscriptions import PULL_WAKE, WEBHOOK, SubscriptionRefused, invalid
+from opslog.server.webhook_keys import JWKS_SECONDS
 
 _JSON = (b"content-type", b"application/json")
 _BODY_BYTES_MAX = 1024 * 1024
@@ -34,11 +35,15 @@ _OF_WORKERS = (["callback"], ["ack"], ["release"])
 
 
 class SubscriptionRoutes:
-    """Answers every request below ``__ds``."""
+    """Answers every request below ``__ds``.
 
-    def __init__(self, service: Subscriptions, options: Options) -> None:
+    :param now: seconds since 1970.
+    """
+
+    def __init__(self, service: Subscriptions, options: Options, now: Callable[[], float]) -> None:
         self._service = service
         self._options = options
+        self._now = now
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """Answers, and returns the status of the answer.
@@ -54,9 +59,9 @@ class SubscriptionRoutes:
                 _only(scope, "GET")
                 headers: Headers = [
                     (b"content-type", b"application/jwk-set+json"),
-                    (b"cache-control", b"public, max-age=300"),
+                    (b"cache-control", b"public, max-age=%d" % JWKS_SECONDS),
                 ]
-                return await reply(send, 200, headers, msgspec.json.encode(self._service.keys.jwks))
+                return await reply(send, 200, headers, msgspec.json.encode(self._service.keys.jwks(self._now())))
             status, answer = await self._subscription(parts, scope, given, receive)
         except SubscriptionRefused as refused:
             error = {"code": refused.code, "message": str(refused), **refused.known}
@@ -128,7 +133,7 @@ class SubscriptionRoutes:
     def _shown(self, id: str, base: str) -> dict[str, Any]:
         entry = self._service.get(id)
         subscription, config = entry.subscription, entry.subscription.config
-        signing = {"alg": "ed25519", "kid": self._service.keys.kid, "jwks_url": f"{base}__ds/jwks.json"}
+        signing = {"alg": "ed25519", "kid": self._service.keys.kid(self._now()), "jwks_url": f"{base}__ds/jwks.json"}
         webhook = {"url": config.webhook_url, "signing": signing} if config.type == WEBHOOK else None
         streams = [
             {"path": link.path, "link_type": link.link_type, "acked_offset": link.acked_offset}

@@ -41,15 +41,19 @@ _log = logging.getLogger("opslog.server.subscriptions")
 class Subscriptions:
     """All subscriptions of a server. For one event loop, between `start` and `stop`.
 
+    :param rotate_keys: begin to replace the key that signs webhooks, see `opslog.server.webhook_keys`.
     :ivar keys: sign webhooks; known after `start`.
     """
 
     keys: Keys
 
-    def __init__(self, streams: Streams, delivery: Delivery, environment: Environment) -> None:
+    def __init__(
+        self, streams: Streams, delivery: Delivery, environment: Environment, *, rotate_keys: bool = False
+    ) -> None:
         self._streams = streams
         self._delivery = delivery
         self._environment = environment
+        self._rotate_keys = rotate_keys
         self._entries = Entries()
         failed = "a step of a subscription failed, it is taken up at its next event or start"
         self._background = Background(_log, failed)
@@ -60,8 +64,13 @@ class Subscriptions:
         """Load everything and go on where the last process stopped. Reads each stream's metadata once if there are
         subscriptions."""
         fresh = "".join(self._environment.nonce() for _ in range(4))
-        secret = await self._streams.transact(lambda transaction: subscription_store.secret(transaction, fresh))
-        self.keys = self._wakes.keys = Keys(secret)
+        secrets = await self._streams.transact(
+            lambda transaction: subscription_store.secrets(transaction, fresh, rotate=self._rotate_keys)
+        )
+        self.keys = self._wakes.keys = Keys(secrets)
+        if self._rotate_keys:
+            newest = secrets[-1].since
+            _log.info("a new key signs webhooks", extra={"kid": self.keys.kid(newest), "since": format_ts(newest)})
         for subscription, links in subscription_store.load(self._streams.storage.shards[0]):
             self._entries.add(Entry(subscription, links))
         self._streams.observers.append(self._observe)

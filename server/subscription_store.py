@@ -1,6 +1,6 @@
 """How subscriptions are kept, in the free key space of the first shard.
 
-``subscriptions/secret``; ``subscriptions/one/<hash of the id>``; ``subscriptions/link/<the same>/<hash of the path>``,
+``subscriptions/keys``; ``subscriptions/one/<hash of the id>``; ``subscriptions/link/<the same>/<hash of the path>``,
 so that acknowledging one stream of many writes one link. Hashes, because keys are short.
 """
 
@@ -14,8 +14,9 @@ import msgspec
 from opslog.server.storage import Shard
 from opslog.server.subscriptions import Link, Subscription
 from opslog.server.transaction import Transaction
+from opslog.server.webhook_keys import Secret, rotated
 
-_SECRET = b"subscriptions/secret"
+_KEYS = b"subscriptions/keys"
 _ONE = b"subscriptions/one/"
 _LINK = b"subscriptions/link/"
 
@@ -28,13 +29,15 @@ def _link_key(id: str, path: str) -> bytes:
     return b"%s%s/%s" % (_LINK, _hash(id), _hash(path))
 
 
-def secret(transaction: Transaction, fresh: str) -> bytes:
-    """The 32 secret bytes of this storage, made of `fresh` if there are none yet."""
-    found = transaction.value(_SECRET)
-    if found is None:
-        found = hashlib.sha256(fresh.encode()).digest()
-        transaction.put_value(_SECRET, found)
-    return found
+def secrets(transaction: Transaction, fresh: str, *, rotate: bool) -> tuple[Secret, ...]:
+    """Those of this storage; with a new one, made of `fresh`, if there are none yet, or they are to be rotated."""
+    value = transaction.value(_KEYS)
+    found = () if value is None else msgspec.json.decode(value, type=tuple[Secret, ...])
+    if found and not rotate:
+        return found
+    after = rotated(found, hashlib.sha256(fresh.encode()).digest(), transaction.now)
+    transaction.put_value(_KEYS, msgspec.json.encode(after))
+    return after
 
 
 def load(shard: Shard) -> list[tuple[Subscription, dict[str, Link]]]:

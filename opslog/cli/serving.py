@@ -36,6 +36,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
+@click.option("--rotate-keys", is_flag=True, help="Replace the key that signs webhooks; the old one stays published.")
 @click.option("--faults", is_flag=True, help="For tests of clients: let them ask for answers that fail.")
 @click.option(
     "--log-level",
@@ -77,6 +78,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         registry=given["registry"],
         public_url=given["public_url"],
         webhook_loopback=given["webhook_loopback"],
+        rotate_keys=given["rotate_keys"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address, faults=given["faults"])
@@ -87,5 +89,7 @@ def _check(given: dict[str, Any]) -> None:
         raise click.UsageError("--memory goes with neither --data nor --shards")
     if given["shards"] is not None and given["data"] is None:
         raise click.UsageError("--shards needs --data")
+    if given["rotate_keys"] and given["data"] is None:
+        raise click.UsageError("--rotate-keys needs --data: in memory, keys are new at each start")
     if (given["tls_certificate"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-certificate and --tls-key go together")

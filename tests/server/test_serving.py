@@ -278,6 +278,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         ("--memory", *data),
         ("--memory", "--shards", "2"),
         ("--shards", "2"),
+        ("--rotate-keys",),
         (*data, "--tls-key", "key.pem"),
         ("--memory", "--host", "0.0.0.0"),
         ("--memory", "--tokens", str(tmp_path / "none.toml")),

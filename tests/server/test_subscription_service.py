@@ -49,7 +49,7 @@ class Here:
     def __init__(self, storage: MemoryStorage, hook: Delivery, environment: Environment) -> None:
         self.streams = Streams(storage, environment)
         self.service = Subscriptions(self.streams, hook, environment)
-        routes = SubscriptionRoutes(self.service, Options())
+        routes = SubscriptionRoutes(self.service, Options(), environment.time)
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await routes(scope["path"].removeprefix("/v1/stream/"), scope, receive, send)
@@ -227,7 +227,7 @@ async def test_a_restart_keeps_cursors_keys_leases_and_retries() -> None:
         await here.create("a/x", 1)
         await until(lambda: bool(hook.bodies))
         await settled(here)
-        kid, before = here.service.keys.kid, here.service.get("s").subscription
+        kid, before = here.service.keys.kid(REAL.time()), here.service.get("s").subscription
         await here.webhook("r", pattern="r/*")
         hook.outcomes = [OSError("refused")]
         await here.create("r/x", 1)
@@ -236,7 +236,7 @@ async def test_a_restart_keeps_cursors_keys_leases_and_retries() -> None:
         retry = here.service.get("r").subscription
     hook = Hook(True)
     async with running(hook, storage) as here:
-        assert here.service.keys.kid == kid
+        assert here.service.keys.kid(REAL.time()) == kid
         assert here.service.get("s").subscription == before
         assert here.service.get("r").subscription == retry
         assert retry.next_attempt_at is not None
@@ -354,7 +354,7 @@ async def test_a_deleted_subscription_leaves_nothing() -> None:
         wake = {"wake_id": body["wake_id"], "generation": body["generation"]}
         late = await here.post("callback", body["callback_token"], **wake, done=True)
         assert late.status_code == 404
-        assert [key for key, _ in storage.shards[0].values(b"subscriptions/")] == [b"subscriptions/secret"]
+        assert [key for key, _ in storage.shards[0].values(b"subscriptions/")] == [b"subscriptions/keys"]
         await here.webhook(pattern="a/*")
         late = await here.post("callback", body["callback_token"], **wake, done=True)
         assert late.json()["error"]["code"] == "FENCED", "a token of its predecessor"
@@ -384,7 +384,7 @@ async def test_what_is_refused() -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.request.url
         keys = await here.http.get("http://here/v1/stream/__ds/jwks.json")
         assert keys.headers["cache-control"] == "public, max-age=300"
-        assert keys.json() == here.service.keys.jwks
+        assert keys.json() == here.service.keys.jwks(REAL.time())
 
 
 @case

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from opslog.server import globs, subscriptions
 from opslog.server.offsets import format_offset
 from opslog.server.subscriptions import Ack, Config, Link, Subscription, SubscriptionRefused
-from opslog.server.webhook_keys import TOKEN_SECONDS, Keys
+from opslog.server.webhook_keys import JWKS_SECONDS, TOKEN_SECONDS, Keys, Secret, rotated
 
 CONFIG = Config("webhook", "a/*", (), "https://hooks.example/", None, 2000, None)
 PULL = Config("pull-wake", "a/*", (), None, "wakes", 2000, None)
@@ -199,10 +199,10 @@ def test_the_order_of_streams_and_slashes_around_them_make_no_other_configuratio
 
 
 def test_signatures_and_tokens() -> None:
-    keys = Keys(b"s" * 32)
-    assert Keys(b"s" * 32).kid == keys.kid
+    keys = Keys([Secret(b"s" * 32, 1000.0)])
+    assert Keys([Secret(b"s" * 32, 0.0)]).kid(1.0) == keys.kid(1000.0)
     signature = dict(part.split("=", 1) for part in keys.signature(b"body", 1234.9).split(","))
-    (jwk,) = keys.jwks["keys"]
+    (jwk,) = keys.jwks(1000.0)["keys"]
     assert (signature["t"], signature["kid"]) == ("1234", jwk["kid"])
     raw = (base64.urlsafe_b64decode(text + "==") for text in (jwk["x"], signature["ed25519"]))
     Ed25519PublicKey.from_public_bytes(next(raw)).verify(next(raw), b"1234.body")
@@ -214,8 +214,40 @@ def test_signatures_and_tokens() -> None:
         (token, "t", 1000.0, "TOKEN_INVALID"),
         (f"{forged}.{token.partition('.')[2]}", "s", 1000.0, "TOKEN_INVALID"),
         ("é.ü", "s", 1000.0, "TOKEN_INVALID"),
-        (Keys(b"t" * 32).token("s", 3, 1000.0), "s", 1000.0, "TOKEN_INVALID"),
+        (Keys([Secret(b"t" * 32, 0.0)]).token("s", 3, 1000.0), "s", 1000.0, "TOKEN_INVALID"),
     ):
         with pytest.raises(SubscriptionRefused) as refused:
             keys.generation(bad, id, now)
         assert (refused.value.status, refused.value.code) == (401, code)
+
+
+def test_a_rotation_publishes_a_key_before_it_signs_and_for_an_hour_after() -> None:
+    start, begun = 10_000.0, 10_000.0 + JWKS_SECONDS
+    first = rotated((), b"1" * 32, 500.0)
+    secrets = rotated(first, b"2" * 32, start)
+    keys = Keys(secrets)
+    old, new = Keys(first).kid(start), Keys(secrets[1:]).kid(begun)
+
+    def published(now: float) -> list[str]:
+        return [jwk["kid"] for jwk in keys.jwks(now)["keys"]]
+
+    def signing(now: float) -> str:
+        assert f"kid={keys.kid(now)}," in keys.signature(b"", now)
+        return keys.kid(now)
+
+    gone = begun + TOKEN_SECONDS + 1
+    times = (400.0, start, begun - 1, begun, gone - 1, gone)
+    assert [signing(now) for now in times] == [old, old, old, new, new, new]
+    assert [published(now) for now in times] == [[old, new]] * 5 + [[new]]
+    last = keys.token("s", 3, begun - 1)
+    assert keys.generation(last, "s", begun - 1 + TOKEN_SECONDS) == 3, "a token outlives the key that it was made with"
+    assert keys.generation(keys.token("s", 4, begun), "s", begun) == 4
+    with pytest.raises(SubscriptionRefused):
+        keys.generation(last, "s", gone)
+
+
+def test_at_most_two_keys_are_in_use() -> None:
+    secrets = rotated(rotated((), b"1" * 32, 0.0), b"2" * 32, 1000.0)
+    end = 1000.0 + JWKS_SECONDS + TOKEN_SECONDS
+    assert rotated(secrets, b"3" * 32, end) == secrets
+    assert [secret.seed[:1] for secret in rotated(secrets, b"3" * 32, end + 1)] == [b"2", b"3"]

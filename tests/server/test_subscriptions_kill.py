@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from opslog.server import subscription_store
 from opslog.server.directory import DirectoryStorage
 from opslog.server.subscriptions import Link, Subscription
-from tests.support.servers import Server, http
+from tests.support.servers import Server, http, serving
 from tests.support.waiting import until
 
 JSON = {"content-type": "application/json"}
@@ -224,3 +224,20 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
     finally:
         if server.process.poll() is None:
             server.kill()
+
+
+def test_a_rotation_of_keys_survives_restarts(tmp_path: Path) -> None:
+    def published(*options: str) -> tuple[list[str], str]:
+        """The names of the public keys, and of the one that signs."""
+        with serving("--data", str(tmp_path), "--webhook-loopback", *options) as server:
+            keys = http("GET", f"{server.url}/__ds/jwks.json").json()["keys"]
+            body = {"type": "webhook", "webhook": {"url": "http://127.0.0.1:9/"}, "pattern": "a/*"}
+            shown = http("PUT", f"{subscriptions(server)}/s", json=body).json()
+            return [key["kid"] for key in keys], shown["webhook"]["signing"]["kid"]
+
+    (old,), signing = published()
+    assert signing == old
+    both, signing = published("--rotate-keys")
+    assert len(set(both)) == 2
+    assert both[0] == signing == old, "caches have the old key only, so it signs on"
+    assert published() == published("--rotate-keys") == (both, old), "a rotation is under way"
