@@ -23,17 +23,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from opslog.backends import Backend
+from opslog.backends import Appender, Backend
 from opslog.commits import Commit, Record, Seal, Set, encode_commit
 from opslog.environment import Environment, format_ts
-from opslog.errors import (
-    AgentBusyError,
-    AgentFencedError,
-    AlreadyExistsError,
-    MissingFileError,
-    UsageError,
-    WriteFailedError,
-)
+from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage
 from opslog.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
@@ -42,6 +35,7 @@ from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
 from opslog.runs import BlockRun, merge_rows
+from opslog.sealing import seal_all
 from opslog.snapshot import Row, build_parts, expired, runs_to_merge
 
 LOCK = "compaction"
@@ -237,31 +231,23 @@ class Tail:
 
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
-        log can be folded. Returns their names. A live agent holds its name and is left alone."""
+        log can be folded. Returns their names."""
+
+        def seal(agent: str, appender: Appender) -> bool:
+            if self._read_on(backend, agent):
+                return False  # it came back, wrote and left since its log was read
+            appender.advance(self.cursors[agent].cut.last_segment)
+            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+            self._read_on(backend, agent)
+            return True
+
         now = backend.now()
         idle = [
             agent
             for agent, recent in self.merge.recent.items()
             if recent and now - self.segments[agent][-1].modified > self.manifest.settings.undo_ttl_seconds
         ]
-        return tuple(agent for agent in idle if self._seal(backend, environment, agent))
-
-    def _seal(self, backend: Backend, environment: Environment, agent: str) -> bool:
-        try:
-            appender = backend.appender(agent)
-        except AgentBusyError:
-            return False
-        try:
-            if self._read_on(backend, agent):
-                return False  # it came back, wrote and left since its log was read
-            appender.advance(self.cursors[agent].cut.last_segment)
-            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
-        except AgentFencedError:
-            return False  # it is alive in another process, and wrote just now
-        finally:
-            appender.close()
-        self._read_on(backend, agent)
-        return True
+        return seal_all(backend, idle, seal)
 
     def _noted(self, agent: str, stretches: Iterable[Stretch]) -> Iterator[list[Commit]]:
         starts = self._starts[agent] = deque(maxlen=self.merge.window)

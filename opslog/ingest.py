@@ -23,6 +23,7 @@ from opslog.layout import check_name
 from opslog.log import Cursor, list_log, list_segments
 from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
+from opslog.sealing import take_name
 from opslog.state import read_new
 from opslog.torn import joined
 
@@ -170,7 +171,7 @@ class _Writer:
         return manifest
 
     def _append(self, agent: str, cut: Cut | None, lines: bytes) -> None:
-        appender = self._backend.appender(agent)
+        appender = take_name(self._backend, agent, self._environment)
         try:
             self._check_quiet(agent)
             if cut is not None:

@@ -14,6 +14,7 @@ from opslog.history import Point, conditions, load_as_of
 from opslog.layout import check_name
 from opslog.log_writer import Buffer
 from opslog.manifest import Settings
+from opslog.sealing import take_name
 from opslog.state import Loader
 from opslog.store import Store
 
@@ -100,7 +101,8 @@ def open(
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.
     :param storage_options: what the backend takes.
-    :raises AgentBusyError: another live process writes under this agent name. :raises NotFoundError: `read_only`, and
+    :raises AgentBusyError: another live process writes under this agent name (a compaction that seals the log of
+        this agent, having found it idle, is waited for). :raises NotFoundError: `read_only`, and
         there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the
         store cannot be read; names the file and the byte offset.
     """
@@ -122,7 +124,7 @@ def open(
         loader = Loader(backend)
         if writes:
             # The name first: what is loaded of one's own log must not change any more.
-            appender = backend.appender(agent)
+            appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from opslog.backends import Backend
+from opslog.backends import Appender, Backend
 from opslog.commits import Seal, encode_commit
 from opslog.environment import Environment, format_ts
-from opslog.errors import AgentBusyError, AgentFencedError
 from opslog.log import list_log
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
-from opslog.spark.planning import Log, Recent, Survey, find_recent, survey
+from opslog.sealing import seal_all
+from opslog.spark.planning import Recent, Survey, find_recent, survey
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -32,27 +32,22 @@ class Ends(msgspec.Struct, frozen=True):
         """End the undo window of agents that have been idle for longer than the store's undo TTL. Returns their
         names."""
         since = backend.now() - self.manifest.settings.undo_ttl_seconds
-        idle = [log for log in self.found.logs if self.recent[log.agent].commits and log.segments[-1].modified < since]
-        seals = {log.agent: Seal(format_ts(environment.time()), self.clock + 1, log.agent) for log in idle}
-        return tuple(log.agent for log in idle if _append_seal(backend, log, seals[log.agent]))
+        idle = {
+            log.agent: log
+            for log in self.found.logs
+            if self.recent[log.agent].commits and log.segments[-1].modified < since
+        }
 
+        def seal(agent: str, appender: Appender) -> bool:
+            log = idle[agent]
+            listed = [segment for segment in list_log(backend, agent) if segment.number >= log.segments[0].number]
+            if tuple(listed) != log.segments:
+                return False  # it came back and wrote
+            appender.advance(log.start.last_segment)
+            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+            return True
 
-def _append_seal(backend: Backend, log: Log, seal: Seal) -> bool:
-    try:
-        appender = backend.appender(log.agent)
-    except AgentBusyError:
-        return False  # a live agent holds its name and is left alone
-    try:
-        listed = [segment for segment in list_log(backend, log.agent) if segment.number >= log.segments[0].number]
-        if tuple(listed) != log.segments:
-            return False  # it came back and wrote
-        appender.advance(log.start.last_segment)
-        appender.append(encode_commit(seal))
-    except AgentFencedError:
-        return False  # it is alive in another process, and wrote just now
-    finally:
-        appender.close()
-    return True
+        return seal_all(backend, idle, seal)
 
 
 def look(backend: Backend) -> Ends:

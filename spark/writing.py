@@ -33,6 +33,7 @@ from opslog.fencing import Fence, read_seals
 from opslog.layout import STAGING, check_name, segment_of
 from opslog.manifest import Settings
 from opslog.manifest_store import ManifestStore
+from opslog.sealing import take_name
 from opslog.spark.ends import look
 from opslog.spark.rows import Columns, Op
 from opslog.spark.source import storage_options, url_of
@@ -73,7 +74,7 @@ class OpslogWriter(DataSourceArrowWriter):
         self._folder = f"{STAGING}{REAL.nonce()}/"
         try:
             with closing(self._open(create=False)) as backend:
-                backend.appender(agent).close()
+                take_name(backend, agent, REAL).close()
         except NotFoundError:
             """The job creates the store."""
 
@@ -147,7 +148,7 @@ class Log:
     def __init__(self, backend: Backend, agent: str) -> None:
         self._backend = backend
         self._agent = agent
-        self._appender = backend.appender(agent)
+        self._appender = take_name(backend, agent, REAL)
         try:
             self.look()
         except BaseException:

@@ -1,0 +1,74 @@
+"""Ending the undo window of agents that are gone, and coming back while that is done.
+
+Who seals a log holds its agent's name for as long as one append. Nobody else uses the name, so whoever opens under it
+just then must not be told that somebody does. Therefore logs are sealed under a lock, `LOCK`, that is taken before any
+name: a name that is in use while nobody has the lock is its agent's, and while somebody has it is worth waiting for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from opslog.backends import Appender, Backend
+from opslog.environment import Environment
+from opslog.errors import AgentBusyError, AgentFencedError, LockedError
+
+LOCK = "sealing"
+
+WAIT_SECONDS = 10.0
+"""How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents
+stay in use all the while."""
+
+_PAUSE_SECONDS = 0.01
+_PAUSE_SECONDS_MAX = 0.2
+
+
+def seal_all(backend: Backend, agents: Iterable[str], seal: Callable[[str, Appender], bool]) -> tuple[str, ...]:
+    """Have each of these logs sealed under its agent's name; returns whose were. Live agents hold their names and are
+    left alone. Where somebody else is sealing all are: the next compaction comes to them.
+
+    :param seal: appends the seal, unless the log has grown since it was read; says whether it did.
+    """
+    waiting = tuple(agents)
+    if not waiting:
+        return ()
+    try:
+        with backend.lock(LOCK):
+            return tuple(agent for agent in waiting if _seal(backend, agent, seal))
+    except LockedError:
+        return ()
+
+
+def _seal(backend: Backend, agent: str, seal: Callable[[str, Appender], bool]) -> bool:
+    try:
+        appender = backend.appender(agent)
+    except AgentBusyError:
+        return False
+    try:
+        return seal(agent, appender)
+    except AgentFencedError:
+        return False  # it is alive in another process, and wrote just now
+    finally:
+        appender.close()
+
+
+def take_name(backend: Backend, agent: str, environment: Environment) -> Appender:
+    """Become the one live writer of an agent's log, as `Backend.appender`, but wait for a compaction that seals it.
+
+    :raises AgentBusyError: a live process writes under this name, or the sealing took longer than `WAIT_SECONDS`.
+    """
+    deadline = environment.monotonic() + WAIT_SECONDS
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            return backend.appender(agent)
+        except AgentBusyError as error:
+            busy = error
+        try:
+            with backend.lock(LOCK):
+                return backend.appender(agent)  # nobody seals now; somebody may have done so a moment ago
+        except LockedError:
+            if environment.monotonic() >= deadline:
+                raise busy from None
+        environment.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS_MAX)

@@ -1,0 +1,173 @@
+"""Names that are in use for a moment, because a compaction seals the logs of idle agents, and names of live agents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import sealing
+from opslog.backends import open_backend
+from opslog.compaction import compact, fold
+from opslog.environment import REAL, Environment
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.ingest import ingest
+from opslog.testing import Process, Simulation, make_storage, open_store
+from tests.support import bucket
+
+_numbers = itertools.count()
+
+assert bucket.BUCKETS is not None  # which registers bucket://
+
+
+@pytest.fixture(params=["directory", "memory", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    place = str(tmp_path) if request.param == "directory" else f"{request.param}://sealing-{next(_numbers)}"
+    with opslog.open(place, agent="planner", settings=opslog.Settings(undo_ttl_seconds=0)) as store:
+        store["first"] = {}
+    return place
+
+
+def waiting(sleep: Callable[[float], object]) -> Environment:
+    """A world in which time passes only while somebody sleeps, and `sleep` says what happens meanwhile."""
+    now = [0.0]
+
+    def slept(seconds: float) -> None:
+        now[0] += seconds
+        sleep(seconds)
+
+    return replace(REAL, sleep=slept, monotonic=lambda: now[0])
+
+
+def refuse_to_wait(seconds: float) -> None:
+    raise AssertionError("waited, although nobody seals anything")
+
+
+def test_a_name_is_waited_for_while_its_log_is_sealed(url: str) -> None:
+    backend = open_backend(url)
+    compaction = ExitStack()
+    compaction.enter_context(backend.lock(sealing.LOCK))
+    compaction.callback(backend.appender("planner").close)
+    slept: list[float] = []
+
+    def end_third(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            compaction.close()
+
+    with opslog.open(url, agent="planner", environment=waiting(end_third)) as store:
+        store["second"] = {}
+    assert slept == sorted(slept)
+    assert len(slept) == 3
+
+
+def test_a_name_is_free_as_soon_as_its_own_log_is_sealed(url: str) -> None:
+    """Not when those of thousands of other agents are."""
+    backend = open_backend(url)
+    with backend.lock(sealing.LOCK):
+        held = backend.appender("planner")
+        opslog.open(url, agent="planner", environment=waiting(lambda _: held.close())).close()
+
+
+def test_a_name_is_not_waited_for_without_end(url: str) -> None:
+    backend = open_backend(url)
+    slept: list[float] = []
+    held = backend.appender("planner")
+    with backend.lock(sealing.LOCK), pytest.raises(opslog.AgentBusyError, match="planner"):
+        opslog.open(url, agent="planner", environment=waiting(slept.append))
+    held.close()
+    assert sealing.WAIT_SECONDS <= sum(slept) < sealing.WAIT_SECONDS + 1
+
+
+def test_the_name_of_a_live_agent_is_refused_at_once(url: str) -> None:
+    with opslog.open(url, agent="planner"), pytest.raises(opslog.AgentBusyError, match="planner"):
+        opslog.open(url, agent="planner", environment=waiting(refuse_to_wait))
+
+
+def test_a_name_that_was_given_back_while_its_opener_looked_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sealing is over between the two looks: at the name, and whether anybody seals."""
+    backend = open_backend(url)
+    held = backend.appender("planner")
+    lock = type(backend).lock
+
+    def over(self: Any, name: str) -> Any:
+        held.close()
+        return lock(self, name)
+
+    monkeypatch.setattr(type(backend), "lock", over)
+    opslog.open(url, agent="planner", environment=waiting(refuse_to_wait)).close()
+
+
+def test_an_import_waits_for_a_name_too(url: str) -> None:
+    backend = open_backend(url)
+    with backend.lock(sealing.LOCK):
+        held = backend.appender("planner")
+        commit = ImportedCommit("planner", None, (ImportedOp("set", "second", {}),), "file:1")
+        ingest(backend, [commit], environment=waiting(lambda _: held.close()))
+    with opslog.open(url, read_only=True) as store:
+        assert set(store) == {"first", "second"}
+
+
+def test_of_two_compactions_one_seals(url: str) -> None:
+    backend = open_backend(url)
+    with backend.lock(sealing.LOCK):
+        assert compact(backend, REAL).sealed == ()
+    assert compact(backend, REAL).sealed == ("planner",)
+
+
+def test_where_nobody_is_idle_no_lock_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    backend = open_backend(url)
+    assert compact(backend, REAL).sealed == ("planner",)
+    lock = type(backend).lock
+
+    def noted(self: Any, name: str) -> Any:
+        taken.append(name)
+        return lock(self, name)
+
+    monkeypatch.setattr(type(backend), "lock", noted)
+    compact(backend, REAL)
+    assert taken == ["compaction"]
+
+
+@pytest.mark.parametrize("storage", ["posix", "s3"])
+def test_an_agent_that_comes_and_goes_is_never_refused_its_name(storage: str) -> None:
+    """Simulated: it is idle for long enough to be sealed each time, and comes back at any moment of that."""
+    simulation = Simulation(seed=1)
+    place = make_storage(storage, simulation)
+    settings = opslog.Settings(undo_ttl_seconds=1.0, undo_window=2, grace_seconds=2.0)
+    sealed, waits = 0, 0
+
+    def agent(process: Process) -> None:
+        def wait(seconds: float) -> None:
+            nonlocal waits
+            waits += 1
+            process.sleep(seconds)
+
+        process.environment = replace(process.environment, sleep=wait)
+        for number in range(100):
+            with open_store(place, process, agent=process.name, settings=settings) as store:
+                store[f"{process.name}-{number}"] = {}
+            process.sleep(1.0 + process.random.random())
+
+    def compactor(process: Process) -> None:
+        nonlocal sealed
+        backend = place.backend(process)
+        process.sleep(1.0)
+        for _ in range(600):
+            sealed += len(fold(backend, process.environment).sealed)
+            process.sleep(0.1 * process.random.random())
+
+    with place.installed():
+        simulation.start("planner", agent)
+        simulation.start("worker", agent)
+        simulation.start("compactor", compactor)
+        simulation.run()
+    assert sealed > 100
+    assert (waits > 0) == (storage == "posix"), "in a bucket names are not held against other processes"
