@@ -15,7 +15,7 @@ It works through the backend alone, never through an open store's memory, so it 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -201,7 +201,7 @@ class Tail:
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
         self.clock, self.ts = manifest.clock, manifest.ts
         self.segments: Segments = {}
-        self._starts: dict[str, deque[tuple[int, int]]] = {}
+        self._starts = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
         """Per agent where the newest commits of its log begin, as many as may be recent."""
 
     @classmethod
@@ -209,8 +209,7 @@ class Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(manifest)
         tail.segments = all_logs(list_segments(backend, tail.cursors), manifest.cut)
-        for agent, stretches in read_logs(backend, tail.cursors, tail.segments):
-            tail.merge.load(agent, tail._noted(agent, stretches))
+        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
         return tail
 
     def folded(self, backend: Backend, progress: Progress | None) -> Folded:
@@ -220,7 +219,9 @@ class Tail:
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
-        cuts = {agent: self._cut_of(cursor, len(self.merge.recent[agent])) for agent, cursor in self.cursors.items()}
+        cuts = {
+            agent: self._cut_of(cursor, len(self.merge.recent.get(agent, ()))) for agent, cursor in self.cursors.items()
+        }
         return {agent: cut for agent, cut in cuts.items() if cut.commits}
 
     def _cut_of(self, cursor: Cursor, recent: int) -> Cut:
@@ -249,14 +250,14 @@ class Tail:
         ]
         return seal_all(backend, idle, seal)
 
-    def _noted(self, agent: str, stretches: Iterable[Stretch]) -> Iterator[list[Commit]]:
-        starts = self._starts[agent] = deque(maxlen=self.merge.window)
-        for stretch in stretches:
+    def _noted(self, stretches: Iterable[tuple[str, Stretch]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, stretch in stretches:
+            starts = self._starts[agent]
             if len(starts) < self.merge.window:
                 starts.extendleft(reversed(stretch.starts()[len(starts) - self.merge.window :]))
             self.clock = max(self.clock, stretch.commits[-1].clock)
             self.ts = max(self.ts, *(commit.ts for commit in stretch.commits))
-            yield stretch.commits
+            yield agent, stretch.commits
 
     def _read_on(self, backend: Backend, agent: str) -> int:
         """Read what a log has got since; returns how many commits that was."""

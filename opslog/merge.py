@@ -14,9 +14,8 @@ agent after it can never be cancelled any more: it is *settled*. Everything else
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 import msgspec
 
@@ -29,6 +28,23 @@ class Recent(msgspec.Struct, gc=False):
     commit: Commit
     records: tuple[Record, ...]
     cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Loading:
+    """A log that is loaded from its end: what the `seen` commits say about those before them.
+
+    :ivar room: how many commits may be recent. :ivar undone: per clock of a commit that an undo names: how far back
+        from the end of the log that undo reaches. :ivar reach: farther back a set is just a set: it is not recent, and
+        no undo that was seen reaches it.
+    """
+
+    agent: str
+    recent: deque[Recent]
+    room: int
+    reach: int
+    undone: dict[int, int] = field(default_factory=dict)
+    seen: int = 0
 
 
 @dataclass(slots=True)
@@ -63,49 +79,50 @@ class Merge:
             self._settle(log.popleft())
         return touched
 
-    def load(self, agent: str, stretches: Iterable[list[Commit]]) -> None:
-        """Take in a whole log at once. The outcome is that of `apply` for its commits one by one; but only the newest
-        commit of each document is looked at twice, and only what is kept is detached from the bytes it came in.
+    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+        """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
+        was overwritten since costs one look, and only what is kept is detached from the bytes it came in. Cheapest if
+        on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
 
-        :param agent: nothing of its log was applied before. :param stretches: its commits, newest stretch first, each
-            in the order of the log.
+        :param stretches: (agent, commits): some commits of a log in a row, in their order; of each log the newest
+            stretch first, and all of it. Nothing of these logs was applied before.
         """
-        recent = self.recent[agent] = deque()
-        room = self.window
-        newest: dict[str, Record] = {}
-        undone: dict[int, int] = {}
-        """Per clock of a commit that an undo names: how far back from the end of the log that undo reaches."""
-        reach = room - 1
-        """Farther back a set is just a set: it is not recent, and no undo that was seen reaches it."""
-        for back, commit in enumerate(chain.from_iterable(map(reversed, stretches))):
+        logs: dict[str, _Loading] = {}
+        settled = self.settled
+        for agent, commits in stretches:
+            log = logs.get(agent)
+            if log is None:
+                recent = self.recent[agent] = deque()
+                log = logs[agent] = _Loading(agent, recent, room=self.window, reach=self.window - 1)
+            for record in self._settled_in(log, commits):
+                best = settled.setdefault(record.id, record)
+                if best is record:
+                    detached(record, agent)
+                elif record.clock >= best.clock and record.outranks(best):
+                    settled[record.id] = detached(record, agent)
+
+    def _settled_in(self, log: _Loading, commits: list[Commit]) -> Iterator[Record]:
+        """The records of those commits that are settled and not cancelled; keeps the recent ones."""
+        reach = log.reach
+        for back, commit in enumerate(reversed(commits), log.seen):
             if back > reach and (type(commit) is Set or type(commit) is Delete):
-                if commit.id not in newest:
-                    newest[commit.id] = detached(commit, agent)
+                yield commit
                 continue
             if isinstance(commit, Undo):
-                reach = undone[commit.target] = back + self.window
+                reach = log.undone[commit.target] = back + self.window
             elif isinstance(commit, Seal):
-                room = 0
-                undone.clear()
-            cancelled = undone.get(commit.clock, -1) >= back
-            if len(recent) < room:
-                kept = detached(commit, agent)
+                log.room = 0
+                log.undone.clear()
+            cancelled = log.undone.get(commit.clock, -1) >= back
+            if len(log.recent) < log.room:
+                kept = detached(commit, log.agent)
                 entry = Recent(kept, kept.records, cancelled)
-                recent.appendleft(entry)
+                log.recent.appendleft(entry)
                 self._contest(() if cancelled else entry.records)
             elif not cancelled:
-                for record in commit.records:
-                    if record.id not in newest:
-                        newest[record.id] = detached(record, agent)
-        if not self.settled:
-            self.settled = newest
-            return
-        # One by one: to merge, or to free, a million at once would hold all other threads up.
-        while newest:
-            id, record = newest.popitem()
-            best = self.settled.get(id)
-            if best is None or record.outranks(best):
-                self.settled[id] = record
+                yield from commit.records
+        log.reach = reach
+        log.seen += len(commits)
 
     def winner(self, id: str) -> Record | None:
         """The record that wins among everything applied, None where no record is left."""

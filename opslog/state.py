@@ -6,8 +6,9 @@ locking of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 
 import msgspec
 
@@ -81,19 +82,17 @@ class State:
                 self.winners[record.id] = winner
             self._uncounted.add(record.id)
 
-    def load(self, agent: str, stretches: Iterable[list[Commit]]) -> None:
-        """Take in a whole log at once, before anything else of it; see `Merge.load`."""
-        self.merge.load(agent, map(self._count, stretches))
-
-    def loaded(self) -> None:
-        """All logs are loaded."""
+    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+        """Take in whole logs at once, before anything else; see `Merge.load`."""
+        self.merge.load(self._count(stretches))
         self.winners = self.merge.winners()
 
-    def _count(self, commits: list[Commit]) -> list[Commit]:
-        self.commits += len(commits)
-        if commits:
-            self.clock = max(self.clock, commits[-1].clock)
-        return commits
+    def _count(self, stretches: Iterable[tuple[str, list[Commit]]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, commits in stretches:
+            self.commits += len(commits)
+            if commits:
+                self.clock = max(self.clock, commits[-1].clock)
+            yield agent, commits
 
     @property
     def documents(self) -> int:
@@ -163,7 +162,8 @@ class State:
         """
         for run in self.runs:
             run.hold()
-        return _retained(live_records(list(self.runs), dict(self.winners), dict(overlay or {})))
+        overlay = overlay or {}
+        return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
 
     def _record(self, id: str) -> Record | None:
         """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
@@ -201,32 +201,31 @@ def _retained(records: Iterator[Set]) -> Iterator[Set]:
 
 
 def live_records(
-    runs: Sequence[SortedRecords], winners: dict[str, Record], overlay: dict[str, Record]
+    runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str] = ()
 ) -> Iterator[Set]:
     """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
     `State.records`.
 
+    :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
     :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
     """
-    above = iter(sorted(winners.keys() | overlay))
-    next_id = next(above, None)
+    # Sorted as records: to look each of very many up again costs as much as to sort their ids.
+    above = iter(sorted(winners.values(), key=attrgetter("id")))
+    winner = next(above, None)
     for stored in newest_records(runs):
         record: Record | None = stored
-        while next_id is not None and next_id <= stored.id:
-            is_same = next_id == stored.id
-            top = overlay.get(next_id) or _newer(winners.get(next_id), stored if is_same else None)
-            if is_same:
-                record = top
-            elif isinstance(top, Set):
-                yield top
-            next_id = next(above, None)
+        while winner is not None and winner.id <= stored.id:
+            if winner.id == stored.id:
+                record = winner if winner.id in overlaid else _newer(winner, stored)
+            elif isinstance(winner, Set):
+                yield winner
+            winner = next(above, None)
         if isinstance(record, Set):
             yield record
-    while next_id is not None:
-        top = overlay.get(next_id) or winners[next_id]
-        if isinstance(top, Set):
-            yield top
-        next_id = next(above, None)
+    while winner is not None:
+        if isinstance(winner, Set):
+            yield winner
+        winner = next(above, None)
 
 
 class Loader:
@@ -256,17 +255,17 @@ class Loader:
         state = State(manifest, self._load_runs(manifest.runs))
         segments = list_segments(self.backend, state.cursors)
         state.tail_cost = cost_after(segments, manifest.cut)
-        total, done = bytes_after(segments, manifest.cut), 0
-        for agent, stretches in read_logs(self.backend, state.cursors, segments):
-            commits = (stretch.commits for stretch in self._told(stretches, done, total))
-            done += bytes_after({agent: segments.get(agent, [])}, manifest.cut)
-            state.load(agent, commits if included is None else (list(filter(included, some)) for some in commits))
-        state.loaded()
+        total = bytes_after(segments, manifest.cut)
+        stretches = self._told(read_logs(self.backend, state.cursors, segments), total)
+        if included is not None:
+            stretches = ((agent, list(filter(included, commits))) for agent, commits in stretches)
+        state.load(stretches)
         return state
 
-    def _told(self, stretches: Iterator[Stretch], done: int, total: int) -> Iterator[Stretch]:
-        for stretch in stretches:
-            yield stretch
+    def _told(self, read: Iterator[tuple[str, Stretch]], total: int) -> Iterator[tuple[str, list[Commit]]]:
+        done = 0
+        for agent, stretch in read:
+            yield agent, stretch.commits
             done += len(stretch.lines)
             if self._progress:
                 self._progress(done, total)

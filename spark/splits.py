@@ -250,9 +250,9 @@ def block_winners(agent: str, block: Block, window: int, wanted: Wanted | None =
     merge = Merge(window)
     stretches = (portion.commits for portion in block)
     if wanted is None:
-        merge.load(agent, stretches)
+        merge.load((agent, commits) for commits in stretches)
     else:
-        merge.load(agent, ([restricted(commit, wanted) for commit in commits] for commits in stretches))
+        merge.load((agent, [restricted(commit, wanted) for commit in commits]) for commits in stretches)
     return merge.winners()
 
 

@@ -129,7 +129,7 @@ class StateView:
         else:
             tail = {record.id: record for record in decode_records(task.winners, "the plan", 0)}
         stored = [RunRange(backend, run, task.range) for run in task.runs]
-        records = (record for record in live_records(stored, tail, {}) if asked.wants(record.id))
+        records = (record for record in live_records(stored, tail) if asked.wants(record.id))
         for some in columns.portions(records, columns.record_bytes):
             yield pa.RecordBatch.from_arrays(columns.state_columns(some), schema=self.schema)
 

@@ -130,9 +130,12 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
     one_by_one, loaded = Merge(window), Merge(window)
     for commit in interleaved(data.draw, deepcopy(written)):
         one_by_one.apply(commit)
+    stretches: dict[str, list[list[Commit]]] = {}
     for agent, log in written.items():
-        places = sorted(data.draw(st.sets(st.integers(0, len(log)), max_size=4)) | {0, len(log)}, reverse=True)
-        loaded.load(agent, [log[start:stop] for stop, start in pairwise(places)])
+        places = sorted(data.draw(st.sets(st.integers(0, len(log)), max_size=4)) | {0, len(log)})
+        stretches[agent] = [log[start:stop] for start, stop in pairwise(places)]
+    turns = data.draw(st.permutations([agent for agent, some in stretches.items() for _ in some]))
+    loaded.load((agent, stretches[agent].pop()) for agent in turns)
     assert loaded.settled == one_by_one.settled
     for agent in written:
         assert _recent(loaded, agent) == _recent(one_by_one, agent)
@@ -155,7 +158,7 @@ def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
     lines = b"".join(encode_commit(put(clock, "a", f"id-{clock}")) for clock in range(1, 51))
     batch = encode_commit(Batch(TS, 51, "a", [SetOp("b", msgspec.Raw(b"{}"))]))
     merge = Merge(2)
-    merge.load("a", [decode_commits(batch * 1, "x", 0), decode_commits(lines, "x", 0)])
+    merge.load(("a", decode_commits(some, "x", 0)) for some in (batch, lines))
     kept = [record.data for record in merge.settled.values() if isinstance(record, Set)]
     kept += [record.data for entry in merge.recent["a"] for record in entry.records if isinstance(record, Set)]
     assert len(kept) == 51
