@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +25,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.layout import segment_path
-from opslog.log import Cursor, bytes_after, list_log, list_segments
+from opslog.log import Cursor, bytes_after, list_log, list_segments, read_logs
 from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.manifest import Cut
 from opslog.torn import joined
@@ -125,6 +128,7 @@ def test_a_torn_tail_is_passed_over_once_the_log_goes_on(backend: Backend, read:
 
 def test_lines_longer_than_a_read(backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", 64)
+    monkeypatch.setattr(log_module, "_STRETCH_BYTES", 64)
     sizes = [0, 10, 63, 64, 65, 500, 5000, 0, 1]
     segment(backend, 1, b"".join(line(number + 1, size=size) for number, size in enumerate(sizes)))
     assert read(Cursor("a"), backend) == list(range(1, len(sizes) + 1))
@@ -143,6 +147,7 @@ def test_what_cannot_be_the_next_commit(
     backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch, *, read_bytes: int, second: bytes, text: str
 ) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(log_module, "_STRETCH_BYTES", read_bytes)
     segment(backend, 1, line(1) + second + line(5))
     segment(backend, 2, line(6) + second)
     with pytest.raises(CorruptError, match=text.partition(" above")[0]) as caught:
@@ -182,6 +187,27 @@ def test_what_is_missing(backend: Backend, read: Read) -> None:
     with pytest.raises(MissingFileError, match="is missing, and was there"):
         read(Cursor.at("a", Cut(5, 0, 2, there=True)), backend)
     assert read(Cursor("b"), backend) == []
+
+
+@pytest.mark.parametrize("logs", [3, 40])
+def test_logs_are_read_by_turns_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: int) -> None:
+    monkeypatch.setattr(log_module, "_STRETCH_BYTES", 1000)
+    agents = [f"agent-{number:02}" for number in range(logs)]
+    with closing(open_backend(tmp_path / "store")) as backend:
+        for first, agent in enumerate(agents, 1):
+            clocks = range(first, 100 * logs, logs)
+            segment(backend, 1, b"".join(line(clock, agent) for clock in clocks), agent)
+        cursors: dict[str, Cursor] = {}
+        read = list(read_logs(backend, cursors, list_segments(backend)))
+    assert sorted(commit.clock for _, stretch in read for commit in stretch.commits) == list(range(1, 100 * logs))
+    assert {agent: cursor.commits for agent, cursor in cursors.items()} == {
+        agent: sum(len(stretch.commits) for whose, stretch in read if whose == agent) for agent in agents
+    }
+    # Not log after log, though not all of 40 at once: no stretch comes before what is newer by two stretches.
+    for group in (set(agents[:3]), set(agents[32:])):
+        newest = [stretch.commits[-1].clock for agent, stretch in read if agent in group]
+        stretch_clocks = max(len(stretch.commits) for _, stretch in read) * logs
+        assert all(later - earlier <= 2 * stretch_clocks for earlier, later in pairwise(newest))
 
 
 def test_listings(backend: Backend) -> None:

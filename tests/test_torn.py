@@ -64,6 +64,7 @@ def read(request: pytest.FixtureRequest) -> Callable[[Backend, Cursor], list[int
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is read at once."""
     monkeypatch.setattr(log_module, "_READ_BYTES", request.param)
+    monkeypatch.setattr(log_module, "_STRETCH_BYTES", request.param)
     monkeypatch.setattr(log_module, "_LAST_BYTES", request.param)
 
 
