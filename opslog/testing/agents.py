@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opslog import compaction
-from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError, RetryError
+from opslog.errors import HistoryGoneError, LockedError, MissingFileError, NotFoundError, ReopenError, RetryError
 from opslog.manifest import Settings
 from opslog.store import Store
 from opslog.testing import invariants
@@ -70,6 +70,10 @@ class Shared:
     def open(self, process: Process, **options: Any) -> Store[Any]:
         return open_store(self.storage, process, settings=self.settings, **options)
 
+    def flush(self, store: Store[Any]) -> None:
+        store.flush()
+        self.ledger.flushed(store)
+
     def think(self, process: Process) -> None:
         process.sleep(process.random.expovariate(1.0 / self.think_seconds))
         if self.nap_seconds and process.random.random() < 0.05:
@@ -85,28 +89,35 @@ class Agent:
     """Writes under a name of its own until its calls are used up.
 
     :param weights: of the things it can do, by the names of the methods below.
+    :param buffered: whether what it writes waits in memory until it flushes.
     """
 
-    def __init__(self, shared: Shared, name: str, calls: int, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, shared: Shared, name: str, calls: int, weights: Mapping[str, float], buffered: bool = False
+    ) -> None:
         self.shared = shared
         self.name = name
         self.left = calls
-        self.weights = weights
+        self.weights = {**weights, "flush": 3.0} if buffered else weights
+        self.durability = "buffered" if buffered else "fsync"
         self._tries = 0
 
     def __call__(self, process: Process) -> None:
         while self.left > 0 and self._tries < OPEN_TRIES_MAX:
             try:
-                store = self.shared.open(process, agent=self.name)
+                store = self.shared.open(process, agent=self.name, durability=self.durability)
                 try:
                     self._tries = 0
                     self._session(process, store)
                     if not self.left and process.random.random() < 0.5:
+                        self.shared.flush(store)
                         self.shared.left_open[process.name] = store
                         return
-                finally:
-                    if process.name not in self.shared.left_open:
-                        store.close()
+                except BaseException:
+                    store.close()
+                    raise
+                store.close()
+                self.shared.ledger.flushed(store)
             except (RetryError, ReopenError):
                 self._tries += 1
                 process.sleep(0.5)
@@ -122,6 +133,8 @@ class Agent:
             clock = store._clock.value
             try:
                 getattr(session, doing)()
+            except MissingFileError:
+                raise  # no user of a store is to meet that
             except NotFoundError:
                 pass  # somebody else deleted it
             except RetryError:
@@ -193,6 +206,9 @@ class _Session:
         for left, right in PAIRS:
             invariants.batches_are_atomic(self.store.get(left), self.store.get(right), self.agent.name)
 
+    def flush(self) -> None:
+        self.shared.flush(self.store)
+
     def compact(self) -> None:
         try:
             self.store.compact(full=self.random.random() < 0.3)
@@ -225,6 +241,8 @@ class Reader:
                 if not self.left:
                     self.shared.left_open[self.name] = store
                     return
+            except MissingFileError:
+                raise
             except (RetryError, ReopenError, NotFoundError):
                 self._tries += 1
                 process.sleep(0.5)
@@ -277,5 +295,7 @@ class Compactor:
             run: Callable[..., object] = compaction.compact if locked else compaction.fold
             try:
                 run(self.shared.storage.backend(process), process.environment, full=full)
+            except MissingFileError:
+                raise
             except (RetryError, ReopenError, NotFoundError):
                 process.sleep(0.5)

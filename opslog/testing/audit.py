@@ -74,6 +74,7 @@ class Audit:
     def _check_logs(self) -> list[Commit]:
         logs = all_commits(self.storage)
         attempts = self.shared.ledger.attempts
+        invariants.buffers_are_written_in_order(attempts, logs)
         invariants.acknowledged_commits_are_never_lost(attempts, logs)
         invariants.refused_commits_are_absent(attempts, logs)
         for log in logs.values():

@@ -95,13 +95,29 @@ def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str |
                 continue
             candidates = waiting.get((agent, *content_of(commit)[:2]), [])
             fitting = [attempt for attempt in candidates if attempt.matches(commit)]
-            asked = [attempt for attempt in fitting if attempt.outcome in ("done", "unknown", "begun")]
+            asked = [attempt for attempt in fitting if attempt.outcome in ("done", "buffered", "unknown", "begun")]
             if not asked:
                 return (
                     f"{content_of(commit)} at {commit.stamp} is in the log, and was {fitting[:1] or 'never asked for'}"
                 )
             # One that is known by its clock before one that died on the way.
             candidates.remove(max(asked, key=lambda attempt: attempt.clock))
+    return None
+
+
+@_invariant
+def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str | None:
+    """Of what a process has buffered its log holds a beginning: nothing is written behind what was lost."""
+    found = {commit.stamp: commit for log in logs.values() for commit in log}
+    lost: dict[int, Attempt] = {}
+    for attempt in attempts:
+        # Only a set cannot be taken for that of another process under this name: its document is like no other one.
+        if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set":
+            commit = found.get((attempt.clock, attempt.agent))
+            if commit is None or not attempt.matches(commit):
+                lost.setdefault(id(attempt.store), attempt)
+            elif id(attempt.store) in lost:
+                return f"{attempt} is there, and {lost[id(attempt.store)]} before it is not"
     return None
 
 

@@ -19,11 +19,14 @@ Content = tuple[Any, ...]
 class Attempt:
     """One call that writes.
 
+    :ivar store: through which it was made.
     :ivar content: what the commit will hold; of an undo, and of the documents of an archive, that is not known before.
     :ivar clock: of the commit, 0 as long as it is not known.
-    :ivar outcome: "begun" (whoever made it died), "done", "refused", "unknown", or "nothing" (there was nothing to do).
+    :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
+        or "nothing" (there was nothing to do).
     """
 
+    store: Store[Any]
     agent: str
     content: Content
     clock: int = 0
@@ -49,7 +52,7 @@ class Ledger:
     @contextmanager
     def attempt(self, store: Store[Any], agent: str, content: Content) -> Iterator[Attempt]:
         """Around a call that writes: notes how it ends, and lets the error out."""
-        attempt = Attempt(agent, content)
+        attempt = Attempt(store, agent, content)
         self.attempts.append(attempt)
         before = store._clock.value
         try:
@@ -63,7 +66,13 @@ class Ledger:
                 attempt.outcome = "nothing"
             raise
         if attempt.outcome == "begun":
-            attempt.clock, attempt.outcome = store._clock.value, "done"
+            attempt.clock, attempt.outcome = store._clock.value, "buffered" if store._buffered else "done"
+
+    def flushed(self, store: Store[Any]) -> None:
+        """What was buffered in this store is written: `flush` or `close` returned."""
+        for attempt in self.attempts:
+            if attempt.store is store and attempt.outcome == "buffered":
+                attempt.outcome = "done"
 
 
 def content_of(commit: Commit) -> Content:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
+from opslog import runs, snapshot
+from opslog.background import logger
 from opslog.errors import OpslogError
 from opslog.manifest import Settings
 from opslog.testing import invariants
@@ -62,6 +66,8 @@ class Scenario:
     :ivar storage: "posix" or "s3"; `calls`: of each agent; `rivals`: second processes under an agent's name.
     :ivar think_seconds: how long a process does nothing between two calls, on average; `nap_seconds`: and
         now and then.
+    :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
+    :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     """
 
     seed: int
@@ -75,6 +81,8 @@ class Scenario:
     think_seconds: float = 1.0
     nap_seconds: float = 0.0
     skew_seconds: float = 0.0
+    large: bool = False
+    buffered: int = 0
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     faults: tuple[Fault, ...] = ()
@@ -135,6 +143,8 @@ def random_scenario(seed: int, storage: str | None = None) -> Scenario:
                 choices, S3_FAULTS if storage == "s3" else POSIX_FAULTS, count, 40 * agents * calls, skew_seconds
             )
         ),
+        large=choices.random() < 0.4,
+        buffered=choices.choice([0, 0, 1, agents]),
     )
 
 
@@ -148,7 +158,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
     shared = Shared(storage, scenario.settings, scenario.documents, scenario.think_seconds, scenario.nap_seconds)
     simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, [f"agent-{number}" for number in range(min(2, scenario.agents))])
-    with storage.installed():
+    with storage.installed(), _sizes(scenario.large), _unlogged():
         _start_all(simulation, shared, scenario)
         try:
             _judged(simulation.run)
@@ -166,11 +176,34 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
     return outcome
 
 
+@contextmanager
+def _sizes(large: bool) -> Iterator[None]:
+    """Inside the block snapshots of a few documents are as large as others are with millions, if they are to be."""
+    if not large:
+        yield
+        return
+    with (
+        patch.multiple(runs, LOADED_BYTES=0, _REMEMBERED_BYTES=400, _FENCE=2),
+        patch.multiple(snapshot, BLOCK_BYTES=200, PART_BYTES=500),
+    ):
+        yield
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Inside the block the log does not get what the run itself is told: that buffered commits were not written."""
+    with patch.object(logger(), "disabled", True):
+        yield
+
+
 def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario) -> None:
+    def agent(number: int) -> Agent:
+        return Agent(shared, f"agent-{number}", scenario.calls, scenario.weights, number < scenario.buffered)
+
     for number in range(scenario.agents):
-        simulation.start(f"agent-{number}", Agent(shared, f"agent-{number}", scenario.calls, scenario.weights))
+        simulation.start(f"agent-{number}", agent(number))
     for number in range(scenario.rivals):
-        simulation.start(f"rival-{number}", Agent(shared, f"agent-{number}", scenario.calls, scenario.weights), 1.0)
+        simulation.start(f"rival-{number}", agent(number), 1.0)
     for number in range(scenario.readers):
         simulation.start(f"reader-{number}", Reader(shared, f"reader-{number}", scenario.calls))
     pause_seconds = 5 * scenario.think_seconds

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import opslog
+from opslog import log_writer
 from opslog.backends import Backend, register
 from opslog.backends.fs import FsBackend
 from opslog.commits import Commit, decode_commits
@@ -56,8 +58,10 @@ class Directory:
         environment = process.environment if process else REAL
         return FsBackend(self._root, nonce=environment.nonce, segment_bytes=SEGMENT_BYTES)
 
-    def installed(self) -> AbstractContextManager[None]:
-        return self.system.installed()
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with self.system.installed(), _one_thread():
+            yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         for path, file in self.system.disk.files(f"{self._root}/{prefix}".rstrip("/")):
@@ -92,8 +96,10 @@ class ObjectStorage:
             self.bucket, f"simulated://bucket-{self._opened}", _KEYS, lease_seconds=20.0, environment=environment
         )
 
-    def installed(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with _one_thread():
+            yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         for key, (content, _) in self.bucket.objects.items():
@@ -120,6 +126,26 @@ class ObjectStorage:
             manifest = decode_manifest(self.bucket.objects[_KEYS + newest][0], newest, number)
             self._cut = newest, {agent: cut.segment for agent, cut in manifest.cut.items()}
         return self._cut[1]
+
+
+class _Nobody:
+    """In place of the thread that writes what is buffered: a simulated process calls `flush` or `close`."""
+
+    def __init__(self, *args: object) -> None:
+        """Has nothing to do."""
+
+    def wake(self, hurry: bool = False) -> None:
+        """Never does."""
+
+    def close(self) -> None:
+        """Does not run."""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Inside the block stores start no thread that writes what is buffered."""
+    with patch.object(log_writer, "Worker", _Nobody):
+        yield
 
 
 def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage:

@@ -24,7 +24,7 @@ from opslog.backends import flock, forking, fs, fs_log, posix
 from opslog.errors import LockedError
 from opslog.testing.disk import Directory, Disk, File, Node
 from opslog.testing.faults import Fault
-from opslog.testing.simulation import Process, Simulation
+from opslog.testing.simulation import Died, Process, Simulation
 
 T = TypeVar("T")
 
@@ -144,10 +144,16 @@ class System:
         if self._locks.get(opened.node.number) == descriptor:
             del self._locks[opened.node.number]
 
+    def _at(self, descriptor: int) -> _Open:
+        """What is open there. Where the power took it, only the code that a dead process runs on its way out asks."""
+        if descriptor not in self._open:
+            raise Died
+        return self._open[descriptor]
+
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         if descriptor < _FIRST_DESCRIPTOR:
             return os.write(descriptor, data)
-        opened = self._open[descriptor]
+        opened = self._at(descriptor)
 
         def perform(fault: Fault | None) -> int:
             length = len(data)
@@ -162,7 +168,7 @@ class System:
         return self._call("write", opened.path, perform, WRITES)
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        node = self._open[descriptor].node
+        node = self._at(descriptor).node
         assert isinstance(node, File)
         return bytes(node.content[offset : offset + length])
 
@@ -170,7 +176,7 @@ class System:
         if descriptor < _FIRST_DESCRIPTOR:
             os.fsync(descriptor)
             return
-        opened = self._open[descriptor]
+        opened = self._at(descriptor)
 
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
@@ -185,7 +191,7 @@ class System:
     fdatasync = fsync
 
     def fstat(self, descriptor: int) -> Any:
-        return os.fstat(descriptor) if descriptor < _FIRST_DESCRIPTOR else _status(self._open[descriptor].node)
+        return os.fstat(descriptor) if descriptor < _FIRST_DESCRIPTOR else _status(self._at(descriptor).node)
 
     def stat(self, path: str) -> Any:
         return _status(self.disk.find(path)) if _is_ours(path) else os.stat(path)
@@ -277,7 +283,7 @@ class System:
         return True
 
     def _map(self, descriptor: int, length: int, access: int) -> bytes:
-        node = self._open[descriptor].node
+        node = self._at(descriptor).node
         assert isinstance(node, File)
         return bytes(node.content)
 

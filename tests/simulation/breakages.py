@@ -7,6 +7,7 @@ likely to show: on which storage, with which faults, how busy. The same runs mus
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Record
 from opslog.compaction import Tail, _Winners
 from opslog.environment import Environment, format_ts
-from opslog.errors import AlreadyExistsError, NotFoundError, OpslogError, WriteFailedError
+from opslog.errors import AlreadyExistsError, MissingFileError, NotFoundError, OpslogError, WriteFailedError
 from opslog.fencing import Fence
 from opslog.garbage import Garbage, find_garbage
 from opslog.layout import run_of, segment_of
@@ -30,6 +31,9 @@ from opslog.log_writer import LogWriter, Pending
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge, Recent
+from opslog.runs import BlockRun
+from opslog.state import State
+from opslog.store import Store
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
 from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.system import System
@@ -76,6 +80,8 @@ def likely(
             "think_seconds": 0.3,
             "nap_seconds": 0.0,
             "skew_seconds": 0.0,
+            "large": False,
+            "buffered": 0,
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
@@ -190,6 +196,12 @@ def _unknown_is_written(self: objects.ObjectBackend, path: str, data: bytes) -> 
     return self.driver.put_new(self._prefix + path, data) is not objects.Put.EXISTS
 
 
+def _forget_failure(self: LogWriter, group: list[Pending], durable: int, error: OpslogError | None) -> None:
+    """Nobody waits for what is buffered, so nobody is told."""
+    for pending in group:
+        pending.done = True
+
+
 # -- undo
 
 
@@ -247,6 +259,20 @@ def _collect_aimed_at(files: list[Entry], retained: list[Manifest]) -> list[Entr
     """Also the parts for the next manifest, which a compaction under way is writing."""
     needed = {run.name for manifest in retained for run in manifest.runs}
     return [entry for entry in files if (named := run_of(entry.path)) and named[0] not in needed]
+
+
+def _give_up(self: Store[Any], state: State, missing: MissingFileError) -> None:
+    raise missing
+
+
+def _find_in_last(self: BlockRun, id: str) -> Record | None:
+    """Remembers one block of each part, and not which."""
+    number = bisect_right(self._firsts, id) - 1
+    known = [block for (part, _), block in self._opened.items() if part == number]
+    return known[-1].find(id) if known else _get(self, id)
+
+
+_get = BlockRun.get
 
 
 def _never_behind(self: Any, newest: Manifest, skip: str | None) -> bool:
@@ -393,6 +419,44 @@ ALL = [
             calls=40,
         ),
         first=50,
+    ),
+    Breakage(
+        "do not load again when a snapshot on storage was collected",
+        Store,
+        "_replace",
+        _give_up,
+        likely(
+            "s3",
+            {},
+            large=True,
+            documents=20,
+            calls=40,
+            think_seconds=1.0,
+            undo_window=0,
+            grace_seconds=0.5,
+            weights={"set": 6, "delete": 4, "batch": 2},
+        ),
+    ),
+    Breakage(
+        "look into the block that was looked into last",
+        BlockRun,
+        "get",
+        _find_in_last,
+        likely("posix", {}, large=True, documents=20, undo_window=0),
+    ),
+    Breakage(
+        "forget that a buffered write failed",
+        LogWriter,
+        "_settle",
+        _forget_failure,
+        likely("posix", {"fail": 1, "full": 1}, 20, 1500, buffered=3),
+    ),
+    Breakage(
+        "flush what is buffered later",
+        Store,
+        "flush",
+        _nothing,
+        likely("posix", CRASHES, 10, 1500, buffered=3),
     ),
 ]
 
