@@ -78,6 +78,14 @@ def test_numbers_and_spaces_stay_as_they_were_written(client: Caller) -> None:
     assert client.get("a").content == b"[" + exact + b",[1,[2]],0.10,1.50]"
 
 
+def test_events_of_the_state_protocol_stay_as_they_were_written(client: Caller) -> None:
+    client.put("a", headers=JSON)
+    change = b'{"type":"user","key":"1","value":{},"headers":{"operation":"insert"}}'
+    control = b'{"headers":{"control":"reset","offset":"0000000000000000_0000000000000000"}}'
+    client.post("a", content=b"[%s,%s]" % (change, control), headers=JSON)
+    assert client.get("a").content == b"[%s,%s]" % (change, control)
+
+
 def test_a_stream_that_expires_at_once_is_gone_at_once(client: Caller) -> None:
     for headers in ({"stream-ttl": "0"}, {"stream-expires-at": "2001-01-01T00:00:00Z"}):
         assert client.put("a", headers=TEXT | headers).status_code == 201
