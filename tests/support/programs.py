@@ -59,7 +59,8 @@ def compact(url: str, options: dict[str, Any]) -> None:
         turn = 0
         while not done.is_set():
             turn += 1
-            with suppress(opslog.LockedError):  # an agent's own compaction, or the lease of one that was killed
+            # An agent's own compaction, the lease of one that was killed, or a server too busy to answer in time.
+            with suppress(opslog.RetryError):
                 published += store.compact(full=turn % 3 == 0).number is not None
     say(published)
 
