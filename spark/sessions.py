@@ -41,21 +41,28 @@ def session(
     :param config: further settings of Spark, by their names.
     :raises UsageError: there is no Java; says what to install.
     """
-    builder = SparkSession.builder.appName(name)
-    if "SPARK_REMOTE" in os.environ or (master or "").startswith("sc://"):
-        builder = builder.remote(master) if master else builder
-    elif not _is_running():
-        os.environ["JAVA_HOME"] = java_home()
-        if master is None and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
-            master = "local[*]"
-        if master is not None:
-            builder = builder.master(master)
-            if master.startswith("local"):
-                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-                builder = builder.config(map=dict(_LOCAL))
+    running = SparkSession.getActiveSession()
+    # Sessions of Spark Connect are of a kind of their own; the usual builder finds one that is there only where the
+    # environment says where its server is.
+    builder = (SparkSession if running is None else type(running)).builder.appName(name)
+    if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = _starting(builder, master)
     return builder.config(map={**SETTINGS, **(config or {})}).getOrCreate()
 
 
-def _is_running() -> bool:
-    """Whether there is a Java with Spark in it already."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None
+def _starting(builder: SparkSession.Builder, master: str | None) -> SparkSession.Builder:
+    """A builder that is told where Spark runs, with what it needs if that is this machine."""
+    remote = os.environ.get("SPARK_REMOTE")
+    connects = remote is not None or (master or "").startswith("sc://")
+    if master is None:
+        master = remote
+    if master is None and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        master = "local[*]"
+    if master is None or not master.startswith("sc://"):
+        os.environ["JAVA_HOME"] = java_home()
+    if master is None:
+        return builder
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.config(map=dict(_LOCAL))
+    return builder.remote(master) if connects else builder.master(master)

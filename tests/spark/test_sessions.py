@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 import opslog.spark
@@ -27,3 +30,50 @@ def test_a_session_that_is_there_is_used(spark: SparkSession) -> None:
     assert again.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert again.conf.get("spark.sql.shuffle.partitions") == "3"
     again.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+class Told(SparkSession.Builder):
+    """A builder that gives back what it was told, and starts nothing."""
+
+    def getOrCreate(self) -> Any:
+        return self._options
+
+
+def test_a_session_of_another_kind_is_found_by_its_own_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Spark Connect are, in a notebook that was given one."""
+
+    class Connected:
+        builder = Told()
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", Connected)
+    monkeypatch.delattr(SparkSession, "builder")
+    told = cast("dict[str, str]", opslog.spark.session("mine"))
+    assert told["spark.app.name"] == "mine"
+    assert not {"spark.master", "spark.remote"} & set(told)
+
+
+@pytest.mark.parametrize(
+    ("remote", "master", "expected"),
+    [
+        (None, None, {"spark.master": "local[*]"}),
+        (None, "spark://host:7077", {"spark.master": "spark://host:7077"}),
+        (None, "sc://host", {"spark.remote": "sc://host"}),
+        ("sc://host", None, {"spark.remote": "sc://host"}),
+        ("local[2]", None, {"spark.remote": "local[2]"}),
+    ],
+)
+def test_where_a_session_starts(
+    monkeypatch: pytest.MonkeyPatch, remote: str | None, master: str | None, expected: dict[str, str]
+) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    if remote is not None:
+        monkeypatch.setenv("SPARK_REMOTE", remote)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", Told())
+    told = cast("dict[str, str]", opslog.spark.session(master=master))
+    assert {name: told[name] for name in ("spark.master", "spark.remote") if name in told} == expected
+    here = not any(place.startswith("sc://") for place in expected.values())
+    assert ("JAVA_HOME" in os.environ) == here, "a Java is looked for where Spark starts on this machine"
+    assert ("PYSPARK_PYTHON" in os.environ) == ("spark.driver.host" in told) == ("local" in str(expected))
