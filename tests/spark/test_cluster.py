@@ -1,4 +1,4 @@
-"""Through a real cluster: a master and two workers, with executors in processes of their own, and speculation."""
+"""Through a real cluster: a master and two workers, with executors in processes of their own; one of them is killed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ master, url, marker = sys.argv[1:]
 config = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": False,
     "spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2,
-    "spark.speculation": True, "spark.speculation.interval": "50ms", "spark.speculation.quantile": 0.1,
-    "spark.speculation.multiplier": 1.01, "spark.speculation.minTaskRuntime": "10ms",
 }
 spark = opslog.spark.session("cluster", master=master, config=config)
 state = spark.read.format("opslog").load(url)

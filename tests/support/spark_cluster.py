@@ -55,16 +55,20 @@ def _told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
 
 @contextmanager
 def cluster(folder: Path, workers: int = 2) -> Iterator[str]:
-    """The URL of a running master with so many workers of one core each."""
+    """The URL of a running master with so many workers of one core each.
+
+    Each worker is a host of its own, or Spark would never run a task on one while the other is slow with it.
+    """
     deploy = "org.apache.spark.deploy"
     with ExitStack() as stack:
         log = folder / "master.log"
-        ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        master = stack.enter_context(_running(log, f"{deploy}.master.Master", *ports))
+        ports = ("--port", "0", "--webui-port", "0")
+        master = stack.enter_context(_running(log, f"{deploy}.master.Master", "--host", "127.0.0.1", *ports))
         url = _told(master, log, r"Starting Spark master at (spark://\S+)")
         for number in range(workers):
             log = folder / f"worker-{number}.log"
             size = ("--cores", "1", "--memory", "700m", "--work-dir", str(folder / f"work-{number}"))
-            worker = stack.enter_context(_running(log, f"{deploy}.worker.Worker", *ports, *size, url))
+            host = ("--host", f"127.0.0.{number + 2}")
+            worker = stack.enter_context(_running(log, f"{deploy}.worker.Worker", *host, *ports, *size, url))
             _told(worker, log, "Successfully registered with master")
         yield url
