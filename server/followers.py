@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import NamedTuple
+
+from opslog.server.model import Stream
 
 _ANSWERS = 256
 _ANSWER_BYTES = 256 * 1024
 """How many answers are kept for the next follower who needs the same, and how large each may be."""
+
+
+class Answer(NamedTuple):
+    """:ivar data: what is sent of a stream; `stop`: the position behind it."""
+
+    data: bytes
+    stop: int
 
 
 class Followers:
@@ -16,7 +26,7 @@ class Followers:
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
-        self._answers: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._answers: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self.count = 0
         self.stopped = False
 
@@ -56,12 +66,15 @@ class Followers:
         for path in list(self._waiting):
             self.wake(path)
 
-    def shared(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """What `make` returns, made once for all who ask for the same."""
+    def shared(self, stream: Stream, position: int, form: str, read: Callable[[], Answer]) -> Answer:
+        """What there is of the stream from `position` on, in some form: read once for all who are there."""
+        if position == stream.tail:
+            return Answer(b"", position)
+        key = (stream.path, stream.id, position, stream.earliest, stream.tail, form)
         answer = self._answers.get(key)
         if answer is None:
-            answer = make()
-            if len(answer) <= _ANSWER_BYTES:
+            answer = read()
+            if len(answer.data) <= _ANSWER_BYTES:
                 self._answers[key] = answer
                 if len(self._answers) > _ANSWERS:
                     self._answers.popitem(last=False)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from opslog.server import sse
+from opslog.server.followers import Answer
 from opslog.server.model import Stream
 from opslog.server.options import Options
 from opslog.server.ranges import Range
@@ -87,16 +88,16 @@ class Live:
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
         """A data event, if there is data, and the control event that goes with it; and the position behind them."""
-        found = self._read(stream, position)
+        found = self._streams.followers.shared(stream, position, "sse", lambda: self._data_event(stream, position))
         at_end = found.stop == stream.tail
         control = sse.control_event(
             found.stop, cursor=self._cursor(cursor), up_to_date=at_end, closed=at_end and stream.closed
         )
-        if not found.pieces:
-            return control, found.stop
-        key = (stream.path, stream.id, position, found.stop, "sse")
-        data = self._streams.followers.shared(key, lambda: sse.data_event(stream, found.pieces))
-        return data + control, found.stop
+        return found.data + control, found.stop
+
+    def _data_event(self, stream: Stream, position: int) -> Answer:
+        found = self._read(stream, position)
+        return Answer(sse.data_event(stream, found.pieces), found.stop)
 
     def _read(self, stream: Stream, position: int) -> Range:
         found = self._streams.read(stream, position, _EVENT_BYTES)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from opslog.server import compression, conditional, json_mode, live, requests
+from opslog.server.followers import Answer
 from opslog.server.live import Live
 from opslog.server.model import Stream, media_type
 from opslog.server.offsets import BEGINNING, NOW, format_offset
@@ -102,11 +103,11 @@ class Reading:
     async def _answer(self, stream: Stream, asked: Read, given: Fields, send: Send) -> int:
         """What there is, from `asked.position` on."""
         position = asked.position or 0
-        found = self._streams.read(stream, position, self._options.chunk_bytes)
+        found = self._found(stream, position, live=asked.live is not None)
         up_to_date = found.stop == stream.tail
         closed = up_to_date and stream.closed
         tag = self._tag(stream, position, found.stop, closed=closed)
-        kept = self._cache_control(stream, at_end=not found.pieces and not closed)
+        kept = self._cache_control(stream, at_end=found.stop == position and not closed)
         headers: Headers = [(b"cache-control", kept), (b"vary", b"Accept-Encoding")]
         if b"if-none-match" in given and conditional.matches(given[b"if-none-match"], tag):
             return await reply(send, 304, [(b"etag", conditional.encoded_tag(tag, None).encode()), *headers])
@@ -120,7 +121,7 @@ class Reading:
             headers.append(_UP_TO_DATE)
         if closed:
             headers.append(_CLOSED)
-        body = self._content(stream, position, found, live=asked.live is not None)
+        body = found.data
         encoding = self._encoding(stream, given, body)
         headers.append((b"etag", conditional.encoded_tag(tag, encoding).encode()))
         if encoding is not None:
@@ -128,11 +129,12 @@ class Reading:
             body = await _compressed(body, encoding)
         return await reply(send, 200, headers, body)
 
-    def _content(self, stream: Stream, position: int, found: Range, *, live: bool) -> bytes:
-        if not live:
-            return _content(stream, found)
-        key = (stream.path, stream.id, position, found.stop)
-        return self._streams.followers.shared(key, lambda: _content(stream, found))
+    def _found(self, stream: Stream, position: int, *, live: bool) -> Answer:
+        def read() -> Answer:
+            found = self._streams.read(stream, position, self._options.chunk_bytes)
+            return Answer(_content(stream, found), found.stop)
+
+        return self._streams.followers.shared(stream, position, "plain", read) if live else read()
 
     def _encoding(self, stream: Stream, given: Fields, body: bytes) -> str | None:
         if not self._options.compression or len(body) < compression.MIN_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import pytest
 from opslog.environment import Environment
 from opslog.server import Options
 from opslog.server.asgi import App
+from opslog.server.model import Stream
+from opslog.server.ranges import Range
 from opslog.server.storage import Storage
 from tests.support.asgi import Caller
 
@@ -509,3 +512,38 @@ def test_the_registry_tells_of_every_stream(make: Make) -> None:
     ]
     assert found[1]["value"] == {"path": "b", "contentType": "application/json", "createdAt": 1_800_000_000_000}
     assert all(message["type"] == "stream" for message in found)
+
+
+@pytest.mark.parametrize("kind", [TEXT, JSON])
+def test_new_bytes_are_read_once_for_all_who_follow(
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: dict[str, str]
+) -> None:
+    """Of each form, that is: as they are, and as server-sent events."""
+    client = make(long_poll_seconds=100.0)
+    client.put("s", headers=kind)
+    streams = client.application.streams
+    read, places = streams.read, []
+
+    def counted(stream: Stream, position: int, limit: int) -> Range:
+        places.append(position)
+        return read(stream, position, limit)
+
+    monkeypatch.setattr(streams, "read", counted)
+
+    async def scenario() -> list[httpx.Response]:
+        asked = [
+            asyncio.create_task(client.client.get("s", params={"offset": "now", "live": live}))
+            for live in ("sse", "long-poll")
+            for _ in range(20)
+        ]
+        while streams.followers.count < len(asked):
+            await asyncio.sleep(0)
+        await client.client.post("s", headers={**kind, "stream-closed": "true"}, content=b"[1]")
+        return await asyncio.gather(*asked)
+
+    answers = client.run(scenario())
+    events, polls = answers[:20], answers[20:]
+    assert {answer.content for answer in polls} == {b"[1]"}
+    assert len({answer.content for answer in events}) == 1
+    assert b"[1]" in events[0].content
+    assert places == [0, 0]

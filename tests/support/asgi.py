@@ -14,13 +14,16 @@ T = TypeVar("T")
 
 
 class Caller:
-    """A client of an application that runs on a loop of its own, which only turns while a request is answered."""
+    """A client of an application that runs on a loop of its own, which only turns while a request is answered.
+
+    :ivar client: for `run`.
+    """
 
     def __init__(self, application: App) -> None:
         self.application = application
         self._runner = asyncio.Runner()
         transport = httpx.ASGITransport(application)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://test/v1/stream/")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://test/v1/stream/")
         self.run(application.start())
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -29,7 +32,7 @@ class Caller:
     def close(self) -> None:
         """Stop the application, and close its storage."""
         self.run(self.application.stop())
-        self.run(self._client.aclose())
+        self.run(self.client.aclose())
         self._runner.close()
 
     def request(
@@ -37,13 +40,13 @@ class Caller:
     ) -> httpx.Response:
         """:param content: in one piece, or in several."""
         body = content if isinstance(content, bytes) else _pieces(content)
-        return self.run(self._client.request(method, path, content=body, **options))
+        return self.run(self.client.request(method, path, content=body, **options))
 
     def raw(self, path: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
         """A GET, and its body as it came."""
 
         async def get() -> tuple[httpx.Response, bytes]:
-            async with self._client.stream("GET", path, headers=headers) as answer:
+            async with self.client.stream("GET", path, headers=headers) as answer:
                 return answer, b"".join([piece async for piece in answer.aiter_raw()])
 
         return self.run(get())
