@@ -15,12 +15,12 @@ from opslog.manifest_store import ManifestStore
 
 Engine = Literal["auto", "python", "spark"]
 
-# Measured on 2 cores (docs/spark.md): there both take as long for 2 GB of logs.
-_PYTHON_SECONDS = 24.0
+# Measured on 2 cores, for stores where most of what is written is kept (docs/spark.md, "Sizing").
+_PYTHON_SECONDS = 16.0
 """What one process of Python takes for a gigabyte."""
-_SPARK_SECONDS = 33.0
+_SPARK_SECONDS = 37.0
 """What Spark takes for a gigabyte on one core, once it runs."""
-_START_SECONDS = 15.0
+_START_SECONDS = 20.0
 """Until Spark has started, and its Python workers have."""
 
 _GB = 1e9
