@@ -80,6 +80,18 @@ class Shared:
             process.sleep(self.nap_seconds)
 
 
+def look_at_pairs(store: Store[Any], who: str) -> None:
+    """What is only ever written together is seen together. Both are read from one state: a store whose snapshot was
+    collected goes on to a newer state when it is read."""
+    for left, right in PAIRS:
+        while True:
+            state = store._state
+            seen = store.get(left), store.get(right)
+            if store._state is state:
+                break
+        invariants.batches_are_atomic(*seen, who)
+
+
 def view(store: Store[Any]) -> State:
     """All that a store shows."""
     return {record.id: bytes(record.data) for record in store.records()}
@@ -200,11 +212,7 @@ class _Session:
         seen = [*self.handed.values(), *commits]
         invariants.commits_are_handed_out_once(seen, self.agent.name)
         self.handed = {commit.agent: commit for commit in seen}
-        self.look()
-
-    def look(self) -> None:
-        for left, right in PAIRS:
-            invariants.batches_are_atomic(self.store.get(left), self.store.get(right), self.agent.name)
+        look_at_pairs(self.store, self.agent.name)
 
     def flush(self) -> None:
         self.shared.flush(self.store)
@@ -258,8 +266,7 @@ class Reader:
             seen = [*last.values(), *store.refresh()]
             invariants.commits_are_handed_out_once(seen, self.name)
             last = {commit.agent: commit for commit in seen}
-            for left, right in PAIRS:
-                invariants.batches_are_atomic(store.get(left), store.get(right), self.name)
+            look_at_pairs(store, self.name)
             if store._clock.value < clock:
                 invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")
             if process.random.random() < 0.1:
@@ -270,8 +277,7 @@ class Reader:
         clock = process.random.randint(0, store._clock.value)
         try:
             with self.shared.open(process, as_of=clock) as past:
-                for left, right in PAIRS:
-                    invariants.batches_are_atomic(past.get(left), past.get(right), f"{self.name} as of {clock}")
+                look_at_pairs(past, f"{self.name} as of {clock}")
             list(store.ops(since=clock))
             store.history(process.random.choice(self.shared.ids))
         except HistoryGoneError:
