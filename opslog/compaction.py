@@ -95,16 +95,12 @@ def fold(
     """One compaction without the lock: as safe, but of two at once one works in vain."""
     manifests = ManifestStore(backend)
     tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
-    sealed = tail.seal_idle(backend, environment)
-    return publish(
-        backend,
-        environment,
-        tail.manifest,
-        lambda: tail.folded(backend, progress),
-        sealed=sealed,
-        full=full,
-        keep_history=keep_history,
-    )
+
+    def read() -> Folded:
+        sealed = tail.seal_idle(backend, environment)
+        return tail.folded(backend, sealed, progress)
+
+    return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
 
 
 class NewRows(Protocol):
@@ -127,14 +123,18 @@ class NewRows(Protocol):
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled."""
+    """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
+
+    :ivar ends: where the logs that were read end (`tail_ends`). :ivar sealed: agents whose undo window was ended for
+        this.
+    """
 
     cut: dict[str, Cut]
     clock: int
     ts: str
     rows: NewRows
     ends: list[str]
-    """Where the logs that were read end (`tail_ends`)."""
+    sealed: tuple[str, ...]
 
 
 def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
@@ -157,24 +157,25 @@ def publish(
     old: Manifest,
     read: Callable[[], Folded],
     *,
-    sealed: tuple[str, ...],
     full: bool,
     keep_history: KeepHistory | None,
 ) -> Compaction:
     """From what there is to fold to the next manifest: all that compactions have in common, whoever reads and writes.
 
-    :param old: the manifest that all was read for. :param read: may find that something was collected meanwhile; if
-        there is a newer manifest by then, somebody else was first, and that is no error.
-    :param sealed: agents whose undo window was ended for this.
+    :param old: the manifest that all was read for. :param read: seals and folds; may find that something was collected
+        meanwhile. If there is a newer manifest by then, somebody else was first, and that is no error.
     """
     settings = _with_history(old.settings, keep_history)
+    sealed: tuple[str, ...] = ()
     try:
-        plan = _Plan(backend, old, read(), settings, full)
+        folded = read()
+        sealed = folded.sealed
+        plan = _Plan(backend, old, folded, settings, full)
         if not plan.worthwhile and not sealed:
             garbage = find_garbage(backend, backend.now(), old.number)
             if not garbage.runs and not garbage.segments:
                 return Compaction()
-        return plan.carry_out(environment, sealed)
+        return plan.carry_out(environment)
     except (AlreadyExistsError, MissingFileError):
         if ManifestStore(backend).newest_number() == old.number:
             raise
@@ -212,10 +213,10 @@ class Tail:
         tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
         return tail
 
-    def folded(self, backend: Backend, progress: Progress | None) -> Folded:
+    def folded(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> Folded:
         """What there is to fold. To be called once: what is settled goes into its rows."""
         rows = _Winners(backend, self, progress)
-        return Folded(self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut))
+        return Folded(self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut), sealed)
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -232,7 +233,10 @@ class Tail:
 
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
-        log can be folded. Returns their names."""
+        log can be folded. Returns their names.
+
+        :raises MissingFileError: another compaction came first, and has collected what was to be read.
+        """
 
         def seal(agent: str, appender: Appender) -> bool:
             if self._read_on(backend, agent):
@@ -336,7 +340,7 @@ class _Plan:
             return True
         return _places(self.folded.cut) != _places(self.old.cut)
 
-    def carry_out(self, environment: Environment, sealed: tuple[str, ...]) -> Compaction:
+    def carry_out(self, environment: Environment) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
 
         :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
@@ -359,14 +363,14 @@ class _Plan:
             self._discard(run)
             raise
         if self._is_passed(number):
-            return Compaction(sealed=sealed)
+            return Compaction(sealed=self.folded.sealed)
         return Compaction(
             number,
             manifest.commits - self.old.commits,
             run.records,
             run.bytes,
             len(self.merged),
-            sealed,
+            self.folded.sealed,
             collect(self.backend, number),
         )
 

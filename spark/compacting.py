@@ -77,10 +77,8 @@ def compact(
             sealed = tails.seal_idle(backend, environment)
             if sealed:
                 tails = look(backend)
-            read = _Fold(spark, place, tails, frames).read
-            return publish(
-                backend, environment, tails.manifest, read, sealed=sealed, full=full, keep_history=keep_history
-            )
+            read = _Fold(spark, place, tails, sealed, frames).read
+            return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
     finally:
         backend.close()
 
@@ -106,10 +104,13 @@ class _Frames:
 class _Fold:
     """Steps 1 and 2."""
 
-    def __init__(self, spark: SparkSession, place: Place, tails: Ends, frames: _Frames) -> None:
+    def __init__(
+        self, spark: SparkSession, place: Place, tails: Ends, sealed: tuple[str, ...], frames: _Frames
+    ) -> None:
         self.spark = spark
         self.place = place
         self.tails = tails
+        self.sealed = sealed
         self.frames = frames
 
     def read(self) -> Folded:
@@ -127,7 +128,8 @@ class _Fold:
             for log in found.logs
         }
         ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
-        return Folded({agent: cut for agent, cut in cuts.items() if cut.commits}, self.tails.clock, ts, rows, ends)
+        cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
+        return Folded(cut, self.tails.clock, ts, rows, ends, self.sealed)
 
     def _fold(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
         """The new rows, and of each task and log how many commits it read, and their greatest ts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import sealing
-from opslog.backends import open_backend
+from opslog import compaction, sealing
+from opslog.backends import Backend, open_backend
 from opslog.compaction import compact, fold
 from opslog.environment import REAL, Environment
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.ingest import ingest
+from opslog.layout import segment_path
 from opslog.testing import Process, Simulation, make_storage, open_store
+from opslog.verify import verify
 from tests.support import bucket
 
 _numbers = itertools.count()
@@ -134,6 +137,33 @@ def test_where_nobody_is_idle_no_lock_is_taken(url: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(type(backend), "lock", noted)
     compact(backend, REAL)
     assert taken == ["compaction"]
+
+
+def test_what_was_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By other compactions, while this one stood still before it took the name: it was not the first, and that is no
+    error."""
+    settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
+
+    def work() -> None:
+        with opslog.open(tmp_path, agent="planner", settings=settings, compact_after=None) as store:
+            store[str(len(store))] = {}
+
+    work()
+    os.utime(tmp_path / segment_path("planner", 1), (1e9, 1e9))  # long ago, whatever a tick of the clock is
+    backend = open_backend(tmp_path)
+    seal = compaction.seal_all
+
+    def late(backend: Backend, agents: list[str], seal_one: Any) -> tuple[str, ...]:
+        monkeypatch.setattr(compaction, "seal_all", seal)
+        assert agents == ["planner"]
+        while (tmp_path / segment_path("planner", 1)).exists():
+            work()
+            fold(backend, REAL)
+        return seal(backend, agents, seal_one)
+
+    monkeypatch.setattr(compaction, "seal_all", late)
+    assert fold(backend, REAL) == compaction.Compaction()
+    assert verify(backend).problems == []
 
 
 @pytest.mark.parametrize("storage", ["posix", "s3"])

@@ -195,14 +195,14 @@ class Agents(RuleBasedStateMachine):
         """Computed now, from what is there now; published later, or never."""
         tail = Tail.read(self.backend, ManifestStore(self.backend).newest())
         manifest = tail.manifest
-        return compaction._Plan(self.backend, manifest, tail.folded(self.backend, None), manifest.settings, full)
+        return compaction._Plan(self.backend, manifest, tail.folded(self.backend, (), None), manifest.settings, full)
 
     @rule(plan=plans)
     def publish(self, plan: compaction._Plan) -> None:
         # A paused compaction either publishes the number it aimed at, or finds that others did.
         newest = ManifestStore(self.backend).newest_number()
         try:
-            plan.carry_out(self.world.environment, ())
+            plan.carry_out(self.world.environment)
         except (AlreadyExistsError, MissingFileError):
             assert newest > plan.old.number
 
