@@ -21,15 +21,18 @@ class Fence:
     A segment is collected only when a manifest whose cut is beyond it has been the newest for the grace period. So who
     has looked within half of that has seen such a manifest, and knows that the number was used; who has not looks again
     before it says that a commit is done.
+
+    :param newest, at: as of `look`.
     """
 
-    def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest) -> None:
+    def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest, at: float) -> None:
         self._manifests = manifests
         self._environment = environment
-        self.look(newest, environment.monotonic())
+        self.look(newest, at)
 
     def look(self, newest: Manifest, at: float) -> None:
-        """This manifest was the newest at a time of the monotonic clock."""
+        """This manifest was the newest at a time of the monotonic clock, or later: a time from before it was looked at,
+        since a process can be paused after it."""
         self._newest, self._looked = newest, at
 
     def confirm(self, agent: str, position: Position) -> None:

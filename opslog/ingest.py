@@ -18,6 +18,7 @@ from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_c
 from opslog.documents import Document, check_id, check_version, encode
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import InvalidDocumentError, MissingFileError, RetryError, UsageError
+from opslog.fencing import Fence
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
 from opslog.log import Cursor, list_log, list_segments
@@ -58,7 +59,8 @@ def ingest(
     :param agent: who writes the commits that name no agent.
     :param progress: called every thousand commits, with how many were read so far.
     :raises AgentBusyError: a live process writes under one of the agents' names. :raises RetryError: one of them came
-        and wrote meanwhile. What was written before the error stays.
+        and wrote meanwhile. What was written before the error stays. :raises CommitUnknownError: this process stood
+        still for long, or the storage did not answer, and whether the last agent's commits are in its log is not known.
     """
     names: set[str] = set()
     writer = _Writer(backend, environment)
@@ -145,14 +147,16 @@ class _Writer:
 
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
+        looked = self._environment.monotonic()
         manifest = self._look()
+        fence = Fence(self._manifests, self._environment, manifest, looked)
         lines: dict[str, list[bytes]] = {}
         for commit in commits:
             self.clock = commit.clock = self.clock + 1
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
             lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
-            self._append(agent, manifest.cut.get(agent), lines_of_one_append)
+            self._append(agent, manifest.cut.get(agent), lines_of_one_append, fence)
 
     def _look(self) -> Manifest:
         """Read what is new in all logs, for its clocks."""
@@ -170,13 +174,13 @@ class _Writer:
             raise
         return manifest
 
-    def _append(self, agent: str, cut: Cut | None, lines: bytes) -> None:
+    def _append(self, agent: str, cut: Cut | None, lines: bytes, fence: Fence) -> None:
         appender = take_name(self._backend, agent, self._environment)
         try:
             self._check_quiet(agent)
             if cut is not None:
                 appender.advance(cut.last_segment)
-            appender.append(lines)
+            fence.confirm(agent, appender.append(lines))
         finally:
             appender.close()
 

@@ -126,6 +126,7 @@ def open(
             # The name first: what is loaded of one's own log must not change any more.
             appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
+        looked = environment.monotonic()
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:
             appender.advance(state.manifest.cut[agent].last_segment)
@@ -138,6 +139,7 @@ def open(
         backend,
         loader,
         state,
+        looked=looked,
         agent=agent if writes else None,
         appender=appender,
         schema=Schema(type, version, migrate),

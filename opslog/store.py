@@ -62,6 +62,7 @@ class Store(Documents[T]):
         loader: Loader,
         state: State,
         *,
+        looked: float,
         agent: str | None,
         appender: Appender | None,
         schema: Schema[T],
@@ -83,10 +84,10 @@ class Store(Documents[T]):
         """Whether `_unseen` has everything that was not handed out, up to `_unread`."""
         self._unread: dict[str, Cursor] | None = None
         """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
-        self._looked = environment.monotonic()
+        self._looked = looked
         self._own_segment = state.cursors[agent].segment - 1 if agent in state.cursors else 0
         """The last segment of the own log that is in the state, where each append is a segment."""
-        self._fence = Fence(loader.manifests, environment, state.manifest)
+        self._fence = Fence(loader.manifests, environment, state.manifest, looked)
         self._closed = False
         self._generation = forking.generation
         self._failed: OpslogError | None = None

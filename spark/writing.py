@@ -157,9 +157,10 @@ class Log:
 
     def look(self) -> None:
         """See everything that is in the store: what is appended from now on comes after it."""
+        looked = REAL.monotonic()
         ends = look(self._backend)
         self._clock = ends.clock
-        self._fence = Fence(ManifestStore(self._backend), REAL, ends.manifest)
+        self._fence = Fence(ManifestStore(self._backend), REAL, ends.manifest, looked)
         cut = ends.manifest.cut.get(self._agent)
         if cut is not None:
             self._appender.advance(cut.last_segment)
