@@ -3,6 +3,8 @@ number that was used, folded and collected."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,22 @@ import msgspec
 import pytest
 
 import opslog
+from opslog import ingest as ingest_module
 from opslog.backends import Backend, open_backend
 from opslog.commits import Set, encode_commit
 from opslog.compaction import compact
-from opslog.environment import REAL, format_ts
+from opslog.environment import REAL, Environment, format_ts
+from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import manifest_path, segment_path
 from opslog.manifest import Manifest, encode_manifest
 from opslog.manifest_store import ManifestStore
+from opslog.state import Loader
 from opslog.verify import verify
+from tests.support import bucket
+
+assert bucket.BUCKETS is not None  # which registers bucket://
+
+_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -130,3 +140,63 @@ def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
             backend.create(segment_path("a", number), encode_commit(late))
         assert [commit.stamp for commit in reader.refresh() if commit.clock > 100] == []
         assert "late" not in reader
+
+
+# -- writers that stood still
+
+
+def use_numbers(url: str) -> None:
+    """Another process uses the next numbers of a's log, a compaction folds them, and they are collected."""
+    backend = open_backend(url)
+    for number in range(2, 7):
+        commit = Set(format_ts(0.0), number, "a", f"other-{number}", msgspec.Raw(b"{}"))
+        backend.create(segment_path("a", number), encode_commit(commit))
+    compact(backend, REAL)
+    cut = ManifestStore(backend).newest().cut["a"]
+    backend.delete([segment_path("a", number) for number in range(1, cut.segment)])
+
+
+@pytest.fixture
+def bucket_url() -> str:
+    """A store in which names are not held against other processes, and each append is a segment."""
+    url = f"bucket://late-{next(_numbers)}"
+    write(url, "a", 1, settings=opslog.Settings(undo_window=0))
+    return url
+
+
+def paused(monkeypatch: pytest.MonkeyPatch, owner: type, call: str, url: str) -> Environment:
+    """A world in which the next such call is followed by a pause of a thousand seconds."""
+    now = [0.0]
+    real = getattr(owner, call)
+
+    def and_pause(self: Any, *arguments: Any) -> Any:
+        done = real(self, *arguments)
+        monkeypatch.setattr(owner, call, real)
+        use_numbers(url)
+        now[0] += 1000
+        return done
+
+    monkeypatch.setattr(owner, call, and_pause)
+    return replace(REAL, monotonic=lambda: now[0])
+
+
+def test_who_stood_still_while_it_opened_looks_before_it_says_done(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = paused(monkeypatch, Loader, "load", bucket_url)
+    with (
+        opslog.open(bucket_url, agent="a", environment=environment) as store,
+        pytest.raises(opslog.CommitUnknownError, match="paused for long"),
+    ):
+        store["late"] = {}
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert "late" not in store
+
+
+def test_an_import_that_stood_still_looks_before_it_says_done(bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = paused(monkeypatch, ingest_module._Writer, "_check_quiet", bucket_url)
+    commit = ImportedCommit("a", None, (ImportedOp("set", "late", {}),), "file:1")
+    with pytest.raises(opslog.CommitUnknownError, match="paused for long"):
+        ingest_module.ingest(open_backend(bucket_url), [commit], environment=environment)
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert "late" not in store
