@@ -142,12 +142,13 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     writing can be seen already, and a power cut could take it away from under a manifest that folds it.
 
     Only the last segment of a log can have anything that is not durable, since a session makes durable what it finds
-    (`Backend.appender`), and so did whoever published the manifest with what lies before its cut.
+    (`Backend.appender`), and so did whoever published the manifest with what lies before its cut. An empty one has
+    nothing that was read, and its agent may take it away, if it could not be made durable.
     """
     return [
         segment_path(agent, listed[-1].number)
         for agent, listed in segments.items()
-        if listed and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).place
+        if listed and listed[-1].bytes and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).place
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from opslog.backends.memory import MemoryBackend
 from opslog.commits import Delete, Record, Set
 from opslog.compaction import Compaction, compact, fold
 from opslog.environment import REAL, Environment
+from opslog.layout import segment_path
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
 from opslog.runs import BlockRun
@@ -376,6 +378,18 @@ def test_of_two_compactions_at_once_one_publishes(url: str, backend: Backend, mo
         (run,) = newest(backend).runs
         assert {path.split("/")[1] for path in paths(backend, "snapshots/")} == {run.name}, "the loser left nothing"
         assert dict(store.items()) == {f"{number:04}": {"number": number} for number in range(40)}
+    assert verify(backend).problems == []
+
+
+def test_an_empty_segment_may_go_while_a_compaction_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent could not make it durable, and took it away again."""
+    with open_store(str(tmp_path), undo_window=0) as store:
+        fill(store, 10)
+    empty = tmp_path / segment_path("a", 2)
+    empty.touch()
+    racing(monkeypatch, empty.unlink)
+    backend = open_backend(tmp_path)
+    assert fold(backend, REAL).records == 10
     assert verify(backend).problems == []
 
 
