@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -310,11 +311,11 @@ def test_tls(tmp_path: Path) -> None:
 def test_too_many_connections(tmp_path: Path) -> None:
     with serving("--memory", "--max-connections", "3") as server:
         http("PUT", f"{server.url}/a", headers=TEXT)
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
-        for connection in idle:
-            connection.sendall(b"GET /v1/stream/a?offset=-1&live=sse HTTP/1.1\r\nHost: x\r\n\r\n")
-        answers = [connection.recv(12) for connection in idle]
-        assert b"HTTP/1.1 503" in answers
-        assert b"HTTP/1.1 200" in answers
-        for connection in idle:
-            connection.close()
+        answers = []
+        with ExitStack() as stack:
+            for _ in range(4):  # one after the other: all of them count as soon as they are there
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                connection.sendall(b"GET /v1/stream/a?offset=-1&live=sse HTTP/1.1\r\nHost: x\r\n\r\n")
+                answers.append(connection.recv(12))
+        assert answers[0] == b"HTTP/1.1 200"
+        assert answers[-1] == b"HTTP/1.1 503"
