@@ -151,7 +151,7 @@ def test_what_was_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest
     work()
     os.utime(tmp_path / segment_path("planner", 1), (1e9, 1e9))  # long ago, whatever a tick of the clock is
     backend = open_backend(tmp_path)
-    seal = compaction.seal_all
+    seal = sealing.seal_all
 
     def late(backend: Backend, agents: list[str], seal_one: Any) -> tuple[str, ...]:
         monkeypatch.setattr(compaction, "seal_all", seal)
