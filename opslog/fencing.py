@@ -10,7 +10,7 @@ from __future__ import annotations
 from opslog.backends import Backend, Position
 from opslog.commits import Seal, decode_commits
 from opslog.environment import Environment
-from opslog.errors import CommitUnknownError, OpslogError
+from opslog.errors import CommitUnknownError, MissingFileError, OpslogError
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
 
@@ -59,7 +59,11 @@ class Fence:
 
 
 def read_seals(backend: Backend, path: str) -> list[Seal]:
-    """The seals in a segment that holds nothing else; none where it is another writer's."""
-    commits = decode_commits(backend.read(path), path, 0)
+    """The seals in a segment that holds nothing else; none where it is another writer's, or was folded and collected
+    meanwhile."""
+    try:
+        commits = decode_commits(backend.read(path), path, 0)
+    except MissingFileError:
+        return []
     seals = [commit for commit in commits if isinstance(commit, Seal)]
     return seals if len(seals) == len(commits) else []

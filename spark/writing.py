@@ -28,7 +28,7 @@ import opslog
 from opslog.backends import Backend, open_backend
 from opslog.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.environment import REAL, format_ts
-from opslog.errors import AgentFencedError, MissingFileError, NotFoundError, UsageError
+from opslog.errors import AgentFencedError, NotFoundError, UsageError
 from opslog.fencing import Fence, read_seals
 from opslog.layout import STAGING, check_name, segment_of
 from opslog.manifest import Settings
@@ -181,10 +181,7 @@ class Log:
     def _pass_seal(self, error: AgentFencedError) -> None:
         """A compaction may have sealed this log, which nobody had written to for long; then it goes on after that."""
         taken = segment_of(error.path)
-        try:
-            seals = read_seals(self._backend, error.path) if taken else []
-        except MissingFileError:
-            seals = []
+        seals = read_seals(self._backend, error.path) if taken else []
         if not taken or not seals:
             raise error
         self._clock = max(self._clock, *(seal.clock for seal in seals))

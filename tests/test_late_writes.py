@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 import opslog
+from opslog import fencing
 from opslog import ingest as ingest_module
+from opslog import store as store_module
 from opslog.backends import Backend, open_backend
-from opslog.commits import Set, encode_commit
+from opslog.commits import Seal, Set, encode_commit
 from opslog.compaction import compact
 from opslog.environment import REAL, Environment, format_ts
 from opslog.importers import ImportedCommit, ImportedOp
@@ -189,6 +191,27 @@ def test_who_stood_still_while_it_opened_looks_before_it_says_done(
         pytest.raises(opslog.CommitUnknownError, match="paused for long"),
     ):
         store["late"] = {}
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert "late" not in store
+
+
+def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was written under the number it had, and who stood still that long opens again."""
+    backend = open_backend(bucket_url)
+    with opslog.open(bucket_url, agent="a") as store:
+        seal = segment_path("a", 2)
+        backend.create(seal, encode_commit(Seal(format_ts(0.0), 2, "a")))
+        look = fencing.read_seals
+
+        def late(backend: Backend, path: str) -> list[Seal]:
+            backend.delete([seal])
+            return look(backend, path)
+
+        monkeypatch.setattr(store_module, "read_seals", late)
+        with pytest.raises(opslog.AgentFencedError):
+            store["late"] = {}
     with opslog.open(bucket_url, read_only=True) as store:
         assert "late" not in store
 
