@@ -113,8 +113,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def settled(here: Here) -> None:
     """Until nothing is under way any more."""
-    while here.service._background.tasks:
-        await asyncio.gather(*here.service._background.tasks, return_exceptions=True)
+    await until(lambda: not here.service._background.tasks)
 
 
 def case(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
