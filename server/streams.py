@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from opslog.environment import REAL, Environment
 from opslog.server import appending, creation, lifetimes, ranges
 from opslog.server.appending import Append, Appended
+from opslog.server.background import Background
 from opslog.server.creation import Create, Created
 from opslog.server.followers import Followers
 from opslog.server.metrics import Metrics
@@ -68,7 +69,7 @@ class Streams:
         self._untidy: set[int] = set()
         self._locks: dict[str, _Lock] = {}
         self._writers: list[Writer] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(_log, "work on streams that no request waits for failed")
 
     async def start(self) -> None:
         """Begin to serve: find forks that are not in the shard of their name, end what has expired, go on with what is
@@ -85,14 +86,12 @@ class Streams:
                     # What the recorded access may be behind the real one is made up for.
                     self._accesses[stream.id] = min(now, stream.accessed + stream.ttl / _RENEWALS)
         await self.sweep()
-        self._spawn(self._sweep_for_ever())
+        self._background.spawn(self._sweep_for_ever())
 
     async def stop(self) -> None:
         """End the waiting of followers, finish what was begun, and close nothing: the storage is the caller's."""
         self.followers.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stop()
         for writer in self._writers:
             await writer.close()
 
@@ -112,7 +111,7 @@ class Streams:
         writer = self._writers[self.place(request.path)]
         appended = await writer.run(partial(self._append, request))
         while self._untidy:
-            self._spawn(self._tidy(self._untidy.pop()))
+            self._background.spawn(self._tidy(self._untidy.pop()))
         return appended
 
     async def delete(self, path: str) -> None:
@@ -152,7 +151,7 @@ class Streams:
         self._accesses[stream.id] = now
         if now - stream.accessed > stream.ttl / _RENEWALS and stream.id not in self._recording:
             self._recording.add(stream.id)
-            self._spawn(self._record_access(stream.path, stream.id))
+            self._background.spawn(self._record_access(stream.path, stream.id))
 
     async def wait(self, stream: Stream, seconds: float, gone: asyncio.Future[object]) -> None:
         """Wait as `Followers.wait` does. The stream does not expire meanwhile: it is being read."""
@@ -256,7 +255,7 @@ class Streams:
     def _committed(self, events: Events) -> None:
         for stream in events.deleted:
             self._accesses.pop(stream.id, None)
-            self._spawn(self._forget(stream.path))
+            self._background.spawn(self._forget(stream.path))
             self.followers.wake(stream.path)
         for path in events.appended:
             self.followers.wake(path)
@@ -305,8 +304,3 @@ class Streams:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             await self.sweep()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
