@@ -41,8 +41,8 @@ class Fence:
         :raises CommitUnknownError: that cannot be told, or a manifest's cut is beyond it. Then the number may have been
             used before, and nobody reads what was appended; or it was read and folded before this look.
         """
-        now = self._environment.monotonic()
-        if now - self._looked > self._newest.settings.grace_seconds / 2:
+        if not self._is_recent:
+            now = self._environment.monotonic()
             try:
                 self.look(self._manifests.newest(), now)
             except OpslogError as error:
@@ -56,6 +56,19 @@ class Fence:
                 "it was paused for long, and the commit is in the snapshot, unless another process had used this "
                 "number before, in which case nobody reads it. Close this store, open it again, and look"
             )
+
+    def check_recent(self) -> None:
+        """What was read until now was not collected before: it is what was there when the manifest was looked at.
+
+        :raises MissingFileError: that was too long ago. Where there are no locks, what was read may stand under a
+            number that others used, folded and collected; load again.
+        """
+        if not self._is_recent:
+            raise MissingFileError("this process stood still for long between listing the logs and reading them")
+
+    @property
+    def _is_recent(self) -> bool:
+        return self._environment.monotonic() - self._looked <= self._newest.settings.grace_seconds / 2
 
 
 def read_seals(backend: Backend, path: str) -> list[Seal]:

@@ -143,7 +143,7 @@ class ManifestStore:
                 misses = misses + 1 if missing_from == manifest.number else 1
                 missing_from = manifest.number
                 if misses == _MISSES_MAX:
-                    raise self._lost(manifest, error) from error
+                    raise self.lost(manifest, error) from error
                 continue
             if choose().number == manifest.number:
                 return result
@@ -151,7 +151,8 @@ class ManifestStore:
             f"{self._backend.url}: compactions follow each other faster than the store can be read; try again"
         )
 
-    def _lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
+    def lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
+        """What to raise where a file is missing and no newer manifest explains it."""
         return CorruptError(
             f"{self._backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
             "opslog removed it or cut it short: restore it from a copy; `opslog verify` lists all such places",

@@ -17,6 +17,7 @@ from opslog.commits import Commit, Record, Set
 from opslog.errors import MissingFileError, RetryError
 from opslog.log import (
     Cursor,
+    LogSource,
     Segments,
     Stretch,
     all_logs,
@@ -27,7 +28,7 @@ from opslog.log import (
     log_source,
     read_logs,
 )
-from opslog.manifest import START, Manifest, Run
+from opslog.manifest import START, Cut, Manifest, Run
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
@@ -276,11 +277,17 @@ class Loader:
 
 
 def read_new(
-    backend: Backend, cursors: dict[str, Cursor], segments: Segments, skip: str | None = None
+    backend: Backend,
+    cursors: dict[str, Cursor],
+    segments: Segments,
+    skip: str | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[Commit]:
     """The commits that the cursors have not seen yet, log by log; moves the cursors, and adds those of new logs.
 
     :param segments: a listing of all logs made just before; `skip`: an agent whose log is left alone.
+    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading,
+        and the cursors stay before what was read.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
     logs = all_logs(segments, cursors)
@@ -289,9 +296,23 @@ def read_new(
     for agent in logs:
         cursors.setdefault(agent, Cursor(agent))
     source = log_source(backend, cursors, logs)
+    if check is not None:
+        source = _Checked(source, check)
     for agent, listed in logs.items():
         for _, commit in cursors[agent].read(source, listed):
             yield commit
+
+
+class _Checked:
+    def __init__(self, source: LogSource, check: Callable[[], None]) -> None:
+        self._source = source
+        self._check = check
+        self.segments_grow = source.segments_grow
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = self._source.read(path, start, stop)
+        self._check()
+        return data
 
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
@@ -300,30 +321,35 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
 
     :param skip: an agent whose log is left alone.
     """
-    commits: list[Commit] = []
-    complete = True
-    for agent, end in state.cursors.items():
-        if agent != skip:
-            # A copy: if this fails half-way, it begins again where it began.
-            start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
-            found, all_there = _read_between(backend, start, end)
-            commits += found
-            complete = complete and all_there
-    return commits, complete
+
+    def read(oldest: Manifest) -> tuple[list[Commit], bool]:
+        commits: list[Commit] = []
+        complete = True
+        for agent, end in state.cursors.items():
+            if agent != skip:
+                # A copy: if this fails half-way, it begins again where it began.
+                start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
+                found, all_there = _read_between(backend, start, end, oldest.cut.get(agent, START))
+                commits += found
+                complete = complete and all_there
+        return commits, complete
+
+    # While one and the same manifest is the oldest, nothing after its cut is collected.
+    manifests = ManifestStore(backend)
+    return manifests.read_consistently(manifests.oldest, read)
 
 
-def _read_between(backend: Backend, start: Cursor, end: Cursor) -> tuple[list[Commit], bool]:
+def _read_between(backend: Backend, start: Cursor, end: Cursor, first: Cut) -> tuple[list[Commit], bool]:
+    """:param first: before it there may be segments by a late write under a number that was used."""
     segments = list_log(backend, start.agent)
-    # In this order: whatever is listed before this cut may be there anew, by a late write under a number that was used.
-    first = ManifestStore(backend).oldest().cut.get(start.agent, START).segment
     seen = start.commits
-    if start.segment >= first:
+    if start.segment >= first.segment:
         with suppress(MissingFileError):
             return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
     # Some of it was collected: take what is left, and count from the end.
     retained: list[Commit] = []
     with suppress(MissingFileError):
-        cursor = Cursor(start.agent, max(first, segments[0].number if segments else end.segment))
+        cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
         retained = [commit for place, commit in cursor.read(backend, segments) if place.place < end.place]
     collected = end.commits - len(retained)
     return retained[max(0, seen - collected) :], collected <= seen

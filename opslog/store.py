@@ -35,7 +35,7 @@ from opslog.errors import (
 )
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
-from opslog.layout import ARCHIVE, check_name, segment_of
+from opslog.layout import ARCHIVE, check_name, segment_of, segment_path
 from opslog.log import SEGMENT_COST, Cursor, Segment, cost_after, list_log, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
 from opslog.manifest import START, Manifest
@@ -369,7 +369,9 @@ class Store(Documents[T]):
                 self._reload()
                 return
             self._compaction.tail_cost += cost_after(segments, self._state.cursors)
-            for commit in read_new(self._backend, self._state.cursors, segments, self._agent):
+            # Where names are held by locks, nobody uses a number again.
+            check = None if self._backend.segments_grow else self._fence.check_recent
+            for commit in read_new(self._backend, self._state.cursors, segments, self._agent, check):
                 with self._state_lock:
                     self._state.apply(commit)
                 self._clock.observe(commit.clock)
@@ -407,19 +409,37 @@ class Store(Documents[T]):
 
     def _load_again(self) -> None:
         """Load beside ongoing writes; only what they add meanwhile is read while they wait."""
-        old, state = self._state, self._loader.load()
-        with nullcontext() if self._log is None else self._log.quiet(), self._state_lock:
-            if self._log is not None:
-                own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
-                for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
-                    state.apply(commit)
-                self._own_segment = max(self._own_segment, own.segment - 1)
-            self._state = state
+        old = self._state
+        while True:
+            state = self._loader.load()
+            try:
+                self._go_on_with(state)
+                break
+            except MissingFileError as error:
+                # Folded and collected since it was loaded, as a newer manifest says.
+                if self._loader.manifests.newest_number() == state.manifest.number:
+                    raise self._loader.manifests.lost(state.manifest, error) from error
         if self._unread is None:
             self._unread = old.cursors
         self._compaction.note_manifest(state.manifest)
         self._clock.observe(state.clock)
         old.empty()
+
+    def _go_on_with(self, state: State) -> None:
+        """Replace the state by one that was just loaded, and what was written here since.
+
+        :raises MissingFileError: some of that is not there any more.
+        """
+        with nullcontext() if self._log is None else self._log.quiet(), self._state_lock:
+            if self._log is not None:
+                own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
+                for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
+                    state.apply(commit)
+                if not self._backend.segments_grow and own.segment <= self._own_segment:
+                    path = segment_path(own.agent, self._own_segment)
+                    raise MissingFileError(f"{path} is missing, and was written here", path)
+                self._own_segment = max(self._own_segment, own.segment - 1)
+            self._state = state
 
     # -- the past
 

@@ -14,6 +14,7 @@ import pytest
 import opslog
 from opslog import fencing
 from opslog import ingest as ingest_module
+from opslog import state as state_module
 from opslog import store as store_module
 from opslog.backends import Backend, open_backend
 from opslog.commits import Seal, Set, encode_commit
@@ -223,3 +224,95 @@ def test_an_import_that_stood_still_looks_before_it_says_done(bucket_url: str, m
         ingest_module.ingest(open_backend(bucket_url), [commit], environment=environment)
     with opslog.open(bucket_url, read_only=True) as store:
         assert "late" not in store
+
+
+# -- readers that stood still
+
+
+def collect(url: str) -> list[int]:
+    """What is folded in a's log, and manifests before the newest; returns the segments' numbers."""
+    backend = open_backend(url)
+    newest = ManifestStore(backend).newest()
+    backend.delete([manifest_path(number) for number in range(1, newest.number)])
+    numbers = list(range(1, newest.cut["a"].segment))
+    backend.delete([segment_path("a", number) for number in numbers])
+    return numbers
+
+
+def collect_and_bring_back(url: str) -> None:
+    """Then a process that stood still writes under the numbers that were used."""
+    backend = open_backend(url)
+    for number in collect(url):
+        late = Set(format_ts(0.0), 100 + number, "a", "late", msgspec.Raw(b"{}"))
+        backend.create(segment_path("a", number), encode_commit(late))
+
+
+def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    real = store_module.list_segments
+
+    def and_pause(*arguments: Any) -> Any:
+        listed = real(*arguments)
+        monkeypatch.setattr(store_module, "list_segments", real)
+        compact(open_backend(bucket_url), REAL)
+        collect_and_bring_back(bucket_url)
+        now[0] += 1000
+        return listed
+
+    with opslog.open(bucket_url, read_only=True, environment=replace(REAL, monotonic=lambda: now[0])) as reader:
+        write(bucket_url, "a", 3)
+        monkeypatch.setattr(store_module, "list_segments", and_pause)
+        commits = reader.refresh()
+        assert "late" not in reader
+        assert reader["a-2"] == {"n": 2}
+    assert [commit for commit in commits if commit.clock > 100] == []
+
+
+def test_what_a_reload_hands_out_was_read_while_nothing_was_collected(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction collects, and late writes come, between the listing of a log and its reading."""
+    backend = open_backend(bucket_url)
+    with opslog.open(bucket_url, read_only=True) as reader:
+        write(bucket_url, "a", 3)
+        compact(backend, REAL)
+        real = state_module.Cursor.read
+
+        def after_a_while(*arguments: Any) -> Any:
+            monkeypatch.setattr(state_module.Cursor, "read", real)
+            write(bucket_url, "a", 3)
+            compact(backend, REAL)
+            collect_and_bring_back(bucket_url)
+            return real(*arguments)
+
+        monkeypatch.setattr(store_module.State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(state_module.Cursor, "read", after_a_while)
+        commits = reader.refresh()
+        assert "late" not in reader
+        assert reader["a-2"] == {"n": 2}
+    assert [commit for commit in commits if commit.clock > 100] == []
+
+
+def test_a_load_after_which_the_own_log_was_collected_is_made_again(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(bucket_url)
+    with opslog.open(bucket_url, agent="a", compact_after=None) as store:
+        real = Loader.load
+
+        def and_collect(loader: Loader) -> Any:
+            state = real(loader)
+            monkeypatch.setattr(Loader, "load", real)
+            for number in range(3):
+                store[f"meanwhile-{number}"] = {}
+            compact(backend, REAL)
+            collect(bucket_url)
+            return state
+
+        compact(backend, REAL)
+        monkeypatch.setattr(store_module.State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(Loader, "load", and_collect)
+        store.refresh()
+        assert set(store) == {"a-0", "meanwhile-0", "meanwhile-1", "meanwhile-2"}
