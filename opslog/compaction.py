@@ -27,7 +27,7 @@ from opslog.backends import Appender, Backend
 from opslog.commits import Commit, Record, Seal, Set, encode_commit
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
-from opslog.garbage import NOTHING, Garbage, collect, find_garbage
+from opslog.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
 from opslog.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
 from opslog.manifest import START, Cut, Manifest, Part, Run, Settings
@@ -173,7 +173,8 @@ def publish(
         sealed = folded.sealed
         plan = _Plan(backend, old, folded, settings, full)
         if not plan.worthwhile and not sealed:
-            garbage = find_garbage(backend, backend.now(), old.number)
+            now = backend.now()
+            garbage = find_garbage(backend, now, old.number, oldest_retained(backend, now, settings))
             if not garbage.runs and not garbage.segments:
                 return Compaction()
         return plan.carry_out(environment)
@@ -347,15 +348,14 @@ class _Plan:
         :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
         """
         number = self.old.number + 1
-        nonce = environment.nonce()
-        run = Run(run_name(number, nonce), [])
+        run = Run(run_name(number, environment.nonce()), [])
         try:
             run.parts.extend(self.folded.rows.write(run.name, self.merged, self._oldest_ts(environment)))
         except Exception:
             self._discard(run)
             raise
         try:
-            manifest = self._manifest(number, nonce, run, environment)
+            manifest = self._manifest(number, run, environment)
             self.backend.persist(self.folded.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
@@ -390,8 +390,9 @@ class _Plan:
         manifests = ManifestStore(self.backend)
         return manifests.newest_number() != number and number not in dict(manifests.retained())
 
-    def _manifest(self, number: int, nonce: str, run: Run, environment: Environment) -> Manifest:
+    def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
         kept = self.old.runs[len(self.merged) :]
+        oldest = oldest_retained(self.backend, self.backend.now(), self.settings)
         return Manifest(
             number=number,
             created=format_ts(environment.time()),
@@ -401,8 +402,7 @@ class _Plan:
             cut=self.folded.cut,
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
-            nonce=nonce,
-            previous=self.old.nonce,
+            oldest=min(number, oldest),
         )
 
 

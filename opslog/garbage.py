@@ -3,7 +3,7 @@
 Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`,
 whichever is longer), by the storage's clock. Garbage is
 
-- manifests that are not retained;
+- manifests that are not retained, as the newest one says: so that one which a late write brings back stays garbage;
 - segments wholly before the cut of the oldest retained manifest (cuts only move forward, and no log goes on before its
   cut, so numbers are never used twice);
 - runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded
@@ -26,7 +26,7 @@ import msgspec
 from opslog.backends import Backend, Entry
 from opslog.errors import MissingFileError
 from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, TEMPORARY, run_of, segment_of
-from opslog.manifest import START, Manifest
+from opslog.manifest import START, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 
 TEMPORARY_SECONDS = 3600.0
@@ -56,27 +56,33 @@ class Garbage(msgspec.Struct, frozen=True):
 NOTHING = Garbage([], [], [], [])
 
 
-def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
-    """What can go at `now` by the storage's clock, if manifest `number` is still the newest; otherwise nothing."""
+def oldest_retained(backend: Backend, now: float, settings: Settings) -> int:
+    """The number of the oldest manifest that is retained at `now` by the storage's clock; 0 where there is none."""
+    keep = settings.keep_history_seconds
+    keep_seconds = math.inf if keep is None else max(keep, settings.grace_seconds)
+    retained = ManifestStore(backend).retained()
+    oldest = retained[-1][0] if retained else 0
+    for (number, _), (_, successor) in reversed(list(pairwise(retained))):
+        if now - successor.modified > keep_seconds:
+            break
+        oldest = number
+    return oldest
+
+
+def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garbage:
+    """What can go at `now` by the storage's clock, if manifest `number` is still the newest, and `oldest` the oldest
+    that is retained; otherwise nothing."""
     store = ManifestStore(backend)
     manifests = store.entries()
     if not manifests or manifests[-1][0] != number:
         return NOTHING
-    newest = store.newest()
-    keep = newest.settings.keep_history_seconds
-    keep_seconds = math.inf if keep is None else max(keep, newest.settings.grace_seconds)
-    count = _retained(manifests, now, keep_seconds)
     try:
-        retained = [store.read(number) for number, _ in manifests[-count:]]
+        retained = [store.read(number) for number, _ in manifests if number >= oldest]
     except MissingFileError:
         return NOTHING  # somebody has published since, and is collecting
-    # One that did not lead to its successor was collected once already, and came back by a late create.
-    breaks = [place for place, pair in enumerate(pairwise(retained), start=1) if not pair[1].follows(pair[0])]
-    retained = retained[max(breaks, default=0) :]
-    count = len(retained)
     files = [entry for prefix in (MANIFESTS, SNAPSHOTS, OPS, STAGING) for entry in backend.list(prefix)]
     return Garbage(
-        [entry for _, entry in manifests[:-count]],
+        [entry for number, entry in manifests if number < oldest],
         _unneeded_runs(files, retained),
         _folded_segments(files, retained[0]),
         [entry for entry in files if is_abandoned(entry, now)],
@@ -85,10 +91,15 @@ def find_garbage(backend: Backend, now: float, number: int) -> Garbage:
 
 def collect(backend: Backend, number: int) -> Garbage:
     """Delete what can go; to be called right after publishing manifest `number`. Returns what was deleted."""
-    entries = ManifestStore(backend).entries()
-    if not entries:
-        return NOTHING  # all that this listing came to was collected meanwhile: others have published since
-    garbage = find_garbage(backend, entries[-1][1].modified, number)
+    manifests = ManifestStore(backend)
+    entries = manifests.entries()
+    if not entries or entries[-1][0] != number:
+        return NOTHING  # others have published since
+    try:
+        oldest = manifests.read(number).oldest
+    except MissingFileError:
+        return NOTHING  # and have collected it
+    garbage = find_garbage(backend, entries[-1][1].modified, number, oldest)
     # First the manifests, for good: a power cut must not bring one back of which the runs are gone.
     first = len(garbage.manifests)
     backend.delete(garbage.paths[:first])
@@ -102,20 +113,6 @@ def is_abandoned(entry: Entry, now: float) -> bool:
     if TEMPORARY in entry.path:
         return age > TEMPORARY_SECONDS
     return entry.path.startswith(STAGING) and age > STAGED_SECONDS
-
-
-def _retained(manifests: list[tuple[int, Entry]], now: float, keep_seconds: float) -> int:
-    """How many of the newest manifests are retained: each as long as its successor is no older than `keep_seconds`."""
-    count = 1
-    while count < len(manifests):
-        successor_number, successor = manifests[-count]
-        number, _ = manifests[-count - 1]
-        # A gap in the numbers means that what lies before it was collected once already, and came back by a late
-        # create.
-        if number != successor_number - 1 or now - successor.modified > keep_seconds:
-            break
-        count += 1
-    return count
 
 
 def _unneeded_runs(files: list[Entry], retained: list[Manifest]) -> list[Entry]:

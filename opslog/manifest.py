@@ -127,9 +127,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
-    :ivar nonce: drawn anew for each manifest; `previous`: that of the manifest before it. So one that was created under
-        a number that had been used and collected is told from the one that led to its successor. Empty: an older
-        program made it.
+    :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
+        collected, also one that is there, or that a late write brings back. 0: an older program made it.
     """
 
     format: int = FORMAT
@@ -141,13 +140,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, Cut] = {}
     runs: list[Run] = []
     settings: Settings = Settings()
-    nonce: str = ""
-    previous: str = ""
-
-    def follows(self, older: Manifest) -> bool:
-        """Whether it was made from that one."""
-        known = self.previous and older.nonce
-        return self.number == older.number + 1 and (not known or self.previous == older.nonce)
+    oldest: int = 0
 
     @property
     def commits(self) -> int:
@@ -190,6 +183,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     logs of this store."""
     if not 0 <= manifest.clock <= CLOCK_MAX:
         yield f"its clock is {manifest.clock}"
+    if not 0 <= manifest.oldest <= manifest.number:
+        yield f"it says that the oldest retained manifest is {manifest.oldest}"
     if not 0 <= manifest.documents <= sum(part.live for run in manifest.runs for part in run.parts):
         yield f"it says that its snapshot shows {manifest.documents} documents"
     if len({run.name for run in manifest.runs}) < len(manifest.runs):

@@ -35,23 +35,21 @@ class ManifestStore:
         return [(number, entry) for number, entry in numbered if number is not None]
 
     def retained(self) -> list[tuple[int, Entry]]:
-        """(number, entry) of the newest manifest and those that led to it, one after the other, oldest first.
+        """(number, entry) of the newest manifest and those before it that are retained, oldest first.
 
-        Below them may lie what a late write brought back after it was collected: a manifest under a number that was
-        used before. Costs a listing and two reads; more where there is such a one.
+        Below them may lie what was not deleted yet, and what a late write brought back after it was collected. Costs a
+        listing and, when the newest is new, one read.
         """
-        entries = self.entries()
-        low = high = len(entries) - 1
-        while low > 0 and entries[low - 1][0] == entries[low][0] - 1:
-            low -= 1
-        if low == high or self._leads_on(entries[low][0]):
-            return entries[max(0, low) :]
-        # From some place on each follows the one before it.
-        low += 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._leads_on(entries[middle][0]) else (middle + 1, high)
-        return entries[low:]
+        while entries := self.entries():
+            try:
+                oldest = self._take(entries[-1][0]).oldest
+            except MissingFileError:
+                continue  # superseded and collected between the listing and the read
+            low = len(entries) - 1
+            while low > 0 and entries[low - 1][0] == entries[low][0] - 1 >= oldest:
+                low -= 1
+            return entries[low:]
+        return []
 
     def oldest(self) -> Manifest:
         """The oldest retained manifest. :raises NotFoundError: there is no store."""
@@ -60,12 +58,6 @@ class ManifestStore:
             for number, _ in self.retained()[:1]:
                 with suppress(MissingFileError):  # collected meanwhile
                     return self.read(number)
-
-    def _leads_on(self, number: int) -> bool:
-        """Whether the next manifest was made from this one; not, if one of them is collected by now."""
-        with suppress(MissingFileError):
-            return self.read(number + 1).follows(self.read(number))
-        return False
 
     def newest_number(self) -> int:
         """The number of the live manifest, 0 where there is none."""
@@ -88,13 +80,16 @@ class ManifestStore:
                 if self.newest_number():
                     continue
                 raise self._missing(has_logs)
-            if self._newest is not None and self._newest.number == number:
-                return self._newest
             try:
-                self._newest = self.read(number)
+                return self._take(number)
             except MissingFileError:
                 continue  # superseded and collected between the listing and the read
-            return self._newest
+
+    def _take(self, number: int) -> Manifest:
+        """Read the newest one, unless it is known."""
+        if self._newest is None or self._newest.number != number:
+            self._newest = self.read(number)
+        return self._newest
 
     def read(self, number: int) -> Manifest:
         """:raises MissingFileError: it never existed or was collected. :raises CorruptError, FormatVersionError:"""
@@ -118,7 +113,7 @@ class ManifestStore:
         except NotFoundError:
             with suppress(AlreadyExistsError):
                 created = format_ts(environment.time())
-                self.create(Manifest(number=1, created=created, settings=settings, nonce=environment.nonce()))
+                self.create(Manifest(number=1, created=created, settings=settings))
             return
         # Whoever is creating it may be killed before it is durable. (One that was collected has a durable successor.)
         with suppress(MissingFileError):

@@ -100,15 +100,16 @@ class _Verification:
     # -- manifests
 
     def _look(self) -> list[int]:
-        """Read manifests that are new, and note which are retained: the newest, and those that led to it."""
+        """Read manifests that are new, and note which are retained, as the newest says."""
         numbers = [number for number, _ in ManifestStore(self._backend).entries()]
         for number in numbers:
             if number not in self._known and number not in self._unreadable:
                 self._read_manifest(number)
-        start = 0
-        for place, (older, newer) in enumerate(pairwise(numbers), start=1):
-            start = start if self._leads_to(older, newer) else place
-        self._retained = [self._known[number] for number in numbers[start:] if number in self._known]
+        newest = self._known.get(numbers[-1]) if numbers else None
+        low = len(numbers) - 1
+        while low > 0 and numbers[low - 1] == numbers[low] - 1 >= (newest.oldest if newest is not None else 0):
+            low -= 1
+        self._retained = [self._known[number] for number in numbers[max(0, low) :] if number in self._known]
         return numbers
 
     def _read_manifest(self, number: int) -> None:
@@ -123,12 +124,6 @@ class _Verification:
             return
         self.report.manifests += 1
 
-    def _leads_to(self, older: int, newer: int) -> bool:
-        """Whether manifest `newer` was made from `older`, as far as both can be read."""
-        if older in self._known and newer in self._known:
-            return self._known[newer].follows(self._known[older])
-        return newer == older + 1
-
     def _report_no_manifest(self) -> None:
         """Either there is no store, which is the caller's error, or its manifests are lost."""
         try:
@@ -137,28 +132,28 @@ class _Verification:
             self.report.error(MANIFESTS, None, str(error))
 
     def _check_sequence(self) -> None:
-        known = [self._known[number] for number in sorted(self._known)]
-        for older, newer in pairwise(known):
-            if newer.number == older.number + 1 and not newer.follows(older):
-                self.report.note(
-                    manifest_path(older.number),
-                    None,
-                    "it did not lead to its successor: it came back by a late write, after its number had been used "
-                    "and collected. The next garbage collection deletes it",
-                )
-                continue
+        for older, newer in pairwise(self._retained):
             for fault in _regressions(older, newer):
                 self.report.error(manifest_path(newer.number), None, fault)
         numbers = self._look()
         again = set(self._look())
-        for older_number, number in pairwise(numbers):
-            if older_number + 1 != number and {older_number, number} <= again and older_number + 1 not in again:
+        if not self._retained:
+            return
+        first, newest = self._retained[0].number, self._retained[-1]
+        if first - 1 >= newest.oldest and {number for number in numbers if number < first} & again:
+            self.report.note(
+                manifest_path(first - 1),
+                None,
+                "it is not there, though older ones are and nothing collected it: it was removed by hand. What is "
+                "older counts as collected: the next garbage collection deletes it",
+            )
+        for number in numbers:
+            if number < min(first, newest.oldest) and number in again:
                 self.report.note(
-                    manifest_path(older_number + 1),
+                    manifest_path(number),
                     None,
-                    f"manifests {older_number + 1} to {number - 1} are not there, though older ones are: those came "
-                    "back by a late write, or these were removed by hand. What is older counts as collected: the next "
-                    "garbage collection deletes it",
+                    "it counts as collected: whoever was to delete it was killed, or a late write brought it back. The "
+                    "next garbage collection deletes it",
                 )
 
     # -- the snapshot

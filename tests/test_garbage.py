@@ -193,7 +193,7 @@ def test_only_who_published_the_newest_collects(url: str, backend: Backend, cloc
         compact(backend, REAL, keep_history="forever")
     compact(backend, REAL, keep_history=0.0)
     before = paths(backend)
-    assert find_garbage(backend, clock.now + HOUR, 4).paths == []
+    assert find_garbage(backend, clock.now + HOUR, 4, 4).paths == []
     assert collect(backend, 4).paths == []
     assert paths(backend) == before
 

@@ -22,6 +22,7 @@ from opslog import compaction, log, torn
 from opslog.backends import fs, posix
 from opslog.backends.fs_log import FsAppender
 from opslog.garbage import find_garbage
+from opslog.manifest_store import ManifestStore
 from tests.powercut.cutting import Cutter
 from tests.powercut.disk import EXTREMES, Ack, InTurn
 from tests.powercut.recording import Killed, Recorder, read_record
@@ -234,7 +235,7 @@ def _of_logs(self: fs.FsBackend, paths: Iterable[str]) -> None:
 
 
 def _in_one_go(backend: Any, number: int) -> Any:
-    garbage = find_garbage(backend, backend.now(), number)
+    garbage = find_garbage(backend, backend.now(), number, ManifestStore(backend).newest().oldest)
     backend.delete(garbage.paths)
     return garbage
 

@@ -134,7 +134,7 @@ def _link_over(self: FsBackend, descriptor: int, temporary: str, path: str) -> b
 
 def _delete_all_at_once(backend: Any, number: int) -> Garbage:
     entries = ManifestStore(backend).entries()
-    found = find_garbage(backend, entries[-1][1].modified, number)
+    found = find_garbage(backend, entries[-1][1].modified, number, ManifestStore(backend).newest().oldest)
     backend.delete(reversed(found.paths))
     return found
 
@@ -404,9 +404,9 @@ ALL = [
     ),
     Breakage(
         "take a manifest that came back for one that is retained",
-        Manifest,
-        "follows",
-        lambda self, older: self.number == older.number + 1,
+        ManifestStore,
+        "retained",
+        ManifestStore.entries,
         likely(
             "s3",
             {"pause": 1},

@@ -222,8 +222,8 @@ def test_a_driver_that_dies_before_the_commit_leaves_what_is_collected(
     assert report.ok
     assert ["put aside" in str(problem) for problem in report.problems] == [True]
     now = backend.now()
-    assert find_garbage(backend, now + STAGED_SECONDS - 60, 1).temporary == []
-    (entry,) = find_garbage(backend, now + STAGED_SECONDS + 60, 1).temporary
+    assert find_garbage(backend, now + STAGED_SECONDS - 60, 1, 1).temporary == []
+    (entry,) = find_garbage(backend, now + STAGED_SECONDS + 60, 1, 1).temporary
     backend.delete([entry.path])
     backend.close()
     check_clean(tmp_path)
