@@ -16,10 +16,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
-from opslog.commits import Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+
+_PLAIN = frozenset[type]({Set, Delete})
+"""Commits that are their own only record, and say nothing of others."""
 
 
 class Recent(msgspec.Struct, gc=False):
@@ -89,23 +93,36 @@ class Merge:
         """
         logs: dict[str, _Loading] = {}
         settled = self.settled
+        oldest = 0 if settled else CLOCK_MAX
         for agent, commits in stretches:
             log = logs.get(agent)
             if log is None:
                 recent = self.recent[agent] = deque()
                 log = logs[agent] = _Loading(agent, recent, room=self.window, reach=self.window - 1)
-            for record in self._settled_in(log, commits):
-                best = settled.setdefault(record.id, record)
-                if best is record:
+            if commits and log.seen > log.reach and _PLAIN.issuperset(map(type, commits)):
+                # Each is settled and not cancelled, and within a log the later one outranks the earlier.
+                log.seen += len(commits)
+                found = {commit.id: commit for commit in cast(list[Record], commits)}
+                is_older = commits[-1].clock < oldest  # than all that is settled
+                for id in found.keys() & settled.keys():
+                    if is_older or settled[id].outranks(found[id]):
+                        del found[id]
+                for record in found.values():
                     detached(record, agent)
-                elif record.clock >= best.clock and record.outranks(best):
-                    settled[record.id] = detached(record, agent)
+                settled.update(found)
+            else:
+                for record in self._settled_in(log, commits):
+                    best = settled.get(record.id)
+                    if best is None or record.outranks(best):
+                        settled[record.id] = detached(record, agent)
+            if commits:
+                oldest = min(oldest, commits[0].clock)
 
     def _settled_in(self, log: _Loading, commits: list[Commit]) -> Iterator[Record]:
         """The records of those commits that are settled and not cancelled; keeps the recent ones."""
         reach = log.reach
         for back, commit in enumerate(reversed(commits), log.seen):
-            if back > reach and (type(commit) is Set or type(commit) is Delete):
+            if back > reach and type(commit) in _PLAIN:
                 yield commit
                 continue
             if isinstance(commit, Undo):
