@@ -63,3 +63,8 @@ def parse_ts(ts: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{ts!r} has no time zone: write it as 2026-11-20T12:00:00Z")
     return moment.timestamp()
+
+
+def machine_memory() -> int:
+    """How much memory this machine has, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

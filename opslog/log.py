@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate, islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import log_prefix, segment_of, segment_path
 from opslog.manifest import START, Cut
 from opslog.torn import last_append, sound_length
+
+T = TypeVar("T")
 
 SEGMENT_COST = 64 * 1024
 """What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
@@ -316,12 +318,19 @@ def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) 
         cursors.setdefault(agent, Cursor(agent))
     source = log_source(backend, cursors, logs, newest_first=True)
     readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in logs.items())
-    while some := list(islice(readers, _BY_TURNS if backend.segments_grow else 1)):
-        yield from _by_turns(some)
+    return by_turns(source, readers, lambda stretch: stretch.commits[0].clock)
 
 
-def _by_turns(readers: list[tuple[str, Iterator[Stretch]]]) -> Iterator[tuple[str, Stretch]]:
-    """The stretches of some logs, always of the one whose rest may be the newest: below the lowest clock seen of it."""
+def by_turns(
+    source: LogSource, readers: Iterator[tuple[str, Iterator[T]]], lowest: Callable[[T], int]
+) -> Iterator[tuple[str, T]]:
+    """The stretches of logs that are read from a source, each newest first: always one of the log whose rest may be the
+    newest, as that is below the `lowest` clock of a stretch. Where segments are fetched in groups, log by log."""
+    while some := list(islice(readers, _BY_TURNS if source.segments_grow else 1)):
+        yield from _by_turns(some, lowest)
+
+
+def _by_turns(readers: list[tuple[str, Iterator[T]]], lowest: Callable[[T], int]) -> Iterator[tuple[str, T]]:
     waiting = [(-CLOCK_MAX, agent, reader) for agent, reader in readers]
     heapq.heapify(waiting)
     while waiting:
@@ -330,7 +339,7 @@ def _by_turns(readers: list[tuple[str, Iterator[Stretch]]]) -> Iterator[tuple[st
         if stretch is None:
             heapq.heappop(waiting)
         else:
-            heapq.heapreplace(waiting, (-stretch.commits[0].clock, agent, reader))
+            heapq.heapreplace(waiting, (-lowest(stretch), agent, reader))
             yield agent, stretch
 
 

@@ -26,7 +26,7 @@ from opslog.runs import BlockRun, read_part
 from opslog.snapshot import Row, build_archive, decode_rows, expired
 from opslog.spark.planning import LogSplit
 from opslog.spark.source import open_store
-from opslog.spark.splits import LogReader, candidates
+from opslog.spark.splits import LogReader, winners
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -80,10 +80,9 @@ def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[Log
         for task in _numbers(batches):
             reader, commits = LogReader(backend, tasks[task], window), 0
             for split in tasks[task]:
-                for records in candidates(reader, [split]):
-                    lines = ((record, encode_commit(record)) for record in records)
-                    rows = ((r.id, r.clock, r.agent, _deleted(r), line, None, None) for r, line in lines)
-                    yield from _batched(rows, schema, 4)
+                lines = ((record, encode_commit(record)) for record in winners(reader, [split]).values())
+                rows = ((r.id, r.clock, r.agent, _deleted(r), line, None, None) for r, line in lines)
+                yield from _batched(rows, schema, 4)
                 counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts)
                 yield from _batched([counted], schema, None)
                 commits = reader.commits

@@ -144,6 +144,10 @@ class Piece(NamedTuple):
     stop: int
     bytes: int
 
+    @property
+    def cost(self) -> int:
+        return self.stop - self.start + (SEGMENT_COST if self.start == 0 else 0)
+
 
 class LogSplit(msgspec.Struct, frozen=True):
     """The lines of a log that begin in some pieces of it.
@@ -160,7 +164,7 @@ class LogSplit(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> int:
-        return sum(piece.stop - piece.start + (SEGMENT_COST if piece.start == 0 else 0) for piece in self.pieces)
+        return sum(piece.cost for piece in self.pieces)
 
 
 def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
@@ -183,23 +187,40 @@ def split_before(log: Log, place: tuple[int, int], split_bytes: int = SPLIT_BYTE
     ]
 
 
-def _split(log: Log, split_bytes: int) -> Iterator[LogSplit]:
+def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogSplit]:
+    """:param room: what the first split may cost, if not as much as the others."""
     pieces: list[Piece] = []
-    begins, room = True, split_bytes
+    begins, room = True, room or split_bytes
     for number, size, _ in log.segments:
         start = log.start.offset if number == log.start.segment else 0
         while start < size:
             if not pieces:
                 begins = start == 0 or (number, start) == log.start.place
             stop = min(size, start + room)
-            pieces.append(Piece(number, start, stop, size))
-            room -= stop - start + SEGMENT_COST
+            piece = Piece(number, start, stop, size)
+            pieces.append(piece)
+            room -= piece.cost
             start = stop
             if room <= 0:
                 yield LogSplit(log.agent, tuple(pieces), begins, log.end)
                 pieces, room = [], split_bytes
     if pieces:
         yield LogSplit(log.agent, tuple(pieces), begins, log.end)
+
+
+def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
+    """Logs among tasks that cost about as much each, the last one maybe less. A task has one split at most of each."""
+    tasks: list[tuple[LogSplit, ...]] = []
+    together: list[LogSplit] = []
+    room = task_bytes = max(1, task_bytes)
+    for log in logs:
+        for split in _split(log, task_bytes, room):
+            together.append(split)
+            room -= split.cost
+            if room <= 0:
+                tasks.append(tuple(together))
+                together, room = [], task_bytes
+    return [*tasks, tuple(together)] if together else tasks
 
 
 def pack(items: Iterable[T], cost: Callable[[T], int], limit: int = SPLIT_BYTES) -> list[tuple[T, ...]]:

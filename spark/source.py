@@ -30,7 +30,7 @@ from opslog.manifest_store import ManifestStore
 from opslog.spark.planning import SPLIT_BYTES
 from opslog.spark.ranges import IdRange
 from opslog.spark.typed import converter
-from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
+from opslog.spark.views import EVERYTHING, ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
 
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
@@ -182,7 +182,7 @@ class OpslogReader(DataSourceReader):
         self._options = options
         self._view = view
         self._typed = typed
-        self._asked = Asked()
+        self._asked = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
         with closing(open_store(self._url, self._options)) as backend:
@@ -193,12 +193,23 @@ class OpslogReader(DataSourceReader):
         task: Task | None = partition.value
         if task is None:
             return
-        with closing(open_store(self._url, self._options)) as backend:
-            try:
-                batches = self._view.read(backend, task, self._asked)
-                yield from batches if self._typed is None else map(converter(self._typed), batches)
-            except MissingFileError as error:
-                raise _gone(backend, task, error) from error
+        batches = read_task(self._url, self._options, self._view, task, self._asked)
+        yield from batches if self._typed is None else map(converter(self._typed), batches)
+
+
+def read_task(
+    url: str, options: Mapping[str, Any], view: View, task: Task, asked: Asked = EVERYTHING
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task, wherever it runs.
+
+    :raises CorruptError: names file and offset. :raises RetryError: the job began so long ago that a compaction has
+        collected what it was to read.
+    """
+    with closing(open_store(url, options)) as backend:
+        try:
+            yield from view.read(backend, task, asked)
+        except MissingFileError as error:
+            raise _gone(backend, task, error) from error
 
 
 def _gone(backend: Backend, task: Task, error: MissingFileError) -> RetryError | CorruptError:

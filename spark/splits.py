@@ -5,7 +5,7 @@ so whether a commit is cancelled is known once that many commits after it were l
 behind its own end. They go into the merge without their records, as places in the log, undos and seals, and nothing
 else: what they write is another split's to tell.
 
-What is read goes through `opslog.merge.Merge`, block by block, from the end of the split to its beginning.
+What is read goes through `opslog.merge.Merge`, from the end of the split to its beginning.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from typing import NamedTuple
 import msgspec
 
 from opslog.backends import Backend
-from opslog.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
+from opslog.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.errors import MissingFileError
 from opslog.history import Point, conditions
 from opslog.layout import segment_path
-from opslog.log import Cursor, LogSource, Segment, Stretch, log_source
+from opslog.log import Cursor, LogSource, Segment, Stretch, by_turns, log_source
 from opslog.merge import Merge
 from opslog.spark.planning import LogSplit
 
 BLOCK_BYTES = 8 * 1024 * 1024
-"""How much of a log goes through one merge. From the first of them is learned whether combining is worth while."""
-
-_COMBINES = 0.7
-"""Combining goes on if it leaves no more than this share of the rows; otherwise it costs memory and spares little."""
+"""How much of a log is one block."""
 
 _NEWLINE_BYTES = 64 * 1024
 """How much is read at once to find where a line begins."""
@@ -68,28 +65,28 @@ class Portion(NamedTuple):
 
 
 Block = list[Portion]
-"""Some megabytes of a log, newest first. The first portion is what comes after them: as places in the log, without
-bytes and without records."""
+"""Some megabytes of a log, newest first. The first portion is what comes after them, as in `LogReader.portions`."""
 
 
 class LogReader:
     """Reads the splits of one task, each of another log.
 
-    :ivar commits: how many commits were read; `clock`, `ts`: the greatest among them. Those behind a split's end and
-        those beyond the point in the past are not counted.
+    :ivar commits: how many commits were read; `ts`: the greatest among them. Those behind a split's end and those
+        beyond the point in the past are not counted.
     """
 
     def __init__(self, backend: Backend, splits: Sequence[LogSplit], window: int, as_of: Point | None = None) -> None:
         self.window = window
-        self.commits, self.clock, self.ts = 0, 0, ""
+        self.commits, self.ts = 0, ""
         self._backend = backend
         self._included = Included(as_of)
         segments = {split.agent: [Segment(piece.number, piece.stop, 0.0) for piece in split.pieces] for split in splits}
         cursors = {agent: Cursor(agent, listed[0].number) for agent, listed in segments.items()}
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
-    def blocks(self, split: LogSplit) -> Iterator[Block]:
-        """A split, newest first.
+    def portions(self, split: LogSplit) -> Iterator[Portion]:
+        """What comes after a split, as places in the log, without bytes and without records; then the split, newest
+        first. Nothing, where no line begins in it.
 
         :raises CorruptError: a line is no commit, or not this log's next one. :raises MissingFileError: a segment was
             collected, or is shorter than it was.
@@ -102,27 +99,38 @@ class LogReader:
         newest = next(own, None)
         if newest is None:
             return
-        later = self._later(split, end, newest.commits[-1].clock)
-        block: Block = []
-        size = 0
+        yield _behind(self._later(split, end, newest.commits[-1].clock))
         for stretch in chain([newest], own):
             commits = self._included.among(stretch.commits)
             self._note(commits)
-            block.append(Portion(stretch, commits))
-            size += len(stretch.lines)
+            yield Portion(stretch, commits)
+
+    def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, Portion]]:
+        """The portions of some splits, each of another log, with its agent: what is newer comes first, on the whole."""
+        return by_turns(self._source, ((split.agent, self.portions(split)) for split in splits), _lowest)
+
+    def blocks(self, split: LogSplit) -> Iterator[Block]:
+        """The same, some megabytes at once. Errors as in `portions`."""
+        portions = self.portions(split)
+        behind = next(portions, None)
+        block: Block = []
+        size = 0
+        for portion in portions:
+            assert behind is not None
+            block.append(portion)
+            size += len(portion.stretch.lines)
             if size >= BLOCK_BYTES:
-                yield [_behind(later), *block]
+                yield [behind, *block]
                 oldest_first = chain.from_iterable(portion.commits for portion in reversed(block))
-                later = list(islice(chain(map(without_records, oldest_first), later), self.window))
+                behind = _behind(list(islice(chain(map(without_records, oldest_first), behind.commits), self.window)))
                 block, size = [], 0
-        if block:
-            yield [_behind(later), *block]
+        if block and behind is not None:
+            yield [behind, *block]
 
     def _note(self, commits: list[Commit]) -> None:
         if commits:
             self.commits += len(commits)
-            self.clock = max(self.clock, commits[-1].clock)
-            self.ts = max(self.ts, *(commit.ts for commit in commits))
+            self.ts = max(self.ts, *[commit.ts for commit in commits])
 
     def _sound(self, split: LogSplit) -> LogSplit:
         """The split without what is torn. Whether zeros and what follows them are, the whole end of a segment says, of
@@ -203,6 +211,11 @@ class _Listed:
         return self._source.read(path, start, stop)
 
 
+def _lowest(portion: Portion) -> int:
+    commits = portion.stretch.commits
+    return commits[0].clock if commits else CLOCK_MAX
+
+
 def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | None:
     """Where the first line begins at byte `offset` (above 0) or later; None where no line begins before `limit`.
 
@@ -245,58 +258,14 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
     return commit
 
 
-def block_winners(agent: str, block: Block, window: int, wanted: Wanted | None = None) -> dict[str, Record]:
-    """Who wins in a block of `LogReader.blocks`, tombstones included."""
-    merge = Merge(window)
-    stretches = (portion.commits for portion in block)
-    if wanted is None:
-        merge.load((agent, commits) for commits in stretches)
-    else:
-        merge.load((agent, [restricted(commit, wanted) for commit in commits]) for commits in stretches)
-    return merge.winners()
-
-
 def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> dict[str, Record]:
-    """Who wins in some splits, tombstones included. Holds one record per document."""
-    best: dict[str, Record] = {}
-    for split in splits:
-        for block in reader.blocks(split):
-            _fold(best, block_winners(split.agent, block, reader.window, wanted))
-    return best
-
-
-def candidates(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> Iterator[list[Record]]:
-    """The records that may win, tombstones included: of each document the best of these splits; or, where that is most
-    of what is there, the best of each block, with no more than a block in memory."""
-    best: dict[str, Record] = {}
-    rows = size = 0
-    combining = True
-    for split in splits:
-        for block in reader.blocks(split):
-            found = block_winners(split.agent, block, reader.window, wanted)
-            if not combining:
-                yield list(found.values())
-                continue
-            _fold(best, found)
-            if size < BLOCK_BYTES:
-                size += sum(len(portion.stretch.lines) for portion in block)
-                rows += sum(_rows(portion.commits) for portion in block[1:])
-                if size >= BLOCK_BYTES and len(best) > _COMBINES * rows:
-                    combining = False
-                    yield list(best.values())
-                    best = {}
-    yield list(best.values())
-
-
-def _rows(commits: list[Commit]) -> int:
-    return sum(len(commit.ops) if type(commit) is Batch else 1 for commit in commits)
-
-
-def _fold(best: dict[str, Record], found: dict[str, Record]) -> None:
-    for id, record in found.items():
-        known = best.get(id)
-        if known is None or record.outranks(known):
-            best[id] = record
+    """Who wins in some splits, each of another log, tombstones included. Holds one record per document."""
+    stretches = ((agent, portion.commits) for agent, portion in reader.by_turns(splits))
+    if wanted is not None:
+        stretches = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in stretches)
+    merge = Merge(reader.window)
+    merge.load(stretches)
+    return merge.winners()
 
 
 def cancelled(block: Block, window: int) -> set[int]:

@@ -14,7 +14,7 @@ short tail is merged once, by the driver, and each task gets the winners of its 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -28,9 +28,9 @@ from opslog.history import Point
 from opslog.manifest import Run
 from opslog.spark import columns
 from opslog.spark.columns import Op, ops_of
-from opslog.spark.planning import SPLIT_BYTES, LogSplit, Survey, pack, split_logs, survey, survey_retained
+from opslog.spark.planning import SPLIT_BYTES, LogSplit, Survey, pack, share, split_logs, survey, survey_retained
 from opslog.spark.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
-from opslog.spark.splits import LogReader, cancelled, candidates, winners
+from opslog.spark.splits import LogReader, cancelled, winners
 from opslog.state import live_records
 
 TAIL_BYTES = 32 * 1024 * 1024
@@ -54,6 +54,9 @@ class Asked:
 
     def wants(self, id: str) -> bool:
         return id in self.ids and (self.one_of is None or id in self.one_of)
+
+
+EVERYTHING = Asked()
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -96,7 +99,10 @@ class StateView:
     schema: ClassVar[pa.Schema] = columns.STATE
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        found = survey(backend, self.as_of)
+        return self.tasks(backend, survey(backend, self.as_of), asked)
+
+    def tasks(self, backend: Backend, found: Survey, asked: Asked = EVERYTHING) -> list[Task]:
+        """All tasks, given what there is."""
         logs = tuple(split_logs(found.logs, _WHOLE))
         weights, limit = part_weights(found.manifest.runs), self.split_bytes
         if short := found.log_bytes <= TAIL_BYTES:
@@ -144,17 +150,23 @@ def _lines(tail: list[tuple[str, Record]], range: IdRange) -> bytes:
 @dataclass(frozen=True)
 class CandidatesView:
     """The records among which the winners are: for each document the one with the greatest stamp. Its `data` is null
-    if it is a tombstone."""
+    if it is a tombstone.
+
+    :ivar split_bytes: how much one task reads. Of logs it gives one record of each document, so the more it reads the
+        less there is to shuffle; and it holds them, which takes up to three times that in memory.
+    """
 
     as_of: Point | None = None
     split_bytes: int = SPLIT_BYTES
     schema: ClassVar[pa.Schema] = columns.STATE
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        found = survey(backend, self.as_of)
+        return self.tasks(survey(backend, self.as_of))
+
+    def tasks(self, found: Survey) -> list[Task]:
+        """All tasks, given what there is."""
         number, window = found.manifest.number, found.manifest.settings.undo_window
-        splits = split_logs(found.logs, self.split_bytes)
-        logs = [Task(number, window, logs=some) for some in pack(splits, lambda split: split.cost, self.split_bytes)]
+        logs = [Task(number, window, logs=some) for some in share(found.logs, self.split_bytes)]
         parts = [(run.name, part) for run in found.manifest.runs for part in run.parts]
         runs = [
             Task(number, runs=tuple(Run(name, [part]) for name, part in some))
@@ -167,9 +179,10 @@ class CandidatesView:
             for some in columns.portions(records, columns.record_bytes):
                 yield pa.RecordBatch.from_arrays(columns.state_columns(some), schema=self.schema)
 
-    def _records(self, backend: Backend, task: Task, asked: Asked) -> Iterator[list[Record]]:
-        reader = LogReader(backend, task.logs, task.window, self.as_of)
-        yield from candidates(reader, task.logs, None if asked == Asked() else asked.wants)
+    def _records(self, backend: Backend, task: Task, asked: Asked) -> Iterator[Iterable[Record]]:
+        if task.logs:
+            reader = LogReader(backend, task.logs, task.window, self.as_of)
+            yield winners(reader, task.logs, None if asked == EVERYTHING else asked.wants).values()
         for run in task.runs:
             yield from RunRange(backend, run, asked.ids).pieces()
 
@@ -196,7 +209,7 @@ class OpsView:
 
     def _ops(self, backend: Backend, task: Task, asked: Asked) -> Iterator[Op]:
         reader = LogReader(backend, task.logs, task.window, self.as_of)
-        every = asked == Asked()
+        every = asked == EVERYTHING
         for split in task.logs:
             for block in reader.blocks(split):
                 undone = cancelled(block, task.window)

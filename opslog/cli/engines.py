@@ -70,11 +70,6 @@ def cores_of(master: str | None) -> float:
     return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
 
 
-def memory() -> int:
-    """Of this machine, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def spark_missing(master: str | None) -> str | None:
     """Why Spark cannot be used here; None if it can."""
     if find_spec("pyspark") is None:

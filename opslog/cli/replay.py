@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from opslog.backends import Backend
-from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, memory, spark_missing
+from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
 from opslog.cli.output import answer, counted, progress, say, unicode_text
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
-from opslog.environment import REAL
+from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of
 from opslog.replay import Format, check_vacant, write_state
 from opslog.state import Loader
@@ -107,7 +107,7 @@ def _choice(backend: Backend, wish: Wish) -> Choice:
         return Choice(wish.engine, f"as --engine {wish.engine} says")
     if wish.variant:
         return Choice("spark", "it alone writes VARIANT")
-    return choose(bytes_to_read(backend), cores_of(wish.master), memory(), spark_missing(wish.master))
+    return choose(bytes_to_read(backend), cores_of(wish.master), machine_memory(), spark_missing(wish.master))
 
 
 def _by_python(session: Session, backend: Backend, wish: Wish) -> int:
