@@ -46,12 +46,14 @@ class Buffer(NamedTuple):
 class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
+    :ivar looked: when what it rests on was looked at.
     :ivar done: whether its outcome is known; `error`: what went wrong, if anything did.
     :ivar bed: of the thread that waits for it, if one does.
     """
 
     commit: Commit
     line: bytes
+    looked: float
     done: bool = False
     error: OpslogError | None = None
     bed: threading.Lock | None = None
@@ -79,7 +81,10 @@ class Pending(msgspec.Struct, eq=False):
 class Hooks(NamedTuple):
     """What the owner of a log does on the way of a commit; all of it in the order of the log.
 
-    :ivar stamp: called with a commit as it is queued, to give it its ts and clock.
+    :ivar stamp: called with a commit as it is queued, to give it its ts and clock; says when others' commits were last
+        looked for.
+    :ivar check: called with the earliest such time of a group before it is written; raises `WriteFailedError` if that
+        was too long ago.
     :ivar written: called with those commits of a group that are in the log, and how many bytes they take.
     :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
     :ivar confirm: called with the agent and where an append begins, before anybody is told that it is done; may raise
@@ -88,7 +93,8 @@ class Hooks(NamedTuple):
         which has then been taken in.
     """
 
-    stamp: Callable[[Commit], None]
+    stamp: Callable[[Commit], float]
+    check: Callable[[float], None]
     written: Callable[[list[Commit], int], None]
     failed: Callable[[OpslogError], None]
     confirm: Callable[[str, Position], None]
@@ -221,8 +227,8 @@ class LogWriter:
                 f"nothing more can be written: close this store and open it again, because {self._broken}"
             )
         commit.agent = self.agent
-        self._hooks.stamp(commit)
-        pending = Pending(commit, encode_commit(commit))
+        looked = self._hooks.stamp(commit)
+        pending = Pending(commit, encode_commit(commit), looked)
         self._queue.append(pending)
         self._queued_bytes += len(pending.line)
         return pending
@@ -237,6 +243,7 @@ class LogWriter:
         try:
             if self._broken is not None:
                 raise ReopenError(f"close this store and open it again: {self._broken}")
+            self._hooks.check(group[0].looked)
             self._hooks.confirm(self.agent, self._appender.append(data))
             error, durable = None, len(data)
         except WriteFailedError as failed:

@@ -32,6 +32,7 @@ from opslog.errors import (
     ReopenError,
     SealedError,
     UsageError,
+    WriteFailedError,
 )
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
@@ -44,6 +45,9 @@ from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 
 T = TypeVar("T")
+
+_WRITE_SECONDS = 1.0
+"""However short the tombstone TTL is, a write may take as long."""
 
 
 class Store(Documents[T]):
@@ -96,7 +100,9 @@ class Store(Documents[T]):
             LogWriter(
                 agent,
                 appender,
-                Hooks(self._stamp, self._on_written, self._on_failed, self._confirm, self._passes_seal),
+                Hooks(
+                    self._stamp, self._check_age, self._on_written, self._on_failed, self._confirm, self._passes_seal
+                ),
                 buffer,
             )
             if agent and appender
@@ -228,12 +234,23 @@ class Store(Documents[T]):
         if self._compaction.is_far_behind:
             self._compaction.wait()
 
-    def _stamp(self, commit: Commit) -> None:
+    def _stamp(self, commit: Commit) -> float:
         """A commit of ours comes into the queue, whose order is the log's."""
         commit.ts = format_ts(self._environment.time())
         commit.clock = self._clock.tick()
         if self._buffered:
             self._apply_own((commit,))
+        return self._looked
+
+    def _check_age(self, looked: float) -> None:
+        """Commits rest on a look at others' that was no older than half of the tombstone TTL. They must not come into
+        the log much later: what they write may have been deleted since, and the tombstone dropped."""
+        limit = max(_WRITE_SECONDS, 0.6 * self._state.manifest.settings.tombstone_ttl_seconds)
+        if self._environment.monotonic() - looked > limit:
+            raise WriteFailedError(
+                "this process stood still for most of the tombstone TTL since it last read what others wrote, and what "
+                "it was about to write may have been deleted and forgotten meanwhile"
+            )
 
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)

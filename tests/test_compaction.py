@@ -291,6 +291,28 @@ def test_an_expired_tombstone_stays_while_an_older_set_is_not_folded(url: str, b
         assert "doomed" not in store_ids(url)
 
 
+def test_what_waited_in_a_buffer_for_most_of_the_ttl_is_not_written(url: str, backend: Backend) -> None:
+    """The tombstone that would hide it may be gone."""
+    now = [1000.0]
+    environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])
+    settings = opslog.Settings(undo_window=0, tombstone_ttl_seconds=100)
+    late = opslog.open(
+        url, agent="late", durability="buffered", buffer_seconds=3600, environment=environment, settings=settings
+    )
+    late["doomed"] = {}
+    late.flush()
+    now[0] += 45  # not too old a view to write with
+    late["doomed"] = {"again": True}
+    with opslog.open(url, agent="other", environment=environment) as other:
+        other["more"] = {}
+        del other["doomed"]
+    now[0] += 16
+    with pytest.raises(opslog.ReopenError, match="stood still for most of the tombstone TTL"):
+        late.flush()
+    late.close()
+    assert store_ids(url) == ["more"]
+
+
 # -- seals
 
 

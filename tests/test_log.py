@@ -264,6 +264,7 @@ class Log:
             self.disk,
             Hooks(
                 self.stamp,
+                lambda looked: None,
                 lambda commits, length: self.written.extend(commit.clock for commit in commits),
                 self.failures.append,
                 lambda agent, position: None,
@@ -272,9 +273,10 @@ class Log:
             Buffer(0.1, 1000) if buffered else None,
         )
 
-    def stamp(self, commit: Commit) -> None:
+    def stamp(self, commit: Commit) -> float:
         self.clock += 1
         commit.clock = self.clock
+        return 0.0
 
     def queue(self) -> Pending:
         return self.writer.queue(self.commit())
