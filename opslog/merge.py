@@ -122,7 +122,7 @@ class Merge:
         """The records of those commits that are settled and not cancelled; keeps the recent ones."""
         reach = log.reach
         for back, commit in enumerate(reversed(commits), log.seen):
-            if back > reach and type(commit) in _PLAIN:
+            if back > reach and isinstance(commit, (Set, Delete)):
                 yield commit
                 continue
             if isinstance(commit, Undo):

@@ -113,7 +113,7 @@ def _partitions(spark: SparkSession, found: Survey) -> int:
 
 
 def _is_local(spark: SparkSession) -> bool:
-    return hasattr(spark, "_jsparkSession") and spark.sparkContext.master.startswith("local[")
+    return hasattr(spark, "_jsparkSession") and (spark.sparkContext.master or "").startswith("local[")
 
 
 def _cores(spark: SparkSession) -> int:

@@ -14,7 +14,6 @@ import pytest
 import opslog
 from opslog import fencing
 from opslog import ingest as ingest_module
-from opslog import state as state_module
 from opslog import store as store_module
 from opslog.backends import Backend, open_backend
 from opslog.commits import Seal, Set, encode_commit
@@ -22,9 +21,10 @@ from opslog.compaction import compact
 from opslog.environment import REAL, Environment, format_ts
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import manifest_path, segment_path
+from opslog.log import Cursor, list_segments
 from opslog.manifest import Manifest, encode_manifest
 from opslog.manifest_store import ManifestStore
-from opslog.state import Loader
+from opslog.state import Loader, State
 from opslog.verify import verify
 from tests.support import bucket
 
@@ -251,7 +251,7 @@ def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    real = store_module.list_segments
+    real = list_segments
 
     def and_pause(*arguments: Any) -> Any:
         listed = real(*arguments)
@@ -278,17 +278,17 @@ def test_what_a_reload_hands_out_was_read_while_nothing_was_collected(
     with opslog.open(bucket_url, read_only=True) as reader:
         write(bucket_url, "a", 3)
         compact(backend, REAL)
-        real = state_module.Cursor.read
+        real = Cursor.read
 
         def after_a_while(*arguments: Any) -> Any:
-            monkeypatch.setattr(state_module.Cursor, "read", real)
+            monkeypatch.setattr(Cursor, "read", real)
             write(bucket_url, "a", 3)
             compact(backend, REAL)
             collect_and_bring_back(bucket_url)
             return real(*arguments)
 
-        monkeypatch.setattr(store_module.State, "is_behind", lambda *_: True)  # it loads anew
-        monkeypatch.setattr(state_module.Cursor, "read", after_a_while)
+        monkeypatch.setattr(State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(Cursor, "read", after_a_while)
         commits = reader.refresh()
         assert "late" not in reader
         assert reader["a-2"] == {"n": 2}
@@ -312,7 +312,7 @@ def test_a_load_after_which_the_own_log_was_collected_is_made_again(
             return state
 
         compact(backend, REAL)
-        monkeypatch.setattr(store_module.State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(State, "is_behind", lambda *_: True)  # it loads anew
         monkeypatch.setattr(Loader, "load", and_collect)
         store.refresh()
         assert set(store) == {"a-0", "meanwhile-0", "meanwhile-1", "meanwhile-2"}
