@@ -30,7 +30,7 @@ from opslog.manifest_store import ManifestStore
 from opslog.spark.planning import SPLIT_BYTES
 from opslog.spark.ranges import IdRange
 from opslog.spark.typed import converter
-from opslog.spark.views import EVERYTHING, ArchiveView, Asked, CandidatesView, OpsView, StateView, Task, View
+from opslog.spark.views import EVERYTHING, ArchiveView, Asked, OpsView, StateView, Task, View
 
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
@@ -108,11 +108,7 @@ def view_of(options: Mapping[str, str]) -> View:
         return ArchiveView(period, split_bytes)
     if period is not None:
         raise UsageError('the option period goes with view "archive"')
-    kinds: dict[str, type[StateView | CandidatesView | OpsView]] = {
-        "state": StateView,
-        "ops": OpsView,
-        "candidates": CandidatesView,
-    }
+    kinds: dict[str, type[StateView | OpsView]] = {"state": StateView, "ops": OpsView}
     if name not in kinds:
         raise UsageError(f'view is "state", "ops" or "archive", and for a stream "{CHANGES}", not {name!r}')
     return kinds[name](as_of, split_bytes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import opslog
 from opslog.archive import list_periods, read_archive
 from opslog.backends import open_backend
 from opslog.commits import Undo
-from opslog.spark import replay
+from opslog.spark import replay, replaying
 from opslog.spark.planning import survey
 from tests.support.random_stores import live, row, state, tear
 
@@ -79,45 +80,52 @@ def test_archives(spark: SparkSession, store: str) -> None:
     )
 
 
-def many(spark: SparkSession, folder: Path, seeds: range) -> None:
-    """Stores by the dozen, all of them in one job per view."""
-    urls = {seed: str(folder / str(seed)) for seed in seeds}
+Through = Callable[[SparkSession, str, int, int | None], DataFrame]
+
+
+def through_the_source(spark: SparkSession, url: str, split_bytes: int, as_of: int | None) -> DataFrame:
+    past = {} if as_of is None else {"asOf": as_of}
+    return read(spark, url, splitBytes=split_bytes, **past)
+
+
+def through_replay(spark: SparkSession, url: str, split_bytes: int, as_of: int | None) -> DataFrame:
+    """With a shuffle, and tasks of this size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replaying, "_task_bytes", lambda *_: split_bytes)
+        return replay(spark, url, as_of=as_of, partitions=2)
+
+
+def many(spark: SparkSession, folder: Path, seeds: range, through: Through) -> None:
+    """Stores by the dozen, all of them in one job, half of them at a clock before the newest."""
     expected = []
     frames = []
-    for seed, url in urls.items():
-        chance = random.Random(seed)
+    for seed in seeds:
+        url, chance = str(folder / str(seed)), random.Random(seed)
         live(url, chance, tear=tear)
         split_bytes = survey(open_backend(url)).log_bytes // 3 + 1
         with opslog.open(url, read_only=True) as library:
             clocks = [commit.clock for commit in library.ops()]
-        past: dict[str, Any] = {}
-        if chance.random() < 0.5 and clocks:
-            past = {"as_of": max(clocks) - chance.randrange(2)}
+        as_of = max(clocks) - chance.randrange(2) if chance.random() < 0.5 and clocks else None
         try:
-            expected += [(seed, *each) for each in state(url, **past)]
+            found = state(url) if as_of is None else state(url, as_of=as_of)
         except opslog.HistoryGoneError:
-            past = {}
-            expected += [(seed, *each) for each in state(url)]
-        asked = {"splitBytes": split_bytes, **({"asOf": past["as_of"]} if past else {})}
-        frames.append((seed, read(spark, url, **asked), read(spark, url, view="candidates", **asked)))
-    direct = reduce(DataFrame.union, [frame.select(F.lit(seed), "*") for seed, frame, _ in frames])
-    assert rows(direct) == sorted(expected)
-    candidates = reduce(DataFrame.union, [frame.select(F.lit(seed).alias("seed"), "*") for seed, _, frame in frames])
-    best = candidates.groupBy("seed", "id").agg(
-        F.max_by(F.struct("data", "clock", "agent", "ts", "v"), F.struct("clock", "agent")).alias("best")
-    )
-    assert rows(best.where("best.data IS NOT NULL").select("seed", "id", "best.*")) == sorted(expected)
+            as_of, found = None, state(url)
+        expected += [(seed, *each) for each in found]
+        frames.append(through(spark, url, split_bytes, as_of).select(F.lit(seed), "*"))
+    assert rows(reduce(DataFrame.union, frames)) == sorted(expected)
 
 
-def test_random_stores(spark: SparkSession, tmp_path: Path) -> None:
-    many(spark, tmp_path, range(100, 108))
+@pytest.mark.parametrize("through", [through_the_source, through_replay])
+def test_random_stores(spark: SparkSession, tmp_path: Path, through: Through) -> None:
+    many(spark, tmp_path, range(100, 108), through)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("through", [through_the_source, through_replay])
 @pytest.mark.parametrize("start", range(0, 1000, 50))
-def test_many_random_stores(spark: SparkSession, tmp_path: Path, start: int) -> None:
-    many(spark, tmp_path, range(start, start + 50))
+def test_many_random_stores(spark: SparkSession, tmp_path: Path, start: int, through: Through) -> None:
+    many(spark, tmp_path, range(start, start + 50), through)
 
 
 def test_sql(spark: SparkSession, store: str) -> None:
@@ -216,8 +224,18 @@ def test_columns_are_chosen_by_the_view(spark: SparkSession, store: str) -> None
         spark.read.format("opslog").schema("id STRING").load(store).collect()
 
 
-@pytest.mark.parametrize("view", ["state", "ops", "candidates"])
-def test_damage_names_file_and_offset(spark: SparkSession, tmp_path: Path, view: str) -> None:
+@pytest.mark.parametrize(
+    "rows_of",
+    [
+        read,
+        partial(read, view="ops"),
+        partial(replay, partitions=2),
+    ],
+    ids=["state", "ops", "replay"],
+)
+def test_damage_names_file_and_offset(
+    spark: SparkSession, tmp_path: Path, rows_of: Callable[[SparkSession, str], DataFrame]
+) -> None:
     with opslog.open(tmp_path / "store", agent="a") as writer:
         for n in range(3):
             writer["x"] = {"n": n}
@@ -227,4 +245,4 @@ def test_damage_names_file_and_offset(spark: SparkSession, tmp_path: Path, view:
     path.write_bytes(data[:offset] + data[offset:].replace(b'"op":"set"', b'"op":"sat"', 1))
     message = rf"CorruptError: ops/a/0{{19}}1.jsonl: byte {offset}: this line cannot be read"
     with pytest.raises((AnalysisException, PythonException), match=message):
-        read(spark, str(tmp_path / "store"), view=view).collect()
+        rows_of(spark, str(tmp_path / "store")).collect()
