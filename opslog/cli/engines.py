@@ -16,12 +16,12 @@ from opslog.manifest_store import ManifestStore
 Engine = Literal["auto", "python", "spark"]
 
 # Measured on 2 cores, for stores where most of what is written is kept (docs/spark.md, "Sizing").
-_PYTHON_SECONDS = 16.0
+_PYTHON_SECONDS = 15.0
 """What one process of Python takes for a gigabyte."""
-_SPARK_SECONDS = 37.0
+_SPARK_SECONDS = 32.0
 """What Spark takes for a gigabyte on one core, once it runs."""
-_START_SECONDS = 20.0
-"""Until Spark has started, and its Python workers have; 14 of them measured, the rest an estimate."""
+_START_SECONDS = 14.0
+"""What Spark takes for a store with hardly anything in it: until it has started, and its Python workers have."""
 
 _GB = 1e9
 _MEMORY = 0.5

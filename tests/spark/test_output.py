@@ -96,16 +96,16 @@ GB = 10**9
 
 
 def test_spark_is_chosen_where_it_is_faster() -> None:
-    assert break_even(4, 64 * GB) == pytest.approx(20 * GB / (16 - 37 / 4))
+    assert break_even(4, 64 * GB) == pytest.approx(14 * GB / (15 - 32 / 4))
     assert break_even(2, 64 * GB) == 32 * GB, "never faster; but it does not need the memory"
     assert break_even(4, 1 * GB) == GB / 2
     assert break_even(cores_of("spark://host:7077"), 64 * GB) < break_even(8, 64 * GB) < break_even(4, 64 * GB)
     assert [cores_of(master) for master in ("local", "local[3]", "local[4,2]")] == [1, 3, 4]
     assert choose(4 * GB, 4, 64 * GB, None) == (
         "spark",
-        "4.0 GB to read, where Spark is worth its start from 3.0 GB on",
+        "4.0 GB to read, where Spark is worth its start from 2.0 GB on",
     )
-    assert choose(GB, 4, 64 * GB, None) == ("python", "1.0 GB to read, and Spark is worth its start from 3.0 GB on")
+    assert choose(GB, 4, 64 * GB, None) == ("python", "1.0 GB to read, and Spark is worth its start from 2.0 GB on")
     few = choose(4 * GB, 4, 64 * GB, "there is no Java")
     assert few.engine == "python"
     assert few.why.endswith(", but there is no Java")
