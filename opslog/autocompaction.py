@@ -100,6 +100,7 @@ class AutoCompaction:
 
     def _compact_if_due(self) -> None:
         assert self._after is not None
+        commits = self._commits
         manifests = ManifestStore(self._backend)
         try:
             self.note_manifest(manifests.newest())
@@ -114,6 +115,8 @@ class AutoCompaction:
             self.error = str(error)
             logger().warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
         # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
-        # many agents within its undo window) would be compacted at every commit.
-        self._due_at = max(self._due_at, self._commits + self._after)
+        # many agents within its undo window) would be compacted at every commit. What was written meanwhile counts as
+        # grown: this attempt may not have seen it.
+        if commits >= self._due_at:
+            self._due_at = commits + self._after
         self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST

@@ -61,6 +61,24 @@ def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None
     assert folded(url) <= 140 - 32
 
 
+def test_what_is_written_during_a_compaction_counts_towards_the_next(
+    url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = compaction.compact
+    with opslog.open(url, agent="a", compact_after=100) as store:
+
+        def and_write(*arguments: Any) -> Any:
+            result = counting(*arguments)
+            monkeypatch.setattr(compaction, "compact", counting)
+            fill(store, 90)
+            return result
+
+        monkeypatch.setattr(compaction, "compact", and_write)
+        fill(store, 100)
+        until(lambda: folded(url) == 190 - 32)
+        assert len(runs) == 2
+
+
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_store_that_only_writes_forgets_what_was_folded(
     url: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
