@@ -10,9 +10,12 @@ from __future__ import annotations
 from opslog.backends import Backend, Position
 from opslog.commits import Seal, decode_commits
 from opslog.environment import Environment
-from opslog.errors import CommitUnknownError, MissingFileError, OpslogError
+from opslog.errors import CommitUnknownError, MissingFileError, OpslogError, WriteFailedError
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
+
+_WRITE_SECONDS = 1.0
+"""However short the tombstone TTL is, a write may take as long."""
 
 
 class Fence:
@@ -65,6 +68,19 @@ class Fence:
         """
         if not self._is_recent:
             raise MissingFileError("this process stood still for long between listing the logs and reading them")
+
+    def check_age(self, looked: float) -> None:
+        """Commits rest on a look at others' that was no older than half of the tombstone TTL. They must not come into
+        the log much later: what they write may have been deleted since, and the tombstone dropped.
+
+        :param looked: the time of that look. :raises WriteFailedError: it is too long ago.
+        """
+        limit = max(_WRITE_SECONDS, 0.6 * self._newest.settings.tombstone_ttl_seconds)
+        if self._environment.monotonic() - looked > limit:
+            raise WriteFailedError(
+                "this process stood still for most of the tombstone TTL since it last read what others wrote, and what "
+                "it was about to write may have been deleted and forgotten meanwhile"
+            )
 
     @property
     def _is_recent(self) -> bool:

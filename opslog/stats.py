@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import msgspec
+
+from opslog.log import Segments
+from opslog.state import State
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -32,3 +37,20 @@ class Stats(msgspec.Struct, frozen=True):
     archive_bytes: int
     compaction_error: str | None
     requests: int
+
+    @classmethod
+    def of(cls, state: State, segments: Segments, *, folded: int, **others: Any) -> Self:
+        """:param segments: of all logs. :param folded: how many commits are. :param others: what these do not say."""
+        runs = [run.run for run in state.runs]
+        return cls(
+            agents=len(segments),
+            manifest=state.manifest.number,
+            commits=state.commits,
+            tail_commits=state.commits - folded,
+            snapshot_runs=len(runs),
+            snapshot_records=sum(run.records for run in runs),
+            snapshot_bytes=sum(run.bytes for run in runs),
+            log_segments=sum(map(len, segments.values())),
+            log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
+            **others,
+        )

@@ -23,7 +23,6 @@ from opslog.documents import Schema, check_id
 from opslog.environment import Environment, format_ts
 from opslog.errors import (
     ClosedError,
-    CorruptError,
     HistoryGoneError,
     MissingFileError,
     NotFoundError,
@@ -32,7 +31,6 @@ from opslog.errors import (
     ReopenError,
     SealedError,
     UsageError,
-    WriteFailedError,
 )
 from opslog.fencing import Fence, read_seals
 from opslog.history import Revision
@@ -45,9 +43,6 @@ from opslog.state import Loader, State, read_between, read_new
 from opslog.stats import Stats
 
 T = TypeVar("T")
-
-_WRITE_SECONDS = 1.0
-"""However short the tombstone TTL is, a write may take as long."""
 
 
 class Store(Documents[T]):
@@ -91,7 +86,7 @@ class Store(Documents[T]):
         self._looked = looked
         self._own_segment = state.cursors[agent].segment - 1 if agent in state.cursors else 0
         """The last segment of the own log that is in the state, where each append is a segment."""
-        self._fence = Fence(loader.manifests, environment, state.manifest, looked)
+        fence = self._fence = Fence(loader.manifests, environment, state.manifest, looked)
         self._closed = False
         self._generation = forking.generation
         self._failed: OpslogError | None = None
@@ -101,7 +96,7 @@ class Store(Documents[T]):
                 agent,
                 appender,
                 Hooks(
-                    self._stamp, self._check_age, self._on_written, self._on_failed, self._confirm, self._passes_seal
+                    self._stamp, fence.check_age, self._on_written, self._on_failed, self._confirm, self._passes_seal
                 ),
                 buffer,
             )
@@ -242,16 +237,6 @@ class Store(Documents[T]):
             self._apply_own((commit,))
         return self._looked
 
-    def _check_age(self, looked: float) -> None:
-        """Commits rest on a look at others' that was no older than half of the tombstone TTL. They must not come into
-        the log much later: what they write may have been deleted since, and the tombstone dropped."""
-        limit = max(_WRITE_SECONDS, 0.6 * self._state.manifest.settings.tombstone_ttl_seconds)
-        if self._environment.monotonic() - looked > limit:
-            raise WriteFailedError(
-                "this process stood still for most of the tombstone TTL since it last read what others wrote, and what "
-                "it was about to write may have been deleted and forgotten meanwhile"
-            )
-
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)
         _, number = segment_of(path) or ("", 0)
@@ -294,12 +279,7 @@ class Store(Documents[T]):
             if self._state is state:
                 self._reload()
             if self._state.manifest.number == state.manifest.number:
-                raise CorruptError(
-                    f"{missing.path} is missing, and manifest {state.manifest.number} needs it. Restore it from a "
-                    "copy; `opslog verify` lists all damage",
-                    missing.path,
-                    0,
-                )
+                raise self._loader.manifests.lost(state.manifest, missing)
 
     def _version_of(self, id: str) -> int:
         record = self._record(id)
@@ -545,20 +525,12 @@ class Store(Documents[T]):
         segments = list_segments(self._backend)
         archives = self._backend.list(ARCHIVE)
         with self._state_lock:
-            state = self._state
-            runs = [run.run for run in state.runs]
-            return Stats(
+            return Stats.of(
+                self._state,
+                segments,
                 documents=documents,
-                agents=len(segments),
                 clock=self._clock.value,
-                manifest=state.manifest.number,
-                commits=state.commits,
-                tail_commits=state.commits - self._compaction.folded,
-                snapshot_runs=len(runs),
-                snapshot_records=sum(run.records for run in runs),
-                snapshot_bytes=sum(run.bytes for run in runs),
-                log_segments=sum(map(len, segments.values())),
-                log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
+                folded=self._compaction.folded,
                 archive_bytes=sum(entry.size for entry in archives),
                 compaction_error=self._compaction.error,
                 requests=self._backend.requests,
