@@ -52,7 +52,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, TEMPORARY, check_name, log_prefix, segment_path
+from opslog.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log_prefix, segment_path, temporary_path
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
@@ -169,7 +169,7 @@ class FsBackend:
     def create(self, path: str, data: bytes) -> None:
         self._check_open()
         check_path(path)
-        temporary = f"{path}{TEMPORARY}{self._nonce()}"
+        temporary = temporary_path(path, self._nonce())
         try:
             descriptor = self.open_new(temporary)
             try:
@@ -178,7 +178,7 @@ class FsBackend:
                 won = self._link(descriptor, temporary, path)
             finally:
                 forking.close_descriptor(descriptor)
-                # If even this fails, a leftover with ".tmp-" in its name harms nobody.
+                # If even this fails, the temporary file harms nobody, and is collected later.
                 with suppress(OSError):
                     os.unlink(self.full(temporary))
         except OSError as error:

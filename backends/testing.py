@@ -499,6 +499,21 @@ class BackendContract:
         with backend.lock(longest):
             pass
 
+    @pytest.mark.parametrize(
+        "agent", ["build.tmp-1", "a.tmp-0123456789abcdef", "a..", "ops", "locks", "a.lock", "0.jsonl"]
+    )
+    def test_a_name_of_an_agent_that_looks_like_a_file(self, opener: OpenBackend, agent: str) -> None:
+        for segment in (1, 2):
+            appender = opener().appender(agent)
+            assert appender.append(b"x\n").segment == segment
+            appender.close()
+        reader = opener()
+        expected = [segment_path(agent, 1), segment_path(agent, 2)]
+        assert [entry.path for entry in reader.list_logs({})] == _paths(reader) == expected
+        with reader.lock(agent):
+            reader.appender(agent).close()
+        assert _log(reader, agent) == b"x\nx\n"
+
     def test_odd_names_are_kept(self, backend: Backend) -> None:
         paths = self.odd_paths
         for path in paths:

@@ -17,13 +17,12 @@ from opslog.backends import Backend, Entry
 from opslog.errors import UsageError
 from opslog.layout import (
     ARCHIVE,
-    MANIFESTS,
     OPS,
     SNAPSHOTS,
-    archive_of,
+    Kind,
+    kind_of,
     manifest_path,
     run_of,
-    segment_of,
 )
 from opslog.manifest import Manifest, decode_manifest
 from opslog.manifest_store import ManifestStore
@@ -75,7 +74,7 @@ class _Work:
         self._target = target
         self._progress = progress
         self._existing = {entry.path: entry.size for entry in target.list("")}
-        self._is_store = any(path.startswith(MANIFESTS) for path in self._existing)
+        self._is_store = any(kind_of(path) is Kind.MANIFEST for path in self._existing)
         self.done: dict[str, int] = {}
         self.written = 0
         self._mutex = threading.Lock()
@@ -119,14 +118,13 @@ class _Work:
         return [
             entry
             for entry in found
-            if segment_of(entry.path)
-            or archive_of(entry.path)
+            if kind_of(entry.path) in (Kind.SEGMENT, Kind.ARCHIVE)
             or ((run := run_of(entry.path)) is not None and run[0] in runs)
         ]
 
     def _check_target(self, manifests: dict[str, bytes]) -> None:
         for path in self._existing:
-            if path.startswith(MANIFESTS) and self._target.read(path) != manifests.get(path):
+            if kind_of(path) is Kind.MANIFEST and self._target.read(path) != manifests.get(path):
                 raise UsageError(
                     f"{self._target.url} holds another store, or one that was written to since it was copied: copy to "
                     "a place of its own"

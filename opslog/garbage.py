@@ -25,7 +25,7 @@ import msgspec
 
 from opslog.backends import Backend, Entry
 from opslog.errors import MissingFileError
-from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, TEMPORARY, run_of, segment_of
+from opslog.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, Kind, kind_of, run_of, segment_of
 from opslog.manifest import START, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 
@@ -34,6 +34,8 @@ TEMPORARY_SECONDS = 3600.0
 
 STAGED_SECONDS = 7 * 86400.0
 """No Spark job takes this long between putting its first rows aside and its end."""
+
+_LIFETIME_SECONDS = {Kind.TEMPORARY: TEMPORARY_SECONDS, Kind.STAGED: STAGED_SECONDS}
 
 
 class Garbage(msgspec.Struct, frozen=True):
@@ -109,10 +111,8 @@ def collect(backend: Backend, number: int) -> Garbage:
 
 def is_abandoned(entry: Entry, now: float) -> bool:
     """Whether whoever was writing this file, or the job that put it aside, has been gone for long."""
-    age = now - entry.modified
-    if TEMPORARY in entry.path:
-        return age > TEMPORARY_SECONDS
-    return entry.path.startswith(STAGING) and age > STAGED_SECONDS
+    limit = _LIFETIME_SECONDS.get(kind_of(entry.path))
+    return limit is not None and now - entry.modified > limit
 
 
 def _unneeded_runs(files: list[Entry], retained: list[Manifest]) -> list[Entry]:

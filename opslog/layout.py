@@ -4,15 +4,19 @@
     snapshots/00000000000000000007-<nonce>/part-00000.jsonl   and   part-00000.index
     ops/<agent>/00000000000000000001.jsonl
     archive/<period>/<nonce>.jsonl                             and   <nonce>.index
+    locks/<name>                                               the storage's own
     staging/<nonce>/<name>                                     rows of a Spark job, until it succeeds or fails
     removed/<nonce>/<former path>                              what `opslog verify --repair` moved aside
+    <any of these>.tmp-<nonce>                                 a file that is being created, or never was
 
-Numbers have 20 digits, so that the order of names is the order of numbers.
+Numbers have 20 digits, so that the order of names is the order of numbers. What a file is follows from its whole path
+(`kind_of`): agents and periods choose their own names, and such a name may look like anything.
 """
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 
 from opslog.errors import InvalidNameError
 
@@ -23,14 +27,33 @@ ARCHIVE = "archive/"
 LOCKS = "locks/"
 REMOVED = "removed/"
 STAGING = "staging/"
-TEMPORARY = ".tmp-"
-"""In the name of a file that a backend is still creating, or gave up creating."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _MANIFEST = re.compile(r"manifests/([0-9]{20})\.json", re.ASCII)
 _RUN = re.compile(r"snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)", re.ASCII)
 _SEGMENT = re.compile(r"ops/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([0-9]{20})\.jsonl", re.ASCII)
 _ARCHIVE = re.compile(r"archive/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([A-Za-z0-9]+)\.(jsonl|index)", re.ASCII)
+_TEMPORARY = re.compile(r"(?:.*/)?[^/]+\.tmp-[A-Za-z0-9]+", re.ASCII | re.DOTALL)
+
+
+class Kind(Enum):
+    """What a file below a store's root is."""
+
+    MANIFEST = "manifest"
+    PART = "part"
+    """A part of a run, or its index."""
+    SEGMENT = "segment"
+    ARCHIVE = "archive"
+    """Archived documents, or their index."""
+    LOCK = "lock"
+    """A lock, a lease, or the storage's clock."""
+    REMOVED = "removed"
+    """What a repair moved aside."""
+    TEMPORARY = "temporary"
+    """What a backend is still creating under another name, or gave up creating."""
+    STAGED = "staged"
+    """What a job put aside."""
+    FOREIGN = "foreign"
+    """Nothing of opslog's."""
 
 
 def check_name(name: object, what: str) -> str:
@@ -98,3 +121,29 @@ def archive_of(path: str) -> tuple[str, str, str] | None:
     """(period, nonce, "jsonl" or "index") of an archive file's path, None for any other path."""
     match = _ARCHIVE.fullmatch(path)
     return (match[1], match[2], match[3]) if match else None
+
+
+def temporary_path(path: str, nonce: str) -> str:
+    """The name under which a backend writes a file before the file gets its own. `nonce`: letters and digits."""
+    return f"{path}.tmp-{nonce}"
+
+
+def kind_of(path: str) -> Kind:
+    """What the file at a path is. No file has two kinds: a segment, part, index, manifest, archive or lock is never a
+    temporary file, whatever the names of its agent or period contain, because none of their basenames ends in
+    ``.tmp-<nonce>``."""
+    if manifest_number(path) is not None:
+        return Kind.MANIFEST
+    if run_of(path) is not None:
+        return Kind.PART
+    if segment_of(path) is not None:
+        return Kind.SEGMENT
+    if archive_of(path) is not None:
+        return Kind.ARCHIVE
+    if path.startswith(LOCKS):
+        return Kind.LOCK
+    if path.startswith(REMOVED):
+        return Kind.REMOVED
+    if _TEMPORARY.fullmatch(path):
+        return Kind.TEMPORARY
+    return Kind.STAGED if path.startswith(STAGING) else Kind.FOREIGN

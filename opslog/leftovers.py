@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from opslog.backends import Entry
 from opslog.garbage import is_abandoned
-from opslog.layout import LOCKS, REMOVED, STAGING, TEMPORARY, archive_of, manifest_number, run_of, segment_of
+from opslog.layout import Kind, kind_of, run_of
 from opslog.manifest import Manifest
 
 
@@ -32,27 +32,26 @@ def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: 
     """
     named = {run.name for manifest in retained for run in manifest.runs}
     newest = retained[-1].number if retained else 0
-    found = (_leftover(entry, named, newest, now) for entry in entries if not entry.path.startswith((LOCKS, REMOVED)))
+    found = (_leftover(entry, named, newest, now) for entry in entries)
     return [leftover for leftover in found if leftover is not None]
 
 
 def _leftover(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
-    path = entry.path
-    if TEMPORARY in path:
+    path, kind = entry.path, kind_of(entry.path)
+    if kind is Kind.TEMPORARY:
         if is_abandoned(entry, now):
             return Leftover(path, "a file that was never finished: its writer was killed", True)
         return Leftover(path, "a file that is being written, or that a killed writer left unfinished", False)
-    if path.startswith(STAGING):
+    if kind is Kind.STAGED:
         if is_abandoned(entry, now):
             return Leftover(path, "rows that a Spark job put aside which was killed", True)
         return Leftover(path, "rows that a Spark job has put aside: it is running, or was killed", False)
+    if kind is Kind.FOREIGN:
+        return Leftover(path, "not a file of opslog, or a link; nothing reads it", False)
     run = run_of(path)
-    if run is None:
-        known = manifest_number(path) is not None or segment_of(path) is not None or archive_of(path) is not None
-        return None if known else Leftover(path, "not a file of opslog, or a link; nothing reads it", False)
-    name, number = run
-    if name in named:
+    if run is None or run[0] in named:
         return None
+    number = run[1]
     if number > newest:
         return Leftover(
             path, f"of a compaction that has not published manifest {number}: it is running, or failed", False

@@ -19,9 +19,10 @@ from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.layout import (
     ARCHIVE,
     MANIFESTS,
-    REMOVED,
+    Kind,
     archive_of,
     archive_path,
+    kind_of,
     manifest_path,
 )
 from opslog.leftovers import find_leftovers
@@ -78,7 +79,7 @@ class _Verification:
         self.indexes: list[Part] = []
         self.movable: list[str] = []
         self._backend = backend
-        total = sum(entry.size for entry in backend.list("") if not entry.path.startswith(REMOVED))
+        total = sum(entry.size for entry in backend.list("") if kind_of(entry.path) is not Kind.REMOVED)
         self._reader = Reader(backend, total, progress)
         self._known: dict[int, Manifest] = {}
         self._unreadable: set[int] = set()

@@ -13,7 +13,7 @@ import opslog
 from opslog.backends import Backend, open_backend
 from opslog.copying import LOCK, copy
 from opslog.errors import RetryError
-from opslog.layout import segment_path
+from opslog.layout import manifest_path, segment_path, temporary_path
 from opslog.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault
 
@@ -132,6 +132,16 @@ def test_a_torn_or_grown_file_of_an_earlier_try_is_replaced(tmp_path: Path) -> N
         target.create(segment_path("a", 1), b"half a li")
         assert copy(source, target).written == 2
     assert files(target) == files(source)
+
+
+def test_a_copy_goes_on_beside_the_unfinished_manifest_of_a_killed_try(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "source", agent="a.tmp-1") as store:
+        store["x"] = {}
+    source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "target")
+    target.create(temporary_path(manifest_path(1), "0123456789abcdef"), b"half a manif")
+    assert [problem.severity for problem in copy(source, target).report.problems] == ["note"]
+    assert read(target.url).keys() == {"x"}
+    assert copy(source, target).written == 0
 
 
 def test_another_store_is_refused(tmp_path: Path) -> None:

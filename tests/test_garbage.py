@@ -16,6 +16,7 @@ from opslog.environment import REAL
 from opslog.garbage import collect, find_garbage
 from opslog.layout import manifest_path, segment_path
 from opslog.verify import verify
+from tests.test_layout import HOSTILE_NAMES
 
 HOUR = 3600.0
 _numbers = itertools.count()
@@ -183,6 +184,27 @@ def test_temporary_files_go_after_an_hour(url: str, backend: Backend, clock: Clo
     clock.now += 2
     assert [entry.path for entry in compact(backend, REAL).garbage.temporary] == temporary
     assert not [path for path in paths(backend) if ".tmp-" in path]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_no_name_makes_a_log_or_an_archive_garbage(url: str, backend: Backend, clock: Clock, name: str) -> None:
+    session(url)
+    with opslog.open(url, agent=name, compact_after=None) as store:
+        store["kept"] = {"by": name}
+        store["filed"] = {"by": name}
+        store.archive(lambda document: document.get("by") == name, name)
+        store["kept"] = {"by": name}
+    before = paths(backend, f"ops/{name}/") + paths(backend, "archive/")
+    for _ in range(2):
+        clock.now += 2 * HOUR
+        session(url)
+        compact(backend, REAL)
+    report = verify(backend, repair=True)
+    assert (report.problems, report.repaired) == ([], [])
+    assert paths(backend, f"ops/{name}/") + paths(backend, "archive/") == before
+    with opslog.open(url, read_only=True) as store:
+        assert store["kept"] == {"by": name}
+        assert set(store.load_archive(name)) == {"kept", "filed"}
 
 
 def test_only_who_published_the_newest_collects(url: str, backend: Backend, clock: Clock) -> None:
