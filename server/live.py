@@ -12,7 +12,7 @@ from opslog.server.model import Stream
 from opslog.server.options import Options
 from opslog.server.ranges import Range
 from opslog.server.refusals import Headers, Refused
-from opslog.server.replies import COMMON
+from opslog.server.replies import begin
 from opslog.server.requests import DisconnectedError, Receive, Send
 from opslog.server.streams import Streams
 
@@ -48,10 +48,10 @@ class Live:
 
         A client that takes nothing for too long is left: what it did not read it gets when it comes back.
         """
-        headers: Headers = [*COMMON, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         if not sse.is_text(stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await begin(send, 200, headers)
         async with watching(receive) as gone:
             try:
                 async for events in self._events(stream, position, cursor, gone):

@@ -21,7 +21,7 @@ from opslog.server.model import Stream
 from opslog.server.offsets import format_offset
 from opslog.server.options import Options
 from opslog.server.refusals import Headers, Refused
-from opslog.server.replies import COMMON, NO_STORE, reply
+from opslog.server.replies import NO_STORE, begin, reply
 from opslog.server.requests import DisconnectedError, Receive, Scope, Send
 from opslog.server.streams import Streams
 from opslog.server.transaction import Events
@@ -145,8 +145,8 @@ class PageRoutes:
             watcher.woken.set()
 
     async def _events(self, receive: Receive, send: Send) -> int:
-        headers: Headers = [*COMMON, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        await begin(send, 200, headers)
         watcher = Watcher()
         self._watchers.add(watcher)
         try:

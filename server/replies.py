@@ -10,17 +10,17 @@ _EXPOSED = (
     b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
     b"Producer-Received-Seq, ETag, Location, Retry-After, Content-Encoding, Vary"
 )
-COMMON: Headers = [
+_COMMON: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", _EXPOSED),
 ]
-"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it."""
+"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` alone adds
+them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none."""
 
 METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 PREFLIGHT: Headers = [
-    *COMMON,
     (b"access-control-allow-methods", METHODS),
     (
         b"access-control-allow-headers",
@@ -34,15 +34,18 @@ NO_STORE = (b"cache-control", b"no-store")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
+async def begin(send: Send, status: int, headers: Headers) -> None:
+    """Send the head of an answer: what every answer carries, and `headers`."""
+    await send({"type": "http.response.start", "status": status, "headers": [*_COMMON, *headers]})
+
+
 async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> int:
-    """A whole answer; returns its status. `headers` are those beside `COMMON`.
+    """A whole answer; returns its status. `headers` are those beside what every answer carries.
 
     :param head: leave the body out, but tell its length.
     """
-    headers = [*COMMON, *headers]
-    if status not in {204, 304}:
-        headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
+    await begin(send, status, [*headers, *length])
     await send({"type": "http.response.body", "body": b"" if head else body})
     return status
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from opslog.server.directory import DirectoryStorage
 from opslog.server.memory import MemoryStorage
 from opslog.server.storage import Storage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 MAP_BYTES = 2**30
 
@@ -30,3 +35,17 @@ def reopen(tmp_path: Path) -> Callable[..., DirectoryStorage]:
         return DirectoryStorage(tmp_path / "data", map_bytes=MAP_BYTES, **options)  # type: ignore[arg-type]
 
     return open_it
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The browser that the system has. One for each module: playwright keeps a loop in the thread, in whose way
+    `asyncio.run` of other tests would be."""
+    api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()

@@ -479,6 +479,7 @@ class TestForks:
 def test_cross_origin_requests_are_allowed(client: Caller) -> None:
     answer = client.request("OPTIONS", "a", headers={"origin": "http://page", "access-control-request-method": "PUT"})
     assert answer.status_code == 204
+    assert answer.headers.get_list("access-control-allow-origin") == ["*"]
     allowed = answer.headers["access-control-allow-headers"].lower()
     for name in ("if-none-match", "stream-fork-sub-offset", "producer-id", "authorization"):
         assert name in allowed

@@ -40,7 +40,10 @@ class Caller:
     ) -> httpx.Response:
         """:param content: in one piece, or in several."""
         body = content if isinstance(content, bytes) else _pieces(content)
-        return self.run(self.client.request(method, path, content=body, **options))
+        answer = self.run(self.client.request(method, path, content=body, **options))
+        names = [name.lower() for name, _ in answer.headers.raw]
+        assert len(set(names)) == len(names), f"a header of an answer comes twice: {answer.headers.raw}"
+        return answer
 
     def raw(self, path: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
         """A GET, and its body as it came."""
