@@ -1,4 +1,4 @@
-"""What simulated processes do: agents that write, readers, compactions, archivers.
+"""What simulated processes do with a store that they have open: agents that write and archive, readers.
 
 Each is a callable object that is given a `Process`; when that dies, a new process runs the same object, which knows how
 much is left to do. They catch the errors that a program is meant to catch, and no others.
@@ -7,10 +7,9 @@ much is left to do. They catch the errors that a program is meant to catch, and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opslog import compaction
 from opslog.errors import HistoryGoneError, LockedError, MissingFileError, NotFoundError, ReopenError, RetryError
 from opslog.manifest import Settings
 from opslog.store import Store
@@ -27,19 +26,25 @@ OPEN_TRIES_MAX = 400
 
 
 class Shared:
-    """What all processes of a run have in common."""
+    """What all processes of a run have in common.
+
+    :param ids: of the documents; `periods`: what names of archives begin with.
+    """
 
     def __init__(
         self,
         storage: SimulatedStorage,
         settings: Settings,
-        documents: int,
+        ids: Sequence[str],
+        *,
         think_seconds: float = 1.0,
         nap_seconds: float = 0.0,
+        periods: Sequence[str] = ("p",),
     ) -> None:
         self.storage = storage
         self.settings = settings
-        self.ids = [f"d{number}" for number in range(documents)]
+        self.ids = list(ids)
+        self.periods = periods
         self.ledger = Ledger()
         self.think_seconds = think_seconds
         self.nap_seconds = nap_seconds
@@ -74,8 +79,9 @@ class Shared:
         store.flush()
         self.ledger.flushed(store)
 
-    def think(self, process: Process) -> None:
-        process.sleep(process.random.expovariate(1.0 / self.think_seconds))
+    def think(self, process: Process, times: float = 1.0) -> None:
+        """Do nothing for a while: so many times what a process thinks between two calls, and now and then a nap."""
+        process.sleep(process.random.expovariate(1.0 / (times * self.think_seconds)))
         if self.nap_seconds and process.random.random() < 0.05:
             process.sleep(self.nap_seconds)
 
@@ -224,7 +230,8 @@ class _Session:
             return
 
     def archive(self) -> None:
-        period = f"p{self.shared.token()}"
+        # Each once, so that what was archived can be told by its period; within the length of a name.
+        period = f"{self.random.choice(self.shared.periods)[:100]}-{self.shared.token()}"
         ids = {id for id in self.shared.ids if self.random.random() < 0.3}
         by_token = {document["n"] for id, document in self.store.items() if id in ids}
         with self._attempt("archive", period) as attempt:
@@ -282,26 +289,3 @@ class Reader:
             store.history(process.random.choice(self.shared.ids))
         except HistoryGoneError:
             pass
-
-
-class Compactor:
-    """Compacts now and then, as a job of its own without an agent's name."""
-
-    def __init__(self, shared: Shared, name: str, calls: int, pause_seconds: float) -> None:
-        self.shared = shared
-        self.name = name
-        self.left = calls
-        self.pause_seconds = pause_seconds
-
-    def __call__(self, process: Process) -> None:
-        while self.left > 0:
-            self.left -= 1
-            process.sleep(process.random.expovariate(1.0 / self.pause_seconds))
-            full, locked = process.random.random() < 0.3, process.random.random() < 0.8
-            run: Callable[..., object] = compaction.compact if locked else compaction.fold
-            try:
-                run(self.shared.storage.backend(process), process.environment, full=full)
-            except MissingFileError:
-                raise
-            except (RetryError, ReopenError, NotFoundError):
-                process.sleep(0.5)

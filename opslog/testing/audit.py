@@ -9,6 +9,7 @@ from typing import Any
 from opslog import archive, compaction
 from opslog.commits import Commit, Undo
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError
+from opslog.garbage import TEMPORARY_SECONDS
 from opslog.manifest_store import ManifestStore
 from opslog.testing import invariants
 from opslog.testing.agents import Shared, view
@@ -19,6 +20,9 @@ from opslog.verify import verify
 
 _LOCK_SECONDS = 30.0
 """After which the lease of a compaction that is gone has run out."""
+
+_LONG_SECONDS = 2 * TEMPORARY_SECONDS
+"""After which a file that is still being created is taken for abandoned."""
 
 
 class Audit:
@@ -69,7 +73,16 @@ class Audit:
             self._undo_all(process, name)
         self._check_past(process, self._check_logs())
         invariants.verify_is_clean(verify(backend))
+        self._repair(process, backend)
         backend.close()
+
+    def _repair(self, process: Process, backend: Any) -> None:
+        """What nobody has touched for long may be moved aside where it is garbage, and nothing else."""
+        process.sleep(_LONG_SECONDS)
+        before = self._read(process)
+        invariants.verify_is_clean(verify(backend, repair=True, environment=process.environment))
+        self._check_logs()
+        invariants.readers_converge({"a reader": before, "a reader after a repair": self._read(process)})
 
     def _check_logs(self) -> list[Commit]:
         logs = all_commits(self.storage)

@@ -19,14 +19,14 @@ Content = tuple[Any, ...]
 class Attempt:
     """One call that writes.
 
-    :ivar store: through which it was made.
+    :ivar store: through which it was made; None for an import.
     :ivar content: what the commit will hold; of an undo, and of the documents of an archive, that is not known before.
     :ivar clock: of the commit, 0 as long as it is not known.
     :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
         or "nothing" (there was nothing to do).
     """
 
-    store: Store[Any]
+    store: Store[Any] | None
     agent: str
     content: Content
     clock: int = 0

@@ -14,10 +14,12 @@ from opslog.background import logger
 from opslog.errors import OpslogError
 from opslog.manifest import Settings
 from opslog.testing import invariants
-from opslog.testing.agents import Agent, Compactor, Reader, Shared
+from opslog.testing.agents import Agent, Reader, Shared
 from opslog.testing.audit import Audit
 from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
 from opslog.testing.invariants import ViolationError
+from opslog.testing.jobs import Compactor, Importer, Inspector
+from opslog.testing.names import random_ids, random_names
 from opslog.testing.simulation import EndlessError, Event, Simulation
 from opslog.testing.storages import make_storage
 
@@ -68,6 +70,8 @@ class Scenario:
         now and then.
     :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
+    :ivar imports, inspectors: processes that import commits, and that verify and repair.
+    :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
     """
 
     seed: int
@@ -83,6 +87,9 @@ class Scenario:
     skew_seconds: float = 0.0
     large: bool = False
     buffered: int = 0
+    imports: int = 0
+    inspectors: int = 0
+    odd: bool = False
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     faults: tuple[Fault, ...] = ()
@@ -110,6 +117,8 @@ class Outcome:
 def random_scenario(seed: int, storage: str | None = None) -> Scenario:
     """A scenario of every kind there is."""
     choices = random.Random(f"scenario {seed}")
+    # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
+    world = random.Random(f"world {seed}")
     storage = storage or choices.choice(["posix", "s3"])
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
@@ -145,6 +154,9 @@ def random_scenario(seed: int, storage: str | None = None) -> Scenario:
         ),
         large=choices.random() < 0.4,
         buffered=choices.choice([0, 0, 1, agents]),
+        imports=world.choice([0, 0, 0, 1, 2]),
+        inspectors=world.choice([0, 0, 1]),
+        odd=world.random() < 0.4,
     )
 
 
@@ -155,11 +167,19 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         scenario.seed, scenario.faults, skew_seconds=scenario.skew_seconds, keep_timeline=keep_timeline
     )
     storage = make_storage(scenario.storage, simulation)
-    shared = Shared(storage, scenario.settings, scenario.documents, scenario.think_seconds, scenario.nap_seconds)
+    names, ids, periods = _names(scenario)
+    shared = Shared(
+        storage,
+        scenario.settings,
+        ids,
+        think_seconds=scenario.think_seconds,
+        nap_seconds=scenario.nap_seconds,
+        periods=periods,
+    )
     simulation.storages.append(shared)
-    audit = Audit(simulation, storage, shared, [f"agent-{number}" for number in range(min(2, scenario.agents))])
+    audit = Audit(simulation, storage, shared, names[: min(2, scenario.agents)])
     with storage.installed(), _sizes(scenario.large), _unlogged():
-        _start_all(simulation, shared, scenario)
+        _start_all(simulation, shared, scenario, names)
         try:
             _judged(simulation.run)
             _judged(audit.run)
@@ -196,9 +216,22 @@ def _unlogged() -> Iterator[None]:
         yield
 
 
-def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario) -> None:
+def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
+    """The names of the agents, and after them of the importers; the documents' ids; what names of periods begin
+    with."""
+    count = max(scenario.agents, scenario.rivals)
+    if not scenario.odd:
+        agents = [f"agent-{number}" for number in range(count)]
+        importers = [f"import-{number}" for number in range(scenario.imports)]
+        return agents + importers, [f"d{number}" for number in range(scenario.documents)], ["p"]
+    choices = random.Random(f"names {scenario.seed}")
+    names = random_names(choices, count + scenario.imports)
+    return names, random_ids(choices, scenario.documents), random_names(choices, 4)
+
+
+def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> None:
     def agent(number: int) -> Agent:
-        return Agent(shared, f"agent-{number}", scenario.calls, scenario.weights, number < scenario.buffered)
+        return Agent(shared, names[number], scenario.calls, scenario.weights, number < scenario.buffered)
 
     for number in range(scenario.agents):
         simulation.start(f"agent-{number}", agent(number))
@@ -209,6 +242,11 @@ def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario) -> No
     pause_seconds = 5 * scenario.think_seconds
     for number in range(scenario.compactors):
         simulation.start(f"compactor-{number}", Compactor(shared, f"compactor-{number}", scenario.calls, pause_seconds))
+    for number, name in enumerate(names[len(names) - scenario.imports :]):
+        agents = names[: scenario.agents]
+        simulation.start(f"import-{number}", Importer(shared, name, agents, scenario.calls // 3))
+    for number in range(scenario.inspectors):
+        simulation.start(f"inspector-{number}", Inspector(shared, f"inspector-{number}", scenario.calls))
 
 
 def _judged(action: object) -> None:

@@ -32,7 +32,7 @@ def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that are a little smaller, those that take away most first."""
     yield from _fewer_faults(scenario)
-    for name in ("rivals", "readers", "compactors", "agents"):
+    for name in ("rivals", "readers", "compactors", "imports", "inspectors", "agents"):
         count = getattr(scenario, name)
         for fewer in sorted({0, count // 2, count - 1}):
             if (name == "agents") <= fewer < count:
@@ -59,7 +59,8 @@ def story(outcome: Outcome) -> str:
     scenario = outcome.scenario
     lines = [
         f"seed {scenario.seed} on {scenario.storage}: {scenario.agents} agents, {scenario.rivals} rivals, "
-        f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.calls} calls each",
+        f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.imports} importers, "
+        f"{scenario.inspectors} inspectors, {scenario.calls} calls each",
         str(scenario.settings),
         f"faults: {', '.join(map(str, scenario.faults)) or 'none'}",
         *map(str, outcome.timeline),

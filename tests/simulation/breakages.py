@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from opslog import compaction, garbage, snapshot
+from opslog import compaction, garbage, layout, leftovers, snapshot
 from opslog.backends import fs_log, objects, posix
 from opslog.backends.contract import Entry
 from opslog.backends.fs import FsBackend
@@ -26,6 +26,7 @@ from opslog.errors import AlreadyExistsError, MissingFileError, NotFoundError, O
 from opslog.fencing import Fence
 from opslog.garbage import Garbage, find_garbage
 from opslog.layout import run_of, segment_of
+from opslog.leftovers import Leftover
 from opslog.log import Segments
 from opslog.log_writer import LogWriter, Pending
 from opslog.manifest import Cut, Manifest, Part, Run, Settings
@@ -82,6 +83,9 @@ def likely(
             "skew_seconds": 0.0,
             "large": False,
             "buffered": 0,
+            "imports": 0,
+            "inspectors": 0,
+            "odd": False,
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
@@ -231,6 +235,23 @@ def _no_segments(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
 
 def _read_once(self: ManifestStore, choose: Callable[[], Manifest], read: Callable[[Manifest], Any]) -> Any:
     return read(choose())
+
+
+def _temporary_by_part_of_name(path: str) -> layout.Kind:
+    return layout.Kind.TEMPORARY if ".tmp-" in path else _kind_of(path)
+
+
+_kind_of = layout.kind_of
+
+
+def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
+    """What repair goes by."""
+    if ".tmp-" in entry.path and now - entry.modified > garbage.TEMPORARY_SECONDS:
+        return Leftover(entry.path, "a file that was never finished", True)
+    return _leftover(entry, named, newest, now)
+
+
+_leftover: Callable[..., Leftover | None] = vars(leftovers)["_leftover"]
 
 
 def _all_deletes(row: snapshot.Row, oldest_ts: str) -> bool:
@@ -395,6 +416,20 @@ ALL = [
         likely("posix", {}, undo_window=0),
     ),
     Breakage("collect all segments but the last", garbage, "_folded_segments", _fold_of_newest, likely("posix", {})),
+    Breakage(
+        "collect logs of agents whose names look like temporary files",
+        garbage,
+        "kind_of",
+        _temporary_by_part_of_name,
+        likely("posix", {}, odd=True, agents=4, nap_seconds=5000.0),
+    ),
+    Breakage(
+        "move files aside whose names look like temporary files",
+        leftovers,
+        "_leftover",
+        _movable_by_part_of_name,
+        likely("posix", {}, odd=True, agents=4, inspectors=1, nap_seconds=5000.0),
+    ),
     Breakage(
         "collect the parts of a compaction under way",
         garbage,
