@@ -12,7 +12,7 @@ from opslog.backends import Backend
 from opslog.batch import OpenBatch
 from opslog.commits import Record, Set
 from opslog.documents import Schema
-from opslog.errors import MissingFileError, NotFoundError
+from opslog.errors import MissingFileError, NotFoundError, UsageError
 from opslog.state import State
 from opslog.views import Items, Values
 
@@ -38,6 +38,9 @@ class Documents(MutableMapping[str, T], Generic[T]):
         self._schema = schema
         self._state = state
         self._state_lock = threading.RLock()
+        self._in_state = False
+        """Whether somebody is in a block under `_state_lock`. Who has that lock and finds this set is the handler of a
+        signal that came while its own thread was in there."""
         self._local = _Local()
 
     @abstractmethod
@@ -45,8 +48,12 @@ class Documents(MutableMapping[str, T], Generic[T]):
         """:raises ClosedError: the store is closed, or belongs to the parent of this process."""
 
     @abstractmethod
-    def _replace(self, state: State, missing: MissingFileError) -> None:
-        """Load a newer state than this one, of which something was collected. :raises OpslogError: there is none."""
+    def _replace(self, state: State, missing: MissingFileError | None) -> None:
+        """Load another state in place of this one. Does nothing where that was done meanwhile.
+
+        :param missing: what of it was collected; None: it is torn.
+        :raises OpslogError: there is no other one.
+        """
 
     def __getitem__(self, id: str) -> T:
         record = self._record(id)
@@ -117,15 +124,39 @@ class Documents(MutableMapping[str, T], Generic[T]):
         return self._look(State.get, id)
 
     def _look(self, read: Callable[Concatenate[State, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the state says; the newest one, if what this one wants to look up was collected meanwhile."""
+        """What the state says; another one, if what this one wants to look up was collected meanwhile, or if it is
+        torn.
+
+        :raises UsageError: called by the handler of a signal that came while its thread was changing the state.
+        """
         while True:
+            missing = None
             with self._state_lock:
                 state = self._state
-                try:
-                    return read(state, *args, **kwargs)
-                except MissingFileError as error:
-                    missing = error
+                if not state.is_torn:
+                    outer = self._in_state
+                    if outer:
+                        state.check_idle()
+                    self._in_state = True
+                    try:
+                        return read(state, *args, **kwargs)
+                    except MissingFileError as error:
+                        missing = error
+                    finally:
+                        self._in_state = outer
             self._replace(state, missing)
+
+    def _check_not_in_state(self) -> None:
+        """To be called before anything that waits for other threads, which may wait for the state in turn.
+
+        :raises UsageError: called by the handler of a signal that came while its own thread was in the state.
+        """
+        with self._state_lock:
+            if self._in_state:
+                raise UsageError(
+                    "this call came while the same thread was in another call of this store, as the handler of a "
+                    "signal does: let the handler set a flag, and make the call after it has returned"
+                )
 
     def _documents(self) -> Iterator[tuple[str, T]]:
         return ((record.id, self._schema.decode(record)) for record in self.records())
@@ -143,3 +174,7 @@ class Documents(MutableMapping[str, T], Generic[T]):
             yield
         finally:
             self._local.batch = outer
+
+    def _not_in_batch(self, call: str) -> None:
+        if self._open_batch is not None:
+            raise UsageError(f"{call} cannot be part of a batch: end the batch first")

@@ -14,7 +14,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.commits import Commit, Record, Set
-from opslog.errors import MissingFileError, RetryError
+from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.log import (
     Cursor,
     LogSource,
@@ -47,6 +47,8 @@ class State:
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
         folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
         (`cost_after`), when it was loaded.
+    :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way. What is here
+        is then the state of no moment: nobody may read it, and it has to be loaded anew.
 
     Taking in commits never looks into the snapshot: reading does, and may raise MissingFileError when another
     compaction has replaced it and collected it meanwhile. The caller then loads again.
@@ -68,9 +70,42 @@ class State:
         """Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered."""
         self._uncounted: set[str] = set()
         """What was written since."""
+        self.is_torn = False
+        self._is_busy = False
+        """Whether `apply`, or the counting of documents, is under way."""
 
-    def apply(self, commit: Commit) -> None:
-        """Take in the next commit of its log."""
+    def apply(self, commits: Iterable[Commit], then: Callable[[], None] | None = None) -> None:
+        """Take in the next commits of their logs. Whatever exception ends this early leaves the state torn. A torn
+        state takes in nothing: all of it is in the logs, from which it is loaded anew.
+
+        :param then: called when all of them are in, as a part of it.
+        :raises UsageError: as of `check_idle`; nothing has changed.
+        """
+        self.check_idle()
+        if self.is_torn:
+            return
+        self._is_busy = True
+        try:
+            for commit in commits:
+                self._apply(commit)
+            if then is not None:
+                then()
+        except BaseException:
+            self.is_torn = True
+            raise
+        finally:
+            self._is_busy = False
+
+    def check_idle(self) -> None:
+        """:raises UsageError: `apply`, or the counting of documents, is under way. As threads exclude each other, it is
+        the caller's own thread that is in it: this is called by the handler of a signal."""
+        if self._is_busy:
+            raise UsageError(
+                "this call came while the same thread was changing what the store has in memory, as the handler of a "
+                "signal does: let the handler set a flag, and make the call after it has returned"
+            )
+
+    def _apply(self, commit: Commit) -> None:
         before = self.clock
         self.clock = max(before, commit.clock)
         self.commits += 1
@@ -97,15 +132,23 @@ class State:
 
     @property
     def documents(self) -> int:
-        """How many documents there are. Costs a lookup for each that was written since this was asked last."""
-        if not self._counts_loaded:
-            for id in in_order(self.winners):
+        """How many documents there are. Costs a lookup for each that was written since this was asked last.
+
+        :raises UsageError: as of `check_idle`.
+        """
+        self.check_idle()
+        self._is_busy = True
+        try:
+            if not self._counts_loaded:
+                for id in in_order(self.winners):
+                    self._recount(id)
+                self._counts_loaded = True
+            for id in sorted(self._uncounted):
                 self._recount(id)
-            self._counts_loaded = True
-        for id in sorted(self._uncounted):
-            self._recount(id)
-            self._uncounted.discard(id)
-        return self._documents
+                self._uncounted.discard(id)
+            return self._documents
+        finally:
+            self._is_busy = False
 
     def _recount(self, id: str) -> None:
         before = self._counted.get(id)

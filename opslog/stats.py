@@ -43,6 +43,7 @@ class Stats(msgspec.Struct, frozen=True):
         """:param segments: of all logs. :param folded: how many commits are. :param others: what these do not say."""
         runs = [run.run for run in state.runs]
         return cls(
+            documents=state.documents,
             agents=len(segments),
             manifest=state.manifest.number,
             commits=state.commits,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,39 +12,34 @@ import msgspec
 
 from opslog import archive, compaction, history
 from opslog.autocompaction import AutoCompaction
-from opslog.backends import Appender, Backend, Position, forking
+from opslog.backends import Appender, Backend, Position
 from opslog.background import logger
 from opslog.batch import OpenBatch
-from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
 from opslog.compaction import Compaction, KeepHistory, Progress
 from opslog.documents import Schema, check_id
 from opslog.environment import Environment, format_ts
 from opslog.errors import (
     ClosedError,
-    HistoryGoneError,
-    MissingFileError,
     NotFoundError,
     OpslogError,
     ReadOnlyError,
     ReopenError,
     SealedError,
-    UsageError,
 )
-from opslog.fencing import Fence, read_seals
+from opslog.fencing import read_seals
+from opslog.following import Following
 from opslog.history import Revision
-from opslog.layout import ARCHIVE, check_name, segment_of, segment_path
-from opslog.log import SEGMENT_COST, Cursor, Segment, cost_after, list_log, list_segments
+from opslog.layout import ARCHIVE, check_name, segment_of
+from opslog.log import SEGMENT_COST, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
-from opslog.manifest import START, Manifest
-from opslog.reading import Documents
-from opslog.state import Loader, State, read_between, read_new
+from opslog.state import Loader, State
 from opslog.stats import Stats
 
 T = TypeVar("T")
 
 
-class Store(Documents[T]):
+class Store(Following[T]):
     """An open store; made by `opslog.open`. A mutable mapping from ids to documents, iterated in order of id.
 
     Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a
@@ -70,25 +64,17 @@ class Store(Documents[T]):
         environment: Environment,
         included: Callable[[Commit], bool] | None,
     ) -> None:
-        super().__init__(backend, state, schema)
-        self._loader = loader
-        self._agent = agent
+        super().__init__(
+            backend,
+            loader,
+            state,
+            schema,
+            looked=looked,
+            agent=agent,
+            environment=environment,
+            included=included,
+        )
         self._buffered = buffer is not None
-        self._environment = environment
-        self._included = included
-        self._clock = LamportClock(state.clock)
-        self._refresh_lock = threading.RLock()
-        self._unseen: list[Commit] = []
-        self._complete = True
-        """Whether `_unseen` has everything that was not handed out, up to `_unread`."""
-        self._unread: dict[str, Cursor] | None = None
-        """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
-        self._looked = looked
-        self._own_segment = state.cursors[agent].segment - 1 if agent in state.cursors else 0
-        """The last segment of the own log that is in the state, where each append is a segment."""
-        fence = self._fence = Fence(loader.manifests, environment, state.manifest, looked)
-        self._closed = False
-        self._generation = forking.generation
         self._failed: OpslogError | None = None
         self._failure_told = False
         self._log = (
@@ -96,7 +82,12 @@ class Store(Documents[T]):
                 agent,
                 appender,
                 Hooks(
-                    self._stamp, fence.check_age, self._on_written, self._on_failed, self._confirm, self._passes_seal
+                    self._stamp,
+                    self._fence.check_age,
+                    self._on_written,
+                    self._on_failed,
+                    self._confirm,
+                    self._passes_seal,
                 ),
                 buffer,
             )
@@ -196,7 +187,10 @@ class Store(Documents[T]):
         self._refresh_if_stale()
 
         while True:
+            self._mend_state()
             with log.quiet() as queue:
+                if self._state.is_torn:
+                    continue  # since just now
                 target = self._state.merge.undoable(log.agent)
                 if target is None:
                     return False
@@ -234,14 +228,14 @@ class Store(Documents[T]):
         commit.ts = format_ts(self._environment.time())
         commit.clock = self._clock.tick()
         if self._buffered:
-            self._apply_own((commit,))
+            self._apply((commit,))
         return self._looked
 
     def _passes_seal(self, path: str) -> bool:
         seals = read_seals(self._backend, path)
         _, number = segment_of(path) or ("", 0)
         if number > self._own_segment:
-            self._apply_own(seals)
+            self._apply(seals)
             self._own_segment = number if seals else self._own_segment
         for seal in seals:
             self._clock.observe(seal.clock)
@@ -261,182 +255,13 @@ class Store(Documents[T]):
     def _on_written(self, commits: list[Commit], length: int) -> None:
         """Commits of ours are in the log."""
         if not self._buffered:
-            self._apply_own(commits)
+            self._apply(commits)
         self._compaction.tail_cost += length
         self._compaction.note_commits(self._state.commits)
-
-    def _apply_own(self, commits: Iterable[Commit]) -> None:
-        with self._state_lock:
-            for commit in commits:
-                self._state.apply(commit)
-
-    def _replace(self, state: State, missing: MissingFileError) -> None:
-        if self._included is not None:
-            raise ReopenError(
-                f"this view of the past needs {missing.path}, which was collected meanwhile: open it again"
-            )
-        with self._refresh_lock:
-            if self._state is state:
-                self._reload()
-            if self._state.manifest.number == state.manifest.number:
-                raise self._loader.manifests.lost(state.manifest, missing)
 
     def _version_of(self, id: str) -> int:
         record = self._record(id)
         return record.v if record is not None else 1
-
-    # -- others' writes
-
-    def refresh(self) -> list[Commit]:
-        """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
-
-        Each commit is returned once, by `refresh` or by `watch`. After an absence longer than the grace period, commits
-        that were folded and collected meanwhile are in the state but not in the list; `watch` reports that.
-        """
-        self._not_in_batch("refresh")
-        return self._take_new()[0]
-
-    def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
-        """The commits of other agents as they come in, without end; looks for them every `poll_seconds`.
-
-        Ends when the store is closed. :raises HistoryGoneError: commits were collected before they could be read here;
-        the state is right all the same, and a new `watch` goes on from it.
-        """
-        while not self._closed:
-            try:
-                commits, complete = self._take_new()
-            except ClosedError:
-                if self._is_forked:
-                    raise
-                return  # closed while it was looking
-            yield from commits
-            self._check_complete(complete)
-            if not commits:
-                self._environment.sleep(poll_seconds)
-
-    def _check_complete(self, complete: bool) -> None:
-        if not complete:
-            raise HistoryGoneError(
-                "commits were folded and collected before they were read here, after an absence longer than the "
-                "grace period. The state is right; call watch again to follow from here",
-                self._state.manifest.clock,
-            )
-
-    def _take_new(self) -> tuple[list[Commit], bool]:
-        """The commits not handed out yet, and whether they are all."""
-        self._check_open()
-        if self._included is not None:
-            return [], True  # a point in the past does not move
-        with self._refresh_lock:
-            self._refresh_quietly()
-            commits, self._unseen = self._unseen, []
-            complete, self._complete = self._complete, True
-            return commits, complete
-
-    def _refresh_if_stale(self) -> None:
-        if self._is_stale:
-            self._refresh_quietly()
-
-    @property
-    def _is_stale(self) -> bool:
-        """A tombstone may leave the snapshot after its TTL; so nobody may write with a view older than half of that."""
-        age = self._environment.monotonic() - self._looked
-        return age > self._state.manifest.settings.tombstone_ttl_seconds / 2
-
-    def _refresh_quietly(self) -> None:
-        """Refresh, and keep the commits for the caller's own `refresh` or `watch`."""
-        with self._refresh_lock:
-            self._read_new()
-
-    def _read_new(self) -> None:
-        """Read what is new into the state and `_unseen`."""
-        self._catch_up()
-        self._looked = self._environment.monotonic()
-        newest = self._loader.manifests.newest()
-        self._fence.look(newest, self._looked)
-        if newest.number != self._state.manifest.number:
-            self._compaction.note_manifest(newest)
-            if self._state.is_behind(newest, self._agent):
-                self._reload()
-                return
-        try:
-            segments = list_segments(self._backend, self._state.cursors)
-            # What it writes itself is counted when it is written.
-            if self._is_overtaken(newest, segments.pop(self._agent or "", [])):
-                self._reload()
-                return
-            self._compaction.tail_cost += cost_after(segments, self._state.cursors)
-            # Where names are held by locks, nobody uses a number again.
-            check = None if self._backend.segments_grow else self._fence.check_recent
-            for commit in read_new(self._backend, self._state.cursors, segments, self._agent, check):
-                with self._state_lock:
-                    self._state.apply(commit)
-                self._clock.observe(commit.clock)
-                self._unseen.append(commit)
-        except MissingFileError:
-            self._reload()
-
-    def _is_overtaken(self, newest: Manifest, own: list[Segment]) -> bool:
-        """Whether there is more in the own log than was written here: of another process under this name, or a seal.
-        Where names are held by locks, nobody else writes it."""
-        if self._log is None or self._backend.segments_grow:
-            return False
-        last = newest.cut.get(self._log.agent, START).last_segment
-        return max(last, own[-1].number if own else 0) > self._own_segment
-
-    def _reload(self) -> None:
-        """Load again, and read what that took in at once into `_unseen`."""
-        self._load_again()
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        if self._unread is not None:
-            missed, complete = read_between(self._backend, self._unread, self._state, self._agent)
-            self._unseen += missed
-            self._complete = self._complete and complete
-            self._unread = None
-
-    def _forget_folded(self) -> None:
-        """After a compaction: let go of what it folded, or a store that only writes would hold everything it has ever
-        written."""
-        with self._refresh_lock:
-            is_old = self._loader.manifests.newest_number() != self._state.manifest.number
-            if is_old and self._state.is_heavy and not self._closed:
-                self._load_again()
-
-    def _load_again(self) -> None:
-        """Load beside ongoing writes; only what they add meanwhile is read while they wait."""
-        old = self._state
-        while True:
-            state = self._loader.load()
-            try:
-                self._go_on_with(state)
-                break
-            except MissingFileError as error:
-                # Folded and collected since it was loaded, as a newer manifest says.
-                if self._loader.manifests.newest_number() == state.manifest.number:
-                    raise self._loader.manifests.lost(state.manifest, error) from error
-        if self._unread is None:
-            self._unread = old.cursors
-        self._compaction.note_manifest(state.manifest)
-        self._clock.observe(state.clock)
-        old.empty()
-
-    def _go_on_with(self, state: State) -> None:
-        """Replace the state by one that was just loaded, and what was written here since.
-
-        :raises MissingFileError: some of that is not there any more.
-        """
-        with nullcontext() if self._log is None else self._log.quiet(), self._state_lock:
-            if self._log is not None:
-                own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
-                for _, commit in own.read(self._backend, list_log(self._backend, own.agent)):
-                    state.apply(commit)
-                if not self._backend.segments_grow and own.segment <= self._own_segment:
-                    path = segment_path(own.agent, self._own_segment)
-                    raise MissingFileError(f"{path} is missing, and was written here", path)
-                self._own_segment = max(self._own_segment, own.segment - 1)
-            self._state = state
 
     # -- the past
 
@@ -521,20 +346,21 @@ class Store(Documents[T]):
     def stats(self) -> Stats:
         """Figures of the store. Costs three listings."""
         self._check_open()
-        documents = self._look(lambda state: state.documents)
         segments = list_segments(self._backend)
         archives = self._backend.list(ARCHIVE)
-        with self._state_lock:
+
+        def figures(state: State) -> Stats:
             return Stats.of(
-                self._state,
+                state,
                 segments,
-                documents=documents,
                 clock=self._clock.value,
                 folded=self._compaction.folded,
                 archive_bytes=sum(entry.size for entry in archives),
                 compaction_error=self._compaction.error,
                 requests=self._backend.requests,
             )
+
+        return self._look(figures)
 
     # -- life
 
@@ -558,10 +384,6 @@ class Store(Documents[T]):
 
     def __repr__(self) -> str:
         return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
-
-    @property
-    def _is_forked(self) -> bool:
-        return self._generation != forking.generation
 
     def __enter__(self) -> Self:
         return self
@@ -588,12 +410,9 @@ class Store(Documents[T]):
     def _writable_log(self, call: str | None = None) -> LogWriter:
         """The log to write to. :param call: the name of a call that cannot be part of a batch."""
         self._check_open()
+        self._check_not_in_state()
         if call is not None:
             self._not_in_batch(call)
         if self._log is None:
             raise ReadOnlyError(f"{self._backend.url} was opened for reading only: open it with an agent name to write")
         return self._log
-
-    def _not_in_batch(self, call: str) -> None:
-        if self._open_batch is not None:
-            raise UsageError(f"{call} cannot be part of a batch: end the batch first")
