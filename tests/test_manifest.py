@@ -110,6 +110,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an undo window as large as memory": {"settings": Settings(undo_window=2**70)},
     "a negative grace": {"settings": Settings(grace_seconds=-1)},
     "a clock that no commit can follow": {"clock": 2**63},
+    "an oldest manifest before all": {"oldest": -1},
+    "an oldest manifest after itself": {"oldest": 8},
     "fewer documents than none": {"documents": -1},
     "more documents than records": {"documents": 5},
 }

@@ -15,6 +15,7 @@ import pytest
 import opslog
 from opslog import autocompaction
 from opslog.backends.fs_log import FsAppender
+from opslog.environment import Environment
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 TASKS = 64
@@ -139,6 +140,26 @@ async def test_a_set_needs_the_thread_pool_only_to_look_up_a_version(url: str, m
         await tool.set("new", {})
         sets = [commit for commit in await tool.ops() if isinstance(commit, opslog.Set)]
     assert [(commit.id, commit.v) for commit in sets] == [("x", 3), ("x", 3), ("new", 1)]
+
+
+@in_a_loop
+async def test_a_write_after_a_long_absence_reads_what_is_new_first(url: str) -> None:
+    """Whoever has not looked for half of the tombstone TTL must not write with the clock of then: the tombstone that
+    would decide may be gone."""
+    now = [1000.0]
+    environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])
+    settings = opslog.Settings(tombstone_ttl_seconds=100)
+    async with opslog.aio.open(url, agent="late", environment=environment, settings=settings) as late:
+        await late.set("a", {"n": 0})
+        with opslog.open(url, agent="other", environment=environment) as other:
+            for number in range(10):
+                other["b"] = {"n": number}
+            other["a"] = {"n": 1}
+        now[0] += 51
+        await late.set("a", {"n": 2})
+        assert await late.get("b") == {"n": 9}
+    with opslog.open(url, read_only=True) as store:
+        assert store["a"] == {"n": 2}
 
 
 @in_a_loop
