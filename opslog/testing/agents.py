@@ -40,6 +40,7 @@ class Shared:
         think_seconds: float = 1.0,
         nap_seconds: float = 0.0,
         periods: Sequence[str] = ("p",),
+        compact_after: int | None = None,
     ) -> None:
         self.storage = storage
         self.settings = settings
@@ -48,7 +49,8 @@ class Shared:
         self.ledger = Ledger()
         self.think_seconds = think_seconds
         self.nap_seconds = nap_seconds
-        self.left_open: dict[str, Store[Any]] = {}
+        self.compact_after = compact_after
+        self.left_open: dict[Process, Store[Any]] = {}
         """Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh."""
         self._tokens = 0
 
@@ -62,7 +64,8 @@ class Shared:
         self.left_open.clear()
 
     def process_died(self, process: Process) -> None:
-        """It held nothing that others see."""
+        """What it had open is gone."""
+        self.left_open.pop(process, None)
 
     def recover(self) -> None:
         """Nothing of this lasts."""
@@ -73,6 +76,7 @@ class Shared:
         return self._tokens
 
     def open(self, process: Process, **options: Any) -> Store[Any]:
+        options.setdefault("compact_after", self.compact_after)
         return open_store(self.storage, process, settings=self.settings, **options)
 
     def flush(self, store: Store[Any]) -> None:
@@ -129,7 +133,7 @@ class Agent:
                     self._session(process, store)
                     if not self.left and process.random.random() < 0.5:
                         self.shared.flush(store)
-                        self.shared.left_open[process.name] = store
+                        self.shared.left_open[process] = store
                         return
                 except BaseException:
                     store.close()
@@ -254,7 +258,7 @@ class Reader:
                 store = self.shared.open(process, read_only=True)
                 self._session(process, store)
                 if not self.left:
-                    self.shared.left_open[self.name] = store
+                    self.shared.left_open[process] = store
                     return
             except MissingFileError:
                 raise

@@ -106,9 +106,9 @@ class Audit:
     def _refreshed(self, when: str = "") -> dict[str, State]:
         """What those see who have had the store open since long ago."""
         states = {}
-        for name, store in self.shared.left_open.items():
+        for process, store in self.shared.left_open.items():
             store.refresh()
-            states[f"{name}{when}"] = view(store)
+            states[f"{process.name}{when}"] = view(store)
         return states
 
     def _check_past(self, process: Process, commits: Sequence[Commit]) -> None:

@@ -1,20 +1,17 @@
 """A bucket as S3 lets it be: puts are atomic and listed at once, but an answer can get lost, and so can a request,
 which may yet be carried out long after its sender has given up.
 
-`opslog.backends.objects` runs on it as it is, through the `Driver` that it has for each kind of client. Only the thread
-that renews leases is left out: a simulated compaction that takes longer than its lease loses it, which safety does not
-rest on.
+`opslog.backends.objects` runs on it as it is, through the `Driver` that it has for each kind of client.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from opslog.backends import Range
-from opslog.backends.objects import Object, ObjectBackend, Put
+from opslog.backends.objects import Object, Put
 from opslog.errors import MissingFileError, RetryError, WriteFailedError
 from opslog.testing.faults import Fault
 from opslog.testing.simulation import Process, Simulation
@@ -176,11 +173,3 @@ class Bucket:
     def _check_reading(self, fault: Fault | None) -> None:
         if self._is_down(fault) or (fault is not None and fault.kind == "fail"):
             raise RetryError("no answer")
-
-
-class BucketBackend(ObjectBackend):
-    """`ObjectBackend` without a thread that renews leases."""
-
-    @contextmanager
-    def _renewing(self, path: str, lease: bytes) -> Iterator[None]:
-        yield

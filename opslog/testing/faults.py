@@ -7,12 +7,15 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-ANYWHERE = frozenset({"crash", "crash after", "power", "power after", "pause", "pause after", "skew"})
+ANYWHERE = frozenset(
+    {"crash", "power", "pause", "stall", "skew", "crash after", "power after", "pause after", "stall after"}
+)
 """Faults that can strike at any call.
 
 - crash: the process dies; amount: it is started again so many seconds later
 - power: everything dies, and what was not synced may be lost, each part of it for itself
-- pause: the process stands still for that many seconds, while all clocks go on
+- pause: the process is paused for that many seconds, while all clocks go on
+- stall: the thread is held up for that many seconds, and the other threads of its process are not
 - skew: the process's wall clock jumps by that many seconds
 
 Each but the last either before the call has its effect or, "after", when the effect is there and the answer is not.
@@ -24,6 +27,7 @@ The other kinds happen within a call, and only storages know what they mean:
 - short: a part of the data is written, then the call fails
 - full: the disk is full, for that many seconds
 - down: the storage answers nobody for that many seconds
+- no threads: a thread cannot be started
 """
 
 LASTING = frozenset({"full", "down"})
@@ -85,7 +89,7 @@ def random_faults(
 def _amount(kind: str, choices: random.Random, skew_seconds: float) -> float:
     if kind.startswith("crash"):
         return choices.choice([0.1, 1.0, 5.0, 30.0])
-    if kind.startswith("pause"):
+    if kind.startswith(("pause", "stall")):
         return choices.choice([0.5, 5.0, 20.0, 40.0, 70.0, 130.0, 500.0, PAUSE_SECONDS_MAX])
     if kind == "skew":
         return choices.uniform(-skew_seconds, skew_seconds)

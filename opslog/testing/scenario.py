@@ -72,6 +72,7 @@ class Scenario:
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
+    :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 
     seed: int
@@ -90,6 +91,7 @@ class Scenario:
     imports: int = 0
     inspectors: int = 0
     odd: bool = False
+    compact_after: int | None = None
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     faults: tuple[Fault, ...] = ()
@@ -119,6 +121,7 @@ def random_scenario(seed: int, storage: str | None = None) -> Scenario:
     choices = random.Random(f"scenario {seed}")
     # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
     world = random.Random(f"world {seed}")
+    threads = random.Random(f"threads {seed}")
     storage = storage or choices.choice(["posix", "s3"])
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
@@ -157,6 +160,7 @@ def random_scenario(seed: int, storage: str | None = None) -> Scenario:
         imports=world.choice([0, 0, 0, 1, 2]),
         inspectors=world.choice([0, 0, 1]),
         odd=world.random() < 0.4,
+        compact_after=threads.choice([None, None, None, 20, 60]),
     )
 
 
@@ -175,6 +179,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         think_seconds=scenario.think_seconds,
         nap_seconds=scenario.nap_seconds,
         periods=periods,
+        compact_after=scenario.compact_after,
     )
     simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, names[: min(2, scenario.agents)])
@@ -185,7 +190,6 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
             _judged(audit.run)
         except ViolationError as violation:
             outcome.violation = violation
-        shared.close_all()
     outcome.digest = simulation.digest
     outcome.steps = simulation.steps
     outcome.calls = simulation.calls

@@ -1,32 +1,37 @@
 """Many processes, one storage, one seed: the scheduler of a deterministic simulation.
 
-Each simulated process is a greenlet. Exactly one runs at a time, and it runs until its next call to the storage, its
-next sleep, or its end: those are the points at which another one may get its turn, and everything else is atomic. Time
-is simulated, too: every call takes some of it, drawn from the seed, and the process whose call is over first goes on.
-So nothing waits, and the same seed gives the same run, in every process and on every machine; `Simulation.digest` is
-the proof.
+Each thread of a simulated process is a greenlet. Exactly one runs at a time, and it runs until its next call to the
+storage, its next sleep, its next operation on a lock (`opslog.testing.threads`), or its end: those are the points at
+which another one may get its turn, and everything else is atomic. Time is simulated, too: every call takes some of it,
+drawn from the seed, and the thread whose call is over first goes on. So nothing waits, and the same seed gives the same
+run, in every process and on every machine; `Simulation.digest` is the proof.
 
 What can go wrong is a list of `Fault`s, each tied to the number of a storage call. Taking one away changes nothing
 before it: that is what makes a failing run shrinkable.
 
-Why greenlets and not threads that pass a baton: a switch costs less than a microsecond instead of tens, a process can
-be ended at any of its calls without its cooperation, and nothing of the store has to be written anew as a generator.
+Why greenlets and not real threads that pass a baton: a switch costs less than a microsecond instead of tens, a process
+can be ended at any of its calls without its cooperation, and nothing of the store has to be written anew as a
+generator.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import heapq
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
 
 from opslog.environment import Environment
 from opslog.testing.faults import Fault, Faults
+from opslog.testing.threads import Thread as Handle
+from opslog.testing.threads import Threading
 
 T = TypeVar("T")
 
@@ -39,7 +44,7 @@ class Died(BaseException):
 
 
 class EndlessError(AssertionError):
-    """The run went on for longer than it may."""
+    """The run went on for longer than it may, or threads wait that nobody will wake."""
 
 
 class Event(NamedTuple):
@@ -47,12 +52,12 @@ class Event(NamedTuple):
 
     step: int
     time: float
-    process: str
+    who: str
     call: str
     outcome: str
 
     def __str__(self) -> str:
-        return f"{self.step:6} {self.time:12.3f}s  {self.process:<12} {self.call:<58} {self.outcome}"
+        return f"{self.step:6} {self.time:12.3f}s  {self.who:<12} {self.call:<58} {self.outcome}"
 
 
 class Storage(Protocol):
@@ -68,12 +73,87 @@ class Storage(Protocol):
         """What lasts (a full disk, a server that is down) is over."""
 
 
+class Thread:
+    """One thread of a simulated process. It dies with the process, wherever it is.
+
+    :ivar label: how timelines name it; `daemon`: it may wait for ever for something to do.
+    :ivar waits_for: what it is blocked on, None while it has a turn to come.
+    :ivar ambience: what the interpreter holds per thread for asyncio, None as long as this one runs no event loop.
+    """
+
+    def __init__(self, process: Process, name: str, run: Callable[[], object], *, daemon: bool = False) -> None:
+        self.process = process
+        self.label = f"{process.name}:{name}" if name else process.name
+        self.daemon = daemon
+        self.ended = False
+        self.waits_for: object | None = None
+        self.is_idle = False
+        """Whether it waits for something to do, rather than for somebody to be done."""
+        self.turn = 0
+        """The number of the turn that it waits for: any other one is overtaken, as a timeout is by a wake-up."""
+        self.ambience: Ambience | None = None
+        self.was_woken = False
+        self.handle: Handle | None = None
+        """What the process knows it as, in place of `threading.Thread`."""
+        self._run = run
+        self._greenlet: greenlet | None = None
+
+    def resume(self) -> None:
+        """Let it run to its next switch. Only the scheduler does this."""
+        if self._greenlet is None:
+            self._greenlet = greenlet(self._main)
+        self._enter(self._greenlet.switch)
+
+    def kill(self) -> None:
+        """End it where it stands. Code that runs on its way out finds that all its calls fail."""
+        if self._greenlet is not None and not self.ended:
+            self._enter(self._greenlet.throw, Died)
+        self.ended = True
+
+    def _enter(self, switch: Callable[..., object], *arguments: object) -> None:
+        if self.ambience is None:
+            switch(*arguments)
+            return
+        outside = Ambience.now()
+        self.ambience.restore()
+        switch(*arguments)
+        self.ambience = Ambience.now()
+        outside.restore()
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except Died:
+            self.process.dead = True
+        except Exception as error:  # noqa: BLE001  (it is the outcome of the run)
+            self.process.simulation.fail(self, error)
+        self.ended = True
+
+
+class Ambience(NamedTuple):
+    """What asyncio keeps per thread of the interpreter, of which all simulated threads share one."""
+
+    loop: asyncio.AbstractEventLoop | None
+    hooks: Any
+
+    @classmethod
+    def now(cls) -> Ambience:
+        return cls(asyncio._get_running_loop(), sys.get_asyncgen_hooks())
+
+    def restore(self) -> None:
+        asyncio._set_running_loop(self.loop)
+        sys.set_asyncgen_hooks(*self.hooks)
+
+
 class Process:
     """One run of a simulated program, from its start to its end or death.
 
     :ivar name: whose run this is; a program that crashed is started again under the same name, with a new `Process`.
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
+    :ivar threads: those that have not ended; what the first one runs is the program.
+    :ivar threading: what it takes threads and locks from, in place of the module of this name.
+    :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
     """
 
     def __init__(self, simulation: Simulation, name: str, run: int, target: Callable[[Process], None]) -> None:
@@ -83,49 +163,39 @@ class Process:
         self.simulation = simulation
         self.random = random.Random(f"{simulation.seed}/{name}/{run}")
         self.skew = simulation.skew(self.random)
-        self.dead = False
+        self.paused_until = 0.0
         self.environment = Environment(
             time=lambda: simulation.time + self.skew,
             monotonic=lambda: simulation.time - EPOCH + 1000.0,
             sleep=self.sleep,
             nonce=lambda: f"{self.random.getrandbits(64):016x}",
         )
+        self.dead = False
         self.finished = False
-        self._greenlet: greenlet | None = None
+        self.threading = simulation.threading
+        self.main = Thread(self, "", self._main)
+        self.threads = [self.main]
 
     def sleep(self, seconds: float) -> None:
         """Let others run for that long."""
-        if self.dead:
-            raise Died
-        self.simulation.wait(self, seconds)
+        self.simulation.wait(seconds)
 
     def note(self, text: str, outcome: str = "") -> None:
         """Write something into the timeline."""
-        self.simulation.record(self.name, text, outcome)
-
-    def has_ended(self) -> bool:
-        return self.dead or self.finished
-
-    def resume(self) -> None:
-        """Let it run to its next call. Only the scheduler does this."""
-        if self._greenlet is None:
-            self._greenlet = greenlet(self._main)
-        self._greenlet.switch()
+        self.simulation.note(text, outcome)
 
     def kill(self) -> None:
-        """End it where it stands. Code that runs on its way out finds that all its calls fail."""
+        """End it, each of its threads where that stands."""
         self.dead = True
-        if self._greenlet is not None:
-            self._greenlet.throw(Died)
+        for thread in list(self.threads):
+            self.simulation.thread = thread  # so that what it still calls on its way out is known to be its
+            thread.kill()
+            self.simulation.thread = None
+        self.threads.clear()
 
     def _main(self) -> None:
-        try:
-            self.target(self)
-        except Died:
-            self.dead = True
-        except Exception as error:  # noqa: BLE001  (it is the outcome of the run)
-            self.simulation.fail(self, error)
-        self.finished = not self.dead
+        self.target(self)
+        self.finished = True
 
 
 class Simulation:
@@ -135,7 +205,9 @@ class Simulation:
     :param faults: what goes wrong, and at which call.
     :param skew_seconds: how far wall clocks may be off, either way.
     :param steps_max: a run with more storage calls than this is taken for endless.
+    :param switching: how likely another thread of the process gets its turn at an operation on a lock.
     :param keep_timeline: whether `timeline` gets every event.
+    :ivar thread: the one that runs, None outside of all of them.
     """
 
     def __init__(
@@ -145,6 +217,7 @@ class Simulation:
         *,
         skew_seconds: float = 0.0,
         steps_max: int = 100_000,
+        switching: float = 0.2,
         keep_timeline: bool = False,
     ) -> None:
         self.seed = seed
@@ -154,15 +227,17 @@ class Simulation:
         self.calls: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
         self.timeline: list[Event] = []
-        self.current: Process | None = None
+        self.thread: Thread | None = None
         self.processes: list[Process] = []
-        self.failure: tuple[Process, BaseException] | None = None
+        self.failure: tuple[str, BaseException] | None = None
         self.storages: list[Storage] = []
         self._keep_timeline = keep_timeline
         self._skew_seconds = skew_seconds
         self._steps_max = steps_max
+        self._switching = switching
         self._turns: list[tuple[float, int, Callable[[], object]]] = []
         self._turn = 0
+        self._turns_max = 20 * steps_max
         self._runs: Counter[str] = Counter()
         self._digest = hashlib.blake2b(digest_size=16)
         self._choices = random.Random(f"{seed}/storage")
@@ -170,64 +245,156 @@ class Simulation:
         """Who was running when the power failed."""
         self._mutex = threading.RLock()
         self._hub = getcurrent()
+        self.threading = Threading(self)
 
-    # -- processes
+    # -- processes and threads
+
+    @property
+    def current(self) -> Process | None:
+        """The process that runs."""
+        return self.thread.process if self.thread is not None else None
 
     def start(self, name: str, target: Callable[[Process], None], after: float = 0.0) -> None:
         """Have a process run `target` from some time on. If it is killed by a fault, it is started again."""
         self._runs[name] += 1
         process = Process(self, name, self._runs[name], target)
         self.processes.append(process)
-        self.at(self.time + after, lambda: self._give_turn(process))
+        self._schedule(process.main, after)
+
+    def start_thread(self, name: str, run: Callable[[], object], *, daemon: bool = False) -> Thread:
+        """Have the running process run one more thread."""
+        process = self.current
+        assert process is not None, "a simulated thread is started by a simulated process, and not from outside"
+        thread = Thread(process, name, run, daemon=daemon)
+        process.threads.append(thread)
+        self._schedule(thread, self._latency(process.random))
+        return thread
 
     def run(self) -> None:
-        """Let everything happen until nobody has anything left to do.
+        """Let everything happen until nobody has anything left to do. Threads that wait for work stay there; what they
+        belong to goes on with the next `run`.
 
         :raises EndlessError: it does not end. Otherwise whatever a process raised.
         """
         self._hub = getcurrent()
         try:
             while self._turns and self.failure is None:
-                self.time, _, turn = heapq.heappop(self._turns)
+                self.time, number, turn = heapq.heappop(self._turns)
                 turn()
                 if self._victims:
                     self._lose_power()
-        finally:
-            self._end_all()
+                if number > self._turns_max:
+                    raise EndlessError(f"the run did not end within {number} turns")
+            if self.failure is None:
+                self._check_nobody_is_stuck()
+        except BaseException:
+            self.end()
+            raise
         if self.failure is not None:
+            self.end()
             raise self.failure[1]
+
+    def end(self) -> None:
+        """End what is still there, without another call to the storage."""
+        self._end_all()
+        self._turns.clear()
 
     def at(self, time: float, turn: Callable[[], object]) -> None:
         """Have something happen at a time."""
         self._turn += 1
         heapq.heappush(self._turns, (time, self._turn, turn))
 
-    def wait(self, process: Process, seconds: float) -> None:
-        """Return when so much time has passed for a process, and others had theirs."""
-        self.at(self.time + seconds, lambda: self._give_turn(process))
-        self._hub.switch()
-        if process.dead:
+    def wait(self, seconds: float) -> None:
+        """Return when so much time has passed for the running thread, and others had theirs."""
+        self.check_alive()
+        if self.thread is not None:  # from outside no time passes
+            self._schedule(self.thread, seconds)
+            self._switch(self.thread)
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether what runs is on its way out of a process that died."""
+        return self.thread is not None and self.thread.process.dead
+
+    def check_alive(self) -> None:
+        """:raises Died: the running process is dead."""
+        if self.is_dying:
             raise Died
 
-    def fail(self, process: Process, error: BaseException) -> None:
-        self.record(process.name, "ended with an error", type(error).__name__)
-        self.failure = self.failure or (process, error)
+    def point(self) -> None:
+        """Here another thread of the running process may get its turn: the seed decides. What other processes do makes
+        no difference here, because they share nothing but storage."""
+        thread = self.thread
+        if thread is not None and len(thread.process.threads) > 1 and not thread.process.dead:
+            choices = thread.process.random
+            if choices.random() < self._switching:
+                self.wait(self._latency(choices))
+
+    def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
+        """Hold the running thread until it is woken, or for so many seconds; whether it was woken.
+
+        :param waits_for: its text says what that is. :param is_idle: it waits for something to do, as a daemon may for
+            ever.
+        """
+        self.check_alive()
+        thread = self.thread
+        if thread is None:
+            raise EndlessError(f"outside of all simulated threads, and waits for {waits_for}")
+        thread.waits_for, thread.is_idle, thread.was_woken = waits_for, is_idle, False
+        thread.turn += 1
+        if seconds is not None:
+            self._schedule(thread, seconds)
+        self._switch(thread)
+        thread.waits_for = None
+        return thread.was_woken
+
+    def wake(self, thread: Thread) -> None:
+        """Have a blocked thread go on soon."""
+        if thread.waits_for is not None and not thread.was_woken and not thread.process.dead:
+            thread.was_woken = True
+            self._schedule(thread, self._latency(thread.process.random))
+
+    def fail(self, thread: Thread, error: BaseException) -> None:
+        self.record(thread.label, "ended with an error", type(error).__name__)
+        self.failure = self.failure or (thread.label, error)
 
     def skew(self, choices: random.Random) -> float:
         return choices.uniform(-self._skew_seconds, self._skew_seconds)
 
-    def _give_turn(self, process: Process) -> None:
-        if process.has_ended():
+    def _schedule(self, thread: Thread, seconds: float) -> None:
+        thread.turn += 1
+        turn = thread.turn
+        self.at(self.time + seconds, lambda: self._give_turn(thread, turn))
+
+    def _switch(self, thread: Thread) -> None:
+        self._hub.switch()
+        if thread.process.dead:
+            raise Died
+
+    def _give_turn(self, thread: Thread, turn: int) -> None:
+        process = thread.process
+        if thread.ended or process.dead or thread.turn != turn:
             return
-        self.current = process
-        process.resume()
-        self.current = None
+        if self.time < process.paused_until:
+            self.at(process.paused_until, lambda: self._give_turn(thread, turn))
+            return
+        self.thread = thread
+        thread.resume()
+        self.thread = None
+        self._note_end(thread)
+
+    def _note_end(self, thread: Thread) -> None:
+        """A thread had its turn, and may have ended, or its process died."""
+        process = thread.process
         if process.dead:
             self._bury(process)
-        elif process.finished:
-            self.processes.remove(process)  # what it has left open stays open
+        elif thread.ended:
+            process.threads.remove(thread)
+            if not process.threads:
+                self.processes.remove(process)  # what it has left open stays open
 
     def _bury(self, process: Process) -> None:
+        process.kill()
         self.processes.remove(process)
         for storage in self.storages:
             storage.process_died(process)
@@ -236,11 +403,18 @@ class Simulation:
         """Whatever is still there ends without another call. Returns what that was."""
         processes = list(self.processes)
         for process in processes:
-            self.current = process  # so that what it still calls on its way out is known to be its
-            process.kill()
-            self.current = None
             self._bury(process)
         return processes
+
+    def _check_nobody_is_stuck(self) -> None:
+        stuck = [
+            f"{thread.label} waits for {thread.waits_for}"
+            for process in self.processes
+            for thread in process.threads
+            if not (thread.daemon and thread.is_idle)
+        ]
+        if stuck:
+            raise EndlessError(f"nobody will wake these: {'; '.join(stuck)}")
 
     # -- calls
 
@@ -250,32 +424,34 @@ class Simulation:
         :param perform: does it, all at once, with what is to go wrong in the storage itself. :param kinds: the faults
             of which `perform` knows.
         """
-        process = self.current
-        if process is None:
+        self.check_alive()
+        thread = self.thread
+        if thread is None:
             with self._mutex:  # from outside, as ordinary threads do: no time passes and nothing fails
                 return perform(None)
-        if process.dead:
-            raise Died
+        process = thread.process
         self.steps += 1
         if self.steps > self._steps_max:
-            raise EndlessError(f"the run did not end within {self._steps_max} calls to the storage")
+            error = EndlessError(f"the run did not end within {self._steps_max} calls to the storage")
+            self.fail(thread, error)  # whatever becomes of the error on its way out
+            raise error
         self.calls[call.partition(" ")[0]] += 1
         fault = self.faults.due(self.steps, call, kinds)
         if fault is not None:
             self.injected[fault.kind] += 1
             if not fault.kind.endswith("after"):
-                self._strike(process, fault, call)
-        process.sleep(self._latency(process.random))
+                self._strike(thread, fault, call)
+        self.wait(self._latency(process.random))
         try:
             result = perform(fault if fault is not None and fault.kind in kinds else None)
         except Exception as error:
-            self.record(process.name, call, f"{type(error).__name__}{_told(fault)}")
+            self.record(thread.label, call, f"{type(error).__name__}{_told(fault)}")
             raise
-        self.record(process.name, call, _told(fault))
+        self.record(thread.label, call, _told(fault))
         if fault is not None and fault.kind.endswith("after"):
-            self._strike(process, fault, call)
+            self._strike(thread, fault, call)
         if process.random.random() < 0.2:
-            process.sleep(self._latency(process.random))  # the answer takes its time
+            self.wait(self._latency(process.random))  # the answer takes its time
         return result
 
     def calm(self) -> None:
@@ -284,10 +460,15 @@ class Simulation:
         for storage in self.storages:
             storage.recover()
 
-    def record(self, process: str, call: str, outcome: str) -> None:
-        self._digest.update(f"{self.time!r} {process} {call} {outcome}\n".encode())
+    def note(self, text: str, outcome: str = "") -> None:
+        """Something that the running thread does, for the timeline."""
+        if self.thread is not None:
+            self.record(self.thread.label, text, outcome)
+
+    def record(self, who: str, call: str, outcome: str) -> None:
+        self._digest.update(f"{self.time!r} {who} {call} {outcome}\n".encode())
         if self._keep_timeline:
-            self.timeline.append(Event(self.steps, self.time - EPOCH, process, call, outcome))
+            self.timeline.append(Event(self.steps, self.time - EPOCH, who, call, outcome))
 
     @property
     def digest(self) -> str:
@@ -298,23 +479,29 @@ class Simulation:
         """Mostly a millisecond; now and then much longer than others need for a whole transaction."""
         return 0.001 * choices.expovariate(1.0) * (200.0 if choices.random() < 0.02 else 1.0)
 
-    def _strike(self, process: Process, fault: Fault, call: str) -> None:
-        """What a fault does to the process or the machine."""
+    def _strike(self, thread: Thread, fault: Fault, call: str) -> None:
+        """What a fault does to the thread, the process or the machine."""
+        process, who = thread.process, thread.label
         if fault.kind.startswith("crash"):
-            self.record(process.name, f"crashes {_where(fault)} {call}", "")
+            self.record(who, f"crashes {_where(fault)} {call}", "")
             process.dead = True
-            self.start(process.name, process.target, fault.amount)
+            if not process.finished:
+                self.start(process.name, process.target, fault.amount)
             raise Died
         if fault.kind.startswith("power"):
-            self.record("everybody", f"power cut {_where(fault)} {call} of {process.name}", "")
+            self.record("everybody", f"power cut {_where(fault)} {call} of {who}", "")
             process.dead = True
             self._victims.append(process)
             raise Died
         if fault.kind.startswith("pause"):
-            self.record(process.name, f"is paused for {fault.amount:.0f} s {_where(fault)} {call}", "")
-            process.sleep(fault.amount)
+            self.record(who, f"is paused for {fault.amount:.0f} s {_where(fault)} {call}", "")
+            process.paused_until = max(process.paused_until, self.time + fault.amount)
+            self.wait(fault.amount)
+        elif fault.kind.startswith("stall"):
+            self.record(who, f"is held up for {fault.amount:.0f} s {_where(fault)} {call}", "")
+            self.wait(fault.amount)
         elif fault.kind == "skew":
-            self.record(process.name, f"clock is set {fault.amount:+.0f} s", "")
+            self.record(who, f"clock is set {fault.amount:+.0f} s", "")
             process.skew += fault.amount
 
     def _lose_power(self) -> None:
@@ -325,7 +512,8 @@ class Simulation:
         self._victims.clear()
         self.time += 10.0
         for process in stopped:
-            self.start(process.name, process.target, self._choices.uniform(0.0, 1.0))
+            if not process.finished:
+                self.start(process.name, process.target, self._choices.uniform(0.0, 1.0))
 
 
 def _where(fault: Fault) -> str:

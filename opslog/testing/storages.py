@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import opslog
-from opslog import log_writer
-from opslog.backends import Backend, register
+from opslog.backends import Backend, objects, register
 from opslog.backends.fs import FsBackend
 from opslog.commits import Commit, decode_commits
 from opslog.documents import Document
@@ -17,7 +16,7 @@ from opslog.environment import REAL
 from opslog.layout import MANIFESTS, OPS, manifest_number, segment_of
 from opslog.manifest import decode_manifest
 from opslog.store import Store
-from opslog.testing.bucket import Bucket, BucketBackend
+from opslog.testing.bucket import Bucket
 from opslog.testing.disk import File
 from opslog.testing.simulation import Process, Simulation
 from opslog.testing.system import ROOT, System
@@ -49,6 +48,7 @@ class Directory:
     kind = "posix"
 
     def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
         self.system = System(simulation)
         self.system.disk.on_unlink = self._note
         self.collected: dict[str, bytes] = {}
@@ -60,7 +60,7 @@ class Directory:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.system.installed(), _one_thread():
+        with self.simulation.threading.installed(), self.system.installed():
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -79,6 +79,7 @@ class ObjectStorage:
     kind = "s3"
 
     def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
         self.bucket = Bucket(simulation)
         self.bucket.on_delete = self._note
         self.bucket.on_create = self._note_void
@@ -92,13 +93,13 @@ class ObjectStorage:
         # An address of its own for each process, because those under one name are told apart by what this one knows.
         self._opened += 1
         environment = process.environment if process else REAL
-        return BucketBackend(
+        return objects.ObjectBackend(
             self.bucket, f"simulated://bucket-{self._opened}", _KEYS, lease_seconds=20.0, environment=environment
         )
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with _one_thread():
+        with self.simulation.threading.installed(), patch.object(objects, "_held", set()):
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -128,26 +129,6 @@ class ObjectStorage:
         return self._cut[1]
 
 
-class _Nobody:
-    """In place of the thread that writes what is buffered: a simulated process calls `flush` or `close`."""
-
-    def __init__(self, *args: object) -> None:
-        """Has nothing to do."""
-
-    def wake(self, hurry: bool = False) -> None:
-        """Never does."""
-
-    def close(self) -> None:
-        """Does not run."""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside the block stores start no thread that writes what is buffered."""
-    with patch.object(log_writer, "Worker", _Nobody):
-        yield
-
-
 def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage:
     """:param kind: "posix" or "s3"."""
     return Directory(simulation) if kind == "posix" else ObjectStorage(simulation)
@@ -172,12 +153,7 @@ def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
 def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> Store[Document]:
     """`opslog.open` on a simulated storage, in a simulated process; options as there."""
     return opslog.open(
-        "simulated://store",
-        environment=process.environment,
-        storage=storage,
-        process=process,
-        compact_after=None,
-        **options,
+        "simulated://store", environment=process.environment, storage=storage, process=process, **options
     )
 
 

@@ -1,4 +1,4 @@
-"""What simulated agents of one's own may do: write with a buffer, which needs no thread, and die with it."""
+"""What simulated agents of one's own may do: write with a buffer, and die with it."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ pytest.register_assert_rewrite("opslog.backends.testing")
 
 from opslog.backends import Backend  # noqa: E402  (after the rewrite is registered)
 from opslog.backends.fs import FsBackend  # noqa: E402
+from opslog.backends.objects import ObjectBackend  # noqa: E402
 from opslog.backends.testing import BackendContract  # noqa: E402
-from opslog.testing.bucket import Bucket, BucketBackend  # noqa: E402
+from opslog.testing.bucket import Bucket  # noqa: E402
 from opslog.testing.simulation import Simulation  # noqa: E402
 from opslog.testing.system import ROOT, System  # noqa: E402
 
@@ -49,4 +50,4 @@ class TestSimulatedBucket(BackendContract):
         self.bucket = Bucket(simulation)
 
     def open_backend(self, space: Path) -> Backend:
-        return BucketBackend(self.bucket, "simulated://bucket", "prefix/")
+        return ObjectBackend(self.bucket, "simulated://bucket", "prefix/")
