@@ -11,6 +11,7 @@ from pathlib import Path
 from opslog.environment import REAL, Environment
 from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
 from opslog.server import requests
+from opslog.server.budget import Budget
 from opslog.server.memory import MemoryStorage
 from opslog.server.metrics import Gauges, Metrics, exposition
 from opslog.server.options import Options
@@ -42,7 +43,8 @@ class App:
 
     Streams are dispatched by hand and answered without a framework in between: an append costs what parsing it costs.
 
-    :ivar streams: the same operations without HTTP. :ivar metrics: figures of this application.
+    :ivar streams: the same operations without HTTP. :ivar metrics: figures of this application. :ivar budget: what
+        requests under way hold in memory.
     :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
     """
 
@@ -50,6 +52,7 @@ class App:
         self, storage: Storage, options: Options, tokens: Tokens | None = None, environment: Environment = REAL
     ) -> None:
         self.metrics = Metrics()
+        self.budget = Budget(options.max_buffered_bytes)
         self.streams = Streams(storage, environment, self.metrics, options.retain_bytes)
         self.options = options
         self._storage = storage
@@ -62,9 +65,9 @@ class App:
         self._root = options.root
         delivery = Delivery(allow_loopback=options.webhook_loopback)
         self.subscriptions = Subscriptions(self.streams, delivery, environment, rotate_keys=options.rotate_keys)
-        self._control = SubscriptionRoutes(self.subscriptions, options, environment.time)
+        self._control = SubscriptionRoutes(self.subscriptions, options, environment.time, self.budget)
         self._page = PageRoutes(self.streams, options)
-        writing = Writing(self.streams, options, self.metrics)
+        writing = Writing(self.streams, options, self.metrics, self.budget)
         reading = Reading(
             self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
         )
@@ -141,7 +144,12 @@ class App:
         if path == "/metrics":
             if self._tokens is not None:
                 self._token(scope, self._tokens).check("", write=False)
-            gauges = Gauges(self.streams.usage, lambda: self.streams.followers.count, lambda: self.streams.waiting)
+            gauges = Gauges(
+                self.streams.usage,
+                lambda: self.streams.followers.count,
+                lambda: self.streams.waiting,
+                lambda: self.budget.held,
+            )
             body = exposition(self.metrics, gauges)
             return await reply(send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], body)
         problem = self.streams.failure if path == "/readyz" else None

@@ -97,7 +97,7 @@ class FaultyApp:
             if scope["method"] == "DELETE":
                 self._faults.clear()
             elif scope["method"] == "POST":
-                fault = await _fault(scope, receive)
+                fault = await self._fault(scope, receive)
                 self._faults[fault.path] = fault
             else:
                 raise Refused(405, "faults are set with POST and forgotten with DELETE", [(b"allow", b"POST, DELETE")])
@@ -105,6 +105,18 @@ class FaultyApp:
             await refuse(send, refused)
             return
         await reply(send, 200, [(b"content-type", b"application/json")], b'{"ok":true}')
+
+    async def _fault(self, scope: Scope, receive: Receive) -> Fault:
+        given = requests.fields(scope["headers"])
+        with self.application.budget.holding() as holding:
+            body = await requests.body(receive, given, _BODY_BYTES, _BODY_SECONDS, holding)
+        try:
+            fault = msgspec.json.decode(body, type=Fault)
+        except msgspec.DecodeError as error:
+            raise Refused(400, f"this is no fault: {error}") from None
+        if not fault.is_one():
+            raise Refused(400, "this fault does nothing")
+        return fault
 
     def _take(self, path: str, method: str) -> Fault | None:
         fault = self._faults.get(path)
@@ -115,17 +127,6 @@ class FaultyApp:
         else:
             del self._faults[path]
         return fault
-
-
-async def _fault(scope: Scope, receive: Receive) -> Fault:
-    body = await requests.body(receive, requests.fields(scope["headers"]), _BODY_BYTES, _BODY_SECONDS)
-    try:
-        fault = msgspec.json.decode(body, type=Fault)
-    except msgspec.DecodeError as error:
-        raise Refused(400, f"this is no fault: {error}") from None
-    if not fault.is_one():
-        raise Refused(400, "this fault does nothing")
-    return fault
 
 
 def _broken(fault: Fault, send: Send) -> Send:

@@ -52,11 +52,19 @@ class Metrics:
 class Gauges:
     """What is measured when somebody asks.
 
-    :param usage: of the storage; :param followers: how many wait; :param waiting: how many changes wait.
+    :param usage: of the storage; :param followers: how many wait; :param waiting: how many changes wait;
+    :param buffered: bytes of requests under way.
     """
 
-    def __init__(self, usage: Callable[[], Usage], followers: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        usage: Callable[[], Usage],
+        followers: Callable[[], int],
+        waiting: Callable[[], int],
+        buffered: Callable[[], int],
+    ) -> None:
         self.usage = usage
+        self.buffered = buffered
         self.followers = followers
         self.waiting = waiting
 
@@ -92,6 +100,7 @@ class Collector:
         yield histogram("commit_seconds", "From the beginning of a commit until it is durable.", metrics.commits)
         yield gauge("followers", "Live reads that wait for more.", self._gauges.followers())
         yield gauge("waiting_changes", "Changes that wait for a commit to begin.", self._gauges.waiting())
+        yield gauge("buffered_bytes", "Bytes of requests that are not answered yet.", self._gauges.buffered())
         yield gauge("streams", "Streams that are stored.", usage.streams)
         yield gauge("content_bytes", "Bytes of content that are stored.", usage.bytes)
         yield gauge("stored_bytes", "What the storage takes.", usage.stored_bytes)

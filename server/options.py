@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from opslog.errors import UsageError
 from opslog.server.cursors import Cursors
 
 
@@ -14,7 +15,8 @@ class Options:
         it is still connected.
     :ivar sse_seconds: after how long an SSE response ends, so that caches in between can bundle readers.
     :ivar chunk_bytes: about how much one answer to a read holds.
-    :ivar max_body_bytes: of an append.
+    :ivar max_body_bytes: of an append. :ivar max_buffered_bytes: of all requests that are in memory and not answered
+        yet, whatever they are; what does not fit is answered with 503.
     :ivar body_seconds: how long a client may take to send a body.
     :ivar send_seconds: how long a client may take to make room for the next part of an answer.
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
@@ -34,6 +36,7 @@ class Options:
     sse_seconds: float = 60.0
     chunk_bytes: int = 1024 * 1024
     max_body_bytes: int = 16 * 1024 * 1024
+    max_buffered_bytes: int = 256 * 1024 * 1024
     body_seconds: float = 30.0
     send_seconds: float = 30.0
     rate: float | None = None
@@ -44,3 +47,11 @@ class Options:
     webhook_loopback: bool = False
     rotate_keys: bool = False
     cursors: Cursors = field(default_factory=Cursors)
+
+    def __post_init__(self) -> None:
+        """:raises UsageError: options that do not go together."""
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise UsageError(
+                f"max_buffered_bytes is {self.max_buffered_bytes}, so that no body of max_body_bytes "
+                f"({self.max_body_bytes}) would ever fit: make it at least as large"
+            )

@@ -16,8 +16,8 @@ _COMMON: Headers = [
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", _EXPOSED),
 ]
-"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` alone adds
-them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none."""
+"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
+`refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none."""
 
 METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 PREFLIGHT: Headers = [
@@ -50,7 +50,15 @@ async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *,
     return status
 
 
+def refusal(refused: Refused) -> tuple[int, Headers, bytes]:
+    """The status, all headers and the body of the answer."""
+    body = str(refused).encode() + b"\n"
+    headers = [*_COMMON, TEXT, NO_STORE, *refused.headers, (b"content-length", b"%d" % len(body))]
+    return refused.status, headers, body
+
+
 async def refuse(send: Send, refused: Refused, *, head: bool = False) -> int:
-    return await reply(
-        send, refused.status, [TEXT, NO_STORE, *refused.headers], str(refused).encode() + b"\n", head=head
-    )
+    status, headers, body = refusal(refused)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+    return status

@@ -13,6 +13,7 @@ import msgspec
 from opslog.environment import parse_ts
 from opslog.server import json_mode
 from opslog.server.appending import Append
+from opslog.server.budget import Holding
 from opslog.server.creation import Create, ForkOf
 from opslog.server.model import JSON, media_type
 from opslog.server.offsets import BEGINNING, NOW, parse_offset
@@ -56,38 +57,39 @@ def check_path(path: str) -> str:
     return path
 
 
-async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float) -> bytes:
+async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, holding: Holding) -> bytes:
     """The whole body.
 
-    :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`.
+    :param holding: of the request, which holds the body afterwards.
+    :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`, 503 if there is no
+        room for it now. :raises DisconnectedError: the client went away before it had sent all of it.
     """
     length = given.get(b"content-length")
     if length is not None and int(length) > max_bytes:
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(seconds):
-            message = await receive()
-            if not message.get("more_body"):
-                whole: bytes = message.get("body", b"")
-            else:
-                whole = await _rest(receive, message, max_bytes)
+            return await _whole(receive, max_bytes, holding)
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {seconds:g} seconds", [(b"connection", b"close")]) from None
-    if len(whole) > max_bytes:
-        raise _too_large(max_bytes)
-    return whole
 
 
-async def _rest(receive: Receive, message: Message, max_bytes: int) -> bytes:
-    chunks = bytearray(message.get("body", b""))
-    while message.get("more_body"):
+async def _whole(receive: Receive, max_bytes: int, holding: Holding) -> bytes:
+    pieces = bytearray()
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise DisconnectedError
-        chunks += message.get("body", b"")
-        if len(chunks) > max_bytes:
+        piece: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(pieces) + len(piece) > max_bytes:
             raise _too_large(max_bytes)
-    return bytes(chunks)
+        holding.hold(len(pieces) + len(piece), small=not pieces and not more)
+        if not pieces and not more:
+            return piece
+        pieces += piece
+        if not more:
+            return bytes(pieces)
 
 
 class DisconnectedError(Exception):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import sys
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from opslog.environment import REAL
 from opslog.errors import UsageError
 from opslog.server.asgi import App
+from opslog.server.connections import Connection, Limits
 from opslog.server.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
@@ -29,7 +29,7 @@ of a commit."""
 class Address:
     """:ivar port: 0 for any that is free; :ivar certificate: in PEM, with `key`, for TLS;
     :ivar max_connections: further ones are answered with 503; :ivar header_seconds: how long a client may take to send
-    the head of a request, and how long what was sent to it may stay unread;
+    the head of a request, and how long what was sent to it may stay unread; `header_bytes`: how large a head may be;
     :ivar stop_seconds: how long requests may go on once the server was told to stop."""
 
     host: str = "127.0.0.1"
@@ -38,6 +38,7 @@ class Address:
     key: Path | None = None
     max_connections: int = 10_000
     header_seconds: float = 30.0
+    header_bytes: int = 64 * 1024
     stop_seconds: float = 10.0
 
     @property
@@ -69,13 +70,13 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         FaultyApp(application, lambda: int(REAL.nonce(), 16) / 2**64) if faults else application,
         host=address.host,
         port=address.port,
-        http=_watched(address.header_seconds),
+        http=_http(application, address),
+        ws="none",
         loop="uvloop",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=address.max_connections,
         # Clients keep idle connections for as long as they think the server does, many for a minute.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=round(address.stop_seconds),
@@ -83,6 +84,15 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         ssl_keyfile=address.key,
     )
     _Server(config, application).run(sockets=[_listen(address)])
+
+
+def _http(application: App, address: Address) -> Any:
+    limits = Limits(address.max_connections, address.header_bytes, address.header_seconds)
+
+    def refused(status: int) -> None:
+        application.metrics.requests["-", status] += 1
+
+    return partial(Connection, limits=limits, budget=application.budget, refused=refused)
 
 
 def _listen(address: Address) -> socket.socket:
@@ -116,36 +126,3 @@ class _Server(uvicorn.Server):
         self._application.end_live_reads()
         await super().shutdown(sockets)
         _log.info("stopped")
-
-
-def _watched(seconds: float) -> type[asyncio.Protocol]:
-    """The HTTP protocol of uvicorn, which lets go of clients that do not finish the head of a request, or do not read
-    what was sent to them, within so many seconds."""
-
-    class Watched(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            connected = transport.get_extra_info("socket")
-            if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
-            self._timer = self.loop.call_later(seconds, transport.close)
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            if self._timer is None:
-                self._timer = self.loop.call_later(seconds, self.transport.close)
-
-        def on_headers_complete(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            super().connection_lost(exc)
-
-    return Watched

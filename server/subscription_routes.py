@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from opslog.server import requests, subscriptions
+from opslog.server.budget import Budget
 from opslog.server.options import Options
 from opslog.server.refusals import Headers, Refused
 from opslog.server.replies import NO_STORE, reply
@@ -37,10 +38,11 @@ _OF_WORKERS = (["callback"], ["ack"], ["release"])
 class SubscriptionRoutes:
     """Answers every request below ``__ds``.
 
-    :param now: seconds since 1970.
+    :param now: seconds since 1970. :param budget: what requests under way hold in memory.
     """
 
-    def __init__(self, service: Subscriptions, options: Options, now: Callable[[], float]) -> None:
+    def __init__(self, service: Subscriptions, options: Options, now: Callable[[], float], budget: Budget) -> None:
+        self._budget = budget
         self._service = service
         self._options = options
         self._now = now
@@ -159,7 +161,8 @@ class SubscriptionRoutes:
         return origin.rstrip("/") + self._options.root
 
     async def _body(self, given: Fields, receive: Receive) -> dict[str, object]:
-        data = await requests.body(receive, given, _BODY_BYTES_MAX, self._options.body_seconds)
+        with self._budget.holding() as holding:
+            data = await requests.body(receive, given, _BODY_BYTES_MAX, self._options.body_seconds, holding)
         try:
             body = msgspec.json.decode(data or b"{}")
         except msgspec.DecodeError as error:

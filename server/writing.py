@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from opslog.server import requests
-from opslog.server.creation import DEFAULT_CONTENT_TYPE
+from opslog.server.budget import Budget, Holding
+from opslog.server.creation import DEFAULT_CONTENT_TYPE, Create, Created
 from opslog.server.metrics import Metrics
 from opslog.server.offsets import format_offset
 from opslog.server.options import Options
@@ -19,17 +20,18 @@ _CLOSED = (b"stream-closed", b"true")
 class Writing:
     """The handlers of requests that change streams."""
 
-    def __init__(self, streams: Streams, options: Options, metrics: Metrics) -> None:
+    def __init__(self, streams: Streams, options: Options, metrics: Metrics, budget: Budget) -> None:
         self._streams = streams
+        self._budget = budget
         self._metrics = metrics
         self._options = options
 
     async def append(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
-        body = await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds)
-        request = requests.append_of(path, given, body)
-        began = self._streams.environment.monotonic()
-        appended = await self._streams.append(request)
+        with self._budget.holding() as holding:
+            request = requests.append_of(path, given, await self._body(given, receive, holding))
+            began = self._streams.environment.monotonic()
+            appended = await self._streams.append(request)
         self._metrics.appends.observe(self._streams.environment.monotonic() - began)
         stream, stamp = appended.stream, appended.stamp
         headers: Headers = [(b"stream-next-offset", format_offset(stream.tail).encode())]
@@ -44,15 +46,9 @@ class Writing:
 
     async def create(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         given = requests.fields(scope["headers"])
-        body = await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds)
-        request = requests.create_of(path, given, body, self._source)
-        token: Token | None = scope.get("opslog.token")
-        if token is not None and request.fork is not None:
-            token.check(request.fork.source, write=False)
-        content_type = request.content_type or DEFAULT_CONTENT_TYPE
-        if request.fork is not None and request.content_type is None:
-            content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE
-        created = await self._streams.create(requests.with_json(request, content_type))
+        with self._budget.holding() as holding:
+            request = requests.create_of(path, given, await self._body(given, receive, holding), self._source)
+            created = await self._create(scope, request)
         stream = created.stream
         headers: Headers = [
             (b"content-type", stream.content_type.encode("latin-1")),
@@ -63,6 +59,18 @@ class Writing:
         if stream.closed:
             headers.append(_CLOSED)
         return await reply(send, 201 if created.new else 200, headers)
+
+    async def _create(self, scope: Scope, request: Create) -> Created:
+        token: Token | None = scope.get("opslog.token")
+        if token is not None and request.fork is not None:
+            token.check(request.fork.source, write=False)
+        content_type = request.content_type or DEFAULT_CONTENT_TYPE
+        if request.fork is not None and request.content_type is None:
+            content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE
+        return await self._streams.create(requests.with_json(request, content_type))
+
+    async def _body(self, given: requests.Fields, receive: Receive, holding: Holding) -> bytes:
+        return await requests.body(receive, given, self._options.max_body_bytes, self._options.body_seconds, holding)
 
     async def delete(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         await self._streams.delete(path)

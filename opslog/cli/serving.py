@@ -24,6 +24,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--tls-certificate", type=_FILE, help="Certificate chain in PEM; needs --tls-key.")
 @click.option("--tls-key", type=_FILE, help="Private key in PEM.")
 @click.option("--max-body-bytes", type=click.IntRange(1), default=16 * 1024**2, show_default=True, help="Of an append.")
+@click.option(
+    "--max-buffered-bytes",
+    type=click.IntRange(1),
+    default=256 * 1024**2,
+    show_default=True,
+    help="Of all requests that are not answered yet.",
+)
 @click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True, help="More get 503.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second that one client may make.")
 @click.option(
@@ -71,6 +78,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         say("streams are in memory, and gone when the server stops; --data DIRECTORY keeps them")
     options = Options(
         max_body_bytes=given["max_body_bytes"],
+        max_buffered_bytes=given["max_buffered_bytes"],
         long_poll_seconds=given["long_poll_seconds"],
         sse_seconds=given["sse_seconds"],
         rate=given["rate"],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,17 @@ def reopen(tmp_path: Path) -> Callable[..., DirectoryStorage]:
         return DirectoryStorage(tmp_path / "data", map_bytes=MAP_BYTES, **options)  # type: ignore[arg-type]
 
     return open_it
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of a server at localhost, for TLS, and its key."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
+    made = subprocess.run([*command.split(), "-keyout", key, "-out", certificate], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("there is no openssl here to make a certificate")
+    return certificate, key
 
 
 @pytest.fixture(scope="module")

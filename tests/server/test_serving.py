@@ -284,6 +284,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         ("--memory", "--host", "0.0.0.0"),
         ("--memory", "--tokens", str(tmp_path / "none.toml")),
         ("--memory", "--port", "70000"),
+        ("--memory", "--max-body-bytes", "1000", "--max-buffered-bytes", "999"),
     ):
         assert call(tmp_path, "serve", *options).code == 2, options
     assert not (tmp_path / "data").exists()
@@ -295,15 +296,11 @@ def test_an_address_that_is_taken(server: Server, tmp_path: Path) -> None:
     assert f"cannot listen at 127.0.0.1, port {server.port}" in told.err
 
 
-def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
-    made = subprocess.run([*command.split(), "-keyout", key, "-out", certificate], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip("there is no openssl here to make a certificate")
-    with serving("--memory", "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
+def test_tls(certificate: tuple[Path, Path]) -> None:
+    file, key = certificate
+    with serving("--memory", "--tls-certificate", str(file), "--tls-key", str(key)) as server:
         assert server.url.startswith("https://127.0.0.1:")
-        trusting = ssl.create_default_context(cafile=certificate)
+        trusting = ssl.create_default_context(cafile=file)
         trusting.check_hostname = False
         assert http("PUT", f"{server.url}/a", headers=TEXT, verify=trusting).headers["location"] == f"{server.url}/a"
 

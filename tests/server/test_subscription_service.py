@@ -12,6 +12,7 @@ import httpx
 
 from opslog.environment import REAL, Environment
 from opslog.server import requests
+from opslog.server.budget import Budget
 from opslog.server.creation import Create
 from opslog.server.memory import MemoryStorage
 from opslog.server.options import Options
@@ -49,7 +50,7 @@ class Here:
     def __init__(self, storage: MemoryStorage, hook: Delivery, environment: Environment) -> None:
         self.streams = Streams(storage, environment)
         self.service = Subscriptions(self.streams, hook, environment)
-        routes = SubscriptionRoutes(self.service, Options(), environment.time)
+        routes = SubscriptionRoutes(self.service, Options(), environment.time, Budget(2**20))
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await routes(scope["path"].removeprefix("/v1/stream/"), scope, receive, send)
