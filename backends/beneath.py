@@ -2,8 +2,8 @@
 delete files elsewhere.
 
 The last component of a path is opened with O_NOFOLLOW, or not followed by the call itself (link, unlink, mkdir, rmdir).
-The directories above it, up to the root, are looked at before each call. The root may be a link: whoever opened the
-store chose it.
+The directories above it, up to the root, are looked at before each call. The root itself is held by a descriptor
+(`opslog.backends.tree`); its path may be a link: whoever opened the store chose it.
 
 Roads not taken: to open each directory from the one above it (openat) and hold on to it would also withstand somebody
 who puts a link there in the moment between this look and the call; it takes an open and a close per directory and call,
@@ -17,16 +17,16 @@ import os
 import stat
 
 
-def check(root: str, path: str) -> None:
-    """Let a path below `root` pass if no directory on the way to it is a link.
+def check(path: str, root: int) -> None:
+    """Let a path below the directory open at `root` pass if no directory on the way to it is a link.
 
     :raises OSError: ELOOP, as the system says it of a link that it was told not to follow.
     """
     end = path.find("/")
     while end >= 0:
-        directory = f"{root}/{path[:end]}"
+        directory = path[:end]
         try:
-            mode = os.lstat(directory).st_mode
+            mode = os.lstat(directory, dir_fd=root).st_mode
         except FileNotFoundError:
             return  # and so nothing is below it
         if stat.S_ISLNK(mode):

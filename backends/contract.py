@@ -14,7 +14,9 @@ A backend is safe to use from many threads. After `Backend.close`, and in a fork
 open on one storage, in one process or many: what one has written, all of them see at once.
 
 A storage fails with the errors of `opslog.errors` and no others: reading with `RetryError` where nothing more exact is
-named below, writing with `WriteFailedError` or `CommitUnknownError`.
+named below, writing with `WriteFailedError` or `CommitUnknownError`. Where another storage stands at the place of the
+one that was opened (a directory that was replaced), every call but reading a file may raise `ReopenError`, and nothing
+was changed.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Appender(Protocol):
             on in one that is still empty), so that the unfinished line stays behind as a torn tail.
         :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further
             appends, with the same error.
-        :raises AgentFencedError: another process writes this log; nothing of `data` is in it. Refuses all further
-            appends, with the same error, until `advance` says what to go on after.
+        :raises AgentFencedError: another process writes this log, or can; nothing of `data` is in it. Refuses all
+            further appends, with the same error, until `advance` says what to go on after (where it names a segment).
         """
 
     def advance(self, segment: int) -> None:

@@ -13,35 +13,45 @@ from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
 
 
-def take(full: str, name: str) -> int:
+def take(full: str, name: str, path: str | None = None, at: int | None = None) -> int:
     """Lock the file `full`, for the lock called `name`, and return the descriptor that holds the lock.
 
+    :param path, at: how to open it: a path and the directory that it is relative to. None: by `full`, which messages
+        have.
     :raises LockedError: another open file, of this process or another one, has it. :raises WriteFailedError: there are
         no locks on this filesystem. :raises OSError: the file cannot be opened.
+    """
+    # Writable, because on NFS an flock becomes a record lock, which needs it.
+    descriptor = forking.open_descriptor(path or full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, at)
+    try:
+        if not try_lock(descriptor, full):
+            holder = _read_holder(descriptor)
+            raise LockedError(f"{full} is locked by {holder}: try again when that process is done", name, holder)
+        _write_holder(descriptor)
+    except BaseException:
+        forking.close_descriptor(descriptor)  # Ctrl-C, too: nobody would ever release it
+        raise
+    return descriptor
+
+
+def try_lock(descriptor: int, full: str) -> bool:
+    """Lock a file that is open, without writing into it; False where another open file has it locked.
+
+    :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
     """
     # Only here, because the package imports much that reading a store has no use for (asyncio among it).
     from portalocker import LockFlags, lock
     from portalocker.exceptions import AlreadyLocked, LockException
 
-    # Writable, because on NFS an flock becomes a record lock, which needs it.
-    descriptor = forking.open_descriptor(full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
-        _write_holder(descriptor)
     except AlreadyLocked:
-        holder = _read_holder(descriptor)
-        forking.close_descriptor(descriptor)
-        message = f"{full} is locked by {holder}: try again when that process is done"
-        raise LockedError(message, name, holder) from None
+        return False
     except LockException as error:
-        forking.close_descriptor(descriptor)
         raise WriteFailedError(
             f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
         ) from error
-    except BaseException:
-        forking.close_descriptor(descriptor)  # Ctrl-C: nobody would ever release it
-        raise
-    return descriptor
+    return True
 
 
 def release(descriptor: int) -> None:

@@ -28,10 +28,13 @@ _lock = threading.Lock()
 _descriptors: set[int] = set()
 
 
-def open_descriptor(path: str, flags: int) -> int:
-    """`os.open` (mode 0o664 less the umask) for a descriptor that a forked child must not keep."""
+def open_descriptor(path: str, flags: int, at: int | None = None) -> int:
+    """`os.open` (mode 0o664 less the umask) for a descriptor that a forked child must not keep.
+
+    :param at: the directory that `path` is relative to, as a descriptor.
+    """
     with _lock:
-        descriptor = os.open(path, flags, posix.FILE_MODE)
+        descriptor = os.open(path, flags, posix.FILE_MODE, dir_fd=at)
         _descriptors.add(descriptor)
         return descriptor
 

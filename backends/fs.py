@@ -8,7 +8,10 @@ What this file guarantees:
   could still undo.
 - A directory is used only after its entry in its parent was fsynced by this process; another process may have made it
   and not yet come to its fsync.
-- A log has one writer: the appender holds an flock from open to close. The kernel releases it when the process dies.
+- A log has one writer: the appender holds an flock on its name's file, and on the newest segment, from open to close.
+  The kernel releases them when the process dies. `opslog.backends.fs_log` says what happens when `locks/` is removed.
+- Every call works in the directory that was opened, and in no other one that stands at its path later; see
+  `opslog.backends.tree`. A write is acknowledged only if, after it was durable, the path still led to it.
 - `append` returns when its bytes are on disk, in a file whose directory entry is on disk. In the steady state it is one
   write and one fdatasync.
 - After a failed append a reader can see exactly the leading bytes that the error admits to, and they are on disk.
@@ -34,10 +37,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from opslog.backends import beneath, flock, forking, posix
+from opslog.backends import flock, forking, posix
 from opslog.backends.contract import Buffer, Entry, Range
 from opslog.backends.fs_log import FsAppender
 from opslog.backends.names import check_path, check_prefix
+from opslog.backends.tree import OpenFile, Tree
 from opslog.environment import REAL
 from opslog.errors import (
     AgentBusyError,
@@ -49,6 +53,7 @@ from opslog.errors import (
     MissingFileError,
     NotFoundError,
     OpslogError,
+    ReopenError,
     RetryError,
     WriteFailedError,
 )
@@ -59,6 +64,8 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 _CLOCK = f"{LOCKS}clock"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_TRIES_MAX = 10
+"""How often what somebody removed at the same time is made again."""
 
 
 class FsBackend:
@@ -87,11 +94,14 @@ class FsBackend:
         self.segment_bytes = segment_bytes
         self._nonce = nonce
         self._generation = forking.generation
-        self._closed = False
         self._durable: set[str] = set()
         """Directories whose entries this backend has fsynced."""
         if not os.path.isdir(self.root):
             self._make_root(create)
+        try:
+            self._opened: Tree | None = Tree(self.root)
+        except OSError as error:
+            raise self._read_failed("", error) from error
 
     requests = 0
     """There is no server."""
@@ -100,28 +110,32 @@ class FsBackend:
     # Reading
 
     def list(self, prefix: str, after: str = "") -> list[Entry]:
-        self._check_open()
+        tree = self._tree()
         check_prefix(prefix)
-        entries = self._scan(prefix, {})
+        entries = self._scan(tree, prefix, {})
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        self._check_open()
-        return self._scan(OPS, {log_prefix(agent): segment_path(agent, number) for agent, number in seen.items()})
+        firsts = {log_prefix(agent): segment_path(agent, number) for agent, number in seen.items()}
+        return self._scan(self._tree(), OPS, firsts)
 
-    def _scan(self, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
+    def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
+        """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
         entries: list[Entry] = []
         try:
-            posix.scan(self.full(prefix), prefix, entries, firsts)
+            posix.scan(tree.checked(prefix), entries, firsts, tree.descriptor)
+            tree.check()
         except OSError as error:
+            if error.errno in posix.MISSING and not os.path.isdir(self.root):
+                return []  # nothing is there
             raise self._read_failed(prefix, error) from error
         return entries
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        self._check_open()
+        tree = self._tree()
         check_path(path)
         try:
-            return posix.read_range(self.full(path), start, stop)
+            return posix.read_range(tree.checked(path), start, stop, tree.descriptor)
         except OSError as error:
             raise self._not_read(path, error) from error
 
@@ -135,43 +149,32 @@ class FsBackend:
             return None
 
     def map(self, path: str) -> Buffer | None:
-        self._check_open()
+        tree = self._tree()
         check_path(path)
         try:
-            return posix.map_file(self.full(path))
+            return posix.map_file(tree.checked(path), tree.descriptor)
         except OSError as error:
             raise self._not_read(path, error) from error
 
     def now(self) -> float:
-        self._check_open()
+        tree = self._tree()
         try:
-            return self._touch_clock()
+            return _touch_clock(tree)
         except OSError as error:
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
                 # Whoever cannot write here only compares ages for information; nothing is collected on their word.
                 return REAL.time()
             raise self._read_failed(_CLOCK, error) from error
 
-    def _touch_clock(self) -> float:
-        beneath.check(self.root, f"{_CLOCK}/")  # with its slash: the file itself shall be no link either
-        path = self.full(_CLOCK)
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.mkdir(self.full(LOCKS), posix.DIRECTORY_MODE)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, posix.FILE_MODE))
-            os.utime(path)
-        return os.stat(path).st_mtime
-
     # Creating and deleting
 
     def create(self, path: str, data: bytes) -> None:
-        self._check_open()
+        tree = self._tree()
         check_path(path)
         temporary = temporary_path(path, self._nonce())
         try:
-            descriptor = self.open_new(temporary)
+            tree.check()
+            descriptor = self.open_new(tree, temporary)
             try:
                 posix.write_all(descriptor, data)
                 os.fsync(descriptor)
@@ -180,7 +183,7 @@ class FsBackend:
                 forking.close_descriptor(descriptor)
                 # If even this fails, the temporary file harms nobody, and is collected later.
                 with suppress(OSError):
-                    os.unlink(self.full(temporary))
+                    os.unlink(tree.checked(temporary), dir_fd=tree.descriptor)
         except OSError as error:
             raise self.write_failed(path, error, "nothing was created") from error
         try:
@@ -191,38 +194,52 @@ class FsBackend:
                     f"{self.root}/{path} was created, but may not survive a power cut: {posix.explain(error)}"
                 ) from error
             raise self.write_failed(path, error, "nothing was created") from error
-        if not won:
+        if won:
+            self._check_kept(tree, path)
+        else:
             raise AlreadyExistsError(f"{self.root}/{path} exists already", path)
 
     def _link(self, descriptor: int, temporary: str, path: str) -> bool:
         """Give the temporary file its real name; False when another file has that name."""
-        target = self.full(path)
+        tree = self._tree()
+        at, target = tree.descriptor, tree.checked(path)
         try:
-            os.link(self.full(temporary), target)
+            os.link(tree.checked(temporary), target, src_dir_fd=at, dst_dir_fd=at)
         except OSError as error:
             # A network filesystem can lose the reply to a link that it made, and its client then reports any error.
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.lstat(target), os.fstat(descriptor)):
+                if os.path.samestat(os.lstat(target, dir_fd=at), os.fstat(descriptor)):
                     return True
             if isinstance(error, FileExistsError):
                 return False
             raise
         return True
 
+    def _check_kept(self, tree: Tree, path: str) -> None:
+        """What was just created is where others look for it."""
+        try:
+            tree.check()
+        except (OSError, ReopenError) as error:
+            raise CommitUnknownError(
+                f"{path} was created, but its directory was moved away from {self.root}, or replaced, meanwhile: close "
+                "the store, open it again, and look what is there"
+            ) from error
+
     def delete(self, paths: Iterable[str]) -> None:
-        self._check_open()
+        tree = self._tree()
         touched: set[str] = set()
         try:
+            tree.check()
             for path in paths:
                 check_path(path)
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    os.unlink(self.full(path))
+                    os.unlink(tree.checked(path), dir_fd=tree.descriptor)
                     touched.add(_parent(path))
-            self._sync_after_delete(touched)
+            self._sync_after_delete(tree, touched)
         except OSError as error:
             raise self.write_failed("", error, "some of the files may still be there") from error
 
-    def _sync_after_delete(self, directories: set[str]) -> None:
+    def _sync_after_delete(self, tree: Tree, directories: set[str]) -> None:
         """Remove those of the directories that are empty and whose names are not used again, fsync the others."""
         remaining = set()
         for directory in sorted(directories):
@@ -230,7 +247,7 @@ class FsBackend:
                 remaining.add(directory)
                 continue
             try:
-                os.rmdir(self.full(directory))
+                os.rmdir(tree.checked(directory), dir_fd=tree.descriptor)
                 remaining.add(_parent(directory))
             except FileNotFoundError:
                 remaining.add(_parent(directory))
@@ -243,14 +260,14 @@ class FsBackend:
                 self.sync_directory(directory)
 
     def persist(self, paths: Iterable[str]) -> None:
-        self._check_open()
+        tree = self._tree()
         for path in paths:
             check_path(path)
             try:
                 # What `create` made has its bytes on disk before it has its name.
                 if path.startswith(OPS):
-                    posix.datasync_file(self.full(path))
-                self._make_directory(_parent(path))
+                    posix.datasync_file(tree.checked(path), tree.descriptor)
+                self._make_directory(tree, _parent(path))
                 self.sync_directory(_parent(path))
             except OSError as error:
                 if error.errno in posix.MISSING:
@@ -260,10 +277,11 @@ class FsBackend:
     # One writer per log, and locks
 
     def appender(self, agent: str) -> FsAppender:
-        self._check_open()
+        tree = self._tree()
         check_name(agent, "agent")
+        path = f"{LOCKS}agents/{agent}.lock"
         try:
-            lock = self._take_lock(f"{LOCKS}agents/{agent}.lock")
+            lock = self._take_lock(tree, path)
         except LockedError as error:
             raise AgentBusyError(
                 f"agent {agent!r} of {self.url} is in use by {error.holder}: close the store there, end that process, "
@@ -271,7 +289,7 @@ class FsBackend:
                 agent,
                 error.holder,
             ) from None
-        appender = FsAppender(self, agent, lock)
+        appender = FsAppender(self, tree, agent, path, lock)
         try:
             appender.settle()
         except BaseException:
@@ -281,37 +299,51 @@ class FsBackend:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        self._check_open()
+        tree = self._tree()
         check_name(name, "lock")
-        descriptor = self._take_lock(f"{LOCKS}{name}.lock")
+        descriptor = self._take_lock(tree, f"{LOCKS}{name}.lock")
         try:
             yield
         finally:
             if self._generation == forking.generation:
                 flock.release(descriptor)
 
-    def _take_lock(self, path: str) -> int:
+    def _take_lock(self, tree: Tree, path: str) -> int:
+        """A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
+        somebody else make and lock another one."""
+        name = path.removeprefix(LOCKS).removesuffix(".lock")
         try:
-            self._make_directory(_parent(path))
-            return flock.take(self.full(path), path.removeprefix(LOCKS).removesuffix(".lock"))
+            for _ in range(_TRIES_MAX):
+                tree.check()
+                with suppress(FileNotFoundError):
+                    self._make_directory(tree, _parent(path))
+                    full = f"{self.root}/{path}"
+                    descriptor = flock.take(full, name, tree.checked(path), tree.descriptor)
+                    try:
+                        if OpenFile(full, descriptor).is_in_place():
+                            return descriptor
+                    except BaseException:
+                        flock.release(descriptor)
+                        raise
+                    flock.release(descriptor)
+                self._durable.clear()  # a directory was removed since we saw it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except OSError as error:
             raise self.write_failed(path, error, "the lock was not taken") from error
 
     # Common ground; `FsAppender` uses it too.
 
     def close(self) -> None:
-        self._closed = True
+        self._opened = None
 
-    def _check_open(self) -> None:
+    def _tree(self) -> Tree:
+        """The directory to work in. To be kept until the call ends, which keeps it open."""
         if self._generation != forking.generation:
             raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
-        if self._closed:
+        tree = self._opened
+        if tree is None:
             raise ClosedError(f"{self.url} is closed: open it again")
-
-    def full(self, path: str) -> str:
-        """The path as the system knows it. :raises OSError: there is a link on the way to it."""
-        beneath.check(self.root, path)
-        return f"{self.root}/{path}"
+        return tree
 
     def _make_root(self, create: bool) -> None:
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
@@ -334,15 +366,15 @@ class FsBackend:
         except OSError as error:
             raise self.write_failed("", error, "no store was made") from error
 
-    def _make_directory(self, directory: str) -> None:
+    def _make_directory(self, tree: Tree, directory: str) -> None:
         """Make a directory and its parents below the root, and their entries durable. The root itself must exist."""
         if directory in self._durable:
             return
         if directory:
             parent = _parent(directory)
-            self._make_directory(parent)
+            self._make_directory(tree, parent)
             with suppress(FileExistsError):
-                os.mkdir(self.full(directory), posix.DIRECTORY_MODE)
+                os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
             self.sync_directory(parent)
         else:
             # Where the parent may not even be read, the root was made by its owner, long before this process came.
@@ -352,15 +384,15 @@ class FsBackend:
         if not _is_removable(directory):
             self._durable.add(directory)
 
-    def open_new(self, path: str) -> int:
+    def open_new(self, tree: Tree, path: str) -> int:
         """Create a file that must not exist, and the directories it lies in, and open it for writing.
 
         To be closed with `forking.close_descriptor`.
         """
-        for _ in range(10):
-            self._make_directory(_parent(path))
+        for _ in range(_TRIES_MAX):
+            self._make_directory(tree, _parent(path))
             try:
-                return forking.open_descriptor(self.full(path), _NEW_FILE)
+                return forking.open_descriptor(tree.checked(path), _NEW_FILE, tree.descriptor)
             except FileNotFoundError:
                 # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
                 # root is gone, making one fails.
@@ -368,7 +400,8 @@ class FsBackend:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def sync_directory(self, directory: str) -> None:
-        posix.fsync_directory(self.full(directory))
+        tree = self._tree()
+        posix.fsync_directory(tree.checked(directory) or ".", tree.descriptor)
 
     def _not_read(self, path: str, error: OSError) -> OpslogError:
         if error.errno in posix.MISSING:
@@ -403,6 +436,21 @@ def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTE
             f"{url!r} does not name a directory of this machine: write file:///absolute/path or a plain path"
         )
     return FsBackend(path, create=create, segment_bytes=segment_bytes)
+
+
+def _touch_clock(tree: Tree) -> float:
+    path, at = (
+        tree.checked(f"{_CLOCK}/")[:-1],
+        tree.descriptor,
+    )  # with its slash: the file itself shall be no link either
+    try:
+        os.utime(path, dir_fd=at)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(LOCKS, posix.DIRECTORY_MODE, dir_fd=at)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, posix.FILE_MODE, dir_fd=at))
+        os.utime(path, dir_fd=at)
+    return os.stat(path, dir_fd=at).st_mtime
 
 
 def _parent(path: str) -> str:

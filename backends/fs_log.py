@@ -1,17 +1,35 @@
 """Writing one agent's log in a directory: numbered segments, one process, each append on disk when it returns.
 
-`opslog.backends.fs` says what is guaranteed.
+`opslog.backends.fs` says what is guaranteed. Two locks hold an agent's name:
+
+- that of the file ``locks/agents/<agent>.lock``, from opening to closing. It keeps others out, and says who is here;
+- that of the newest segment, likewise; before a new segment is begun its predecessor is still locked, and it is locked
+  itself before its predecessor is let go of.
+
+Somebody may remove ``locks/`` ("stale locks"), and then another process gets the first. It does not get the second, so
+no log ever has two writers, also if one of them is paused between two system calls: what is written to the newest
+segment is written by the one who holds it, and a number is created once. An appender that finds its lock file gone
+refuses to go on, because nobody else can be told any more who it is.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
 from opslog.backends import flock, forking, posix
 from opslog.backends.contract import Position
-from opslog.errors import AgentFencedError, ClosedError, CommitUnknownError, OpslogError
+from opslog.backends.tree import OpenFile, Tree
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    ClosedError,
+    CommitUnknownError,
+    MissingFileError,
+    OpslogError,
+)
 from opslog.layout import OPS, segment_of, segment_path
 
 if TYPE_CHECKING:
@@ -24,38 +42,70 @@ _INTERRUPTED = (
 )
 
 
-class FsAppender:
-    """The appender of `FsBackend`. `lock` is the descriptor that holds the agent's lock; the appender releases it."""
+_END = os.O_NOFOLLOW | os.O_NONBLOCK
 
-    def __init__(self, backend: FsBackend, agent: str, lock: int) -> None:
+
+class _Segment(Enum):
+    """Where the file that an appender writes is found now."""
+
+    IN_PLACE = "in place"
+    DELETED = "deleted"
+    MOVED = "moved"
+    """It is somewhere else, with one of the directories above it, or another file is in its place."""
+
+
+class FsAppender:
+    """The appender of `FsBackend`.
+
+    :param lock: the descriptor that holds the lock of the file `lock_path`; the appender releases it.
+    """
+
+    def __init__(self, backend: FsBackend, tree: Tree, agent: str, lock_path: str, lock: int) -> None:
         self._backend = backend
+        self._tree = tree
         self._agent = agent
         self._lock = lock
+        self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock)
         self._generation = forking.generation
         self._refusal: tuple[type[OpslogError], str] | None = None
         """Why no append is possible any more, None while all is well."""
         self._floor = 0
         self._number = 0
+        """Of the newest segment; 0 where there was none yet."""
         self._descriptor = -1
-        """Of the current segment, -1 when the next append has to begin one."""
+        """Holds the lock of the newest segment; -1 where there is none."""
+        self._file: OpenFile | None = None
+        """Likewise."""
+        self._continues = False
+        """Whether the next append goes on in the newest segment; otherwise it begins one."""
         self._offset = 0
 
     def settle(self) -> None:
-        """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
+        """Lock the newest segment, and make durable what an earlier session left: it may have been killed between a
+        write and its fdatasync.
+
+        :raises AgentBusyError: a process that has lost its lock file is still writing this log.
+        """
         try:
-            number = self._highest_number()
+            # Until it is locked the next one may be begun, by a process whose lock file was removed.
+            while (number := self._highest_number()) > self._number:
+                with suppress(FileNotFoundError):  # folded and collected since
+                    self._hold(number, self._open_end(segment_path(self._agent, number)))
         except OSError as error:
             raise self._backend.write_failed(self._directory, error, "the log was not opened") from error
-        if number:
-            self._backend.persist([segment_path(self._agent, number)])
+        if self._number:
+            with suppress(MissingFileError):
+                self._backend.persist([self._path])
 
     def append(self, data: bytes) -> Position:
         if self._refusal is not None or self._generation != forking.generation:
             self._refuse()
-        # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
-        if self._descriptor < 0 or self._offset >= self._backend.segment_bytes or not posix.has_name(self._descriptor):
-            self._begin_segment()
+        self._check_name()
         descriptor = self._descriptor
+        # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
+        if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
+            self._begin_segment()
+            descriptor = self._descriptor
         # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
         self._refusal = _INTERRUPTED
         try:
@@ -64,10 +114,11 @@ class FsAppender:
             raise self._after_failed_write(error) from error
         try:
             posix.datasync(descriptor)
+            place = self._where()
         except OSError as error:
             raise self._unknown(posix.explain(error)) from error
-        if not posix.has_name(descriptor):
-            raise self._unknown("the file was deleted meanwhile; restore the store's directory")
+        if place is not _Segment.IN_PLACE:
+            raise self._lost(place)
         position = Position(self._number, self._offset)
         self._offset += len(data)
         self._refusal = None
@@ -82,9 +133,11 @@ class FsAppender:
         if self._lock < 0 or self._generation != forking.generation:
             return
         self._abandon_segment()
-        lock, self._lock = self._lock, -1
+        held = [descriptor for descriptor in (self._descriptor, self._lock) if descriptor >= 0]
+        self._descriptor = self._lock = -1
         self._refusal = ClosedError, f"the log of agent {self._agent!r} is closed: open the store again"
-        flock.release(lock)
+        for descriptor in held:
+            flock.release(descriptor)
 
     def _refuse(self) -> NoReturn:
         if self._generation != forking.generation:
@@ -96,44 +149,129 @@ class FsAppender:
         kind, message = self._refusal
         raise kind(message)
 
-    def _begin_segment(self) -> None:
-        """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
-        self._abandon_segment()
-        backend = self._backend
-        # The lock only excludes others while its file can be found. (Without a root nobody else finds one either.)
-        if not posix.has_name(self._lock) and os.path.isdir(backend.root):
-            raise self._fenced("its lock file was removed")
-        path = ""
+    # -- the name, and where the log is
+
+    def _check_name(self) -> None:
+        """Nobody else can have taken the name.
+
+        :raises AgentFencedError: the lock file is not at its path any more, or not in the store that others find.
+        :raises WriteFailedError: there is no store to be found.
+        """
         try:
-            number = max(self._number, self._floor, self._highest_number()) + 1
-            path = segment_path(self._agent, number)
-            descriptor = backend.open_new(path)
-        except FileExistsError:
-            raise self._fenced(f"it created {path}") from None
+            if self._lock_file.is_in_place():
+                return
+            self._check_directory()
         except OSError as error:
-            raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
-        try:
-            backend.sync_directory(self._directory)
-        except OSError as error:
-            forking.close_descriptor(descriptor)
-            # Nobody can have seen a byte in it. If it stays, it is an empty segment, which every log may have.
-            with suppress(OSError):
-                os.unlink(backend.full(path))
-            raise backend.write_failed(path, error, _NOT_COMMITTED) from error
-        self._descriptor, self._number, self._offset = descriptor, number, 0
+            raise self._backend.write_failed("", error, _NOT_COMMITTED) from error
+        raise self._fenced("its lock file was removed or replaced")
+
+    def _check_directory(self) -> None:
+        """:raises AgentFencedError: another one stands at its path. :raises OSError: none does."""
+        if self._tree.is_replaced():
+            raise self._fenced(
+                f"another directory stands at {self._tree.path}, and its lock file was removed from there"
+            )
+
+    def _where(self) -> _Segment:
+        """:raises OSError: that cannot be told."""
+        assert self._file is not None
+        if self._file.is_in_place():
+            return _Segment.IN_PLACE
+        return _Segment.MOVED if posix.has_name(self._descriptor) else _Segment.DELETED
 
     def _highest_number(self) -> int:
         try:
-            names = os.listdir(self._backend.full(self._directory))
+            names = posix.names(self._tree.checked(f"{self._directory}/")[:-1], self._tree.descriptor)
         except FileNotFoundError:
             return 0
         found = (segment_of(f"{self._directory}/{name}") for name in names)
         return max((segment[1] for segment in found if segment), default=0)
 
+    # -- segments
+
+    def _begin_segment(self) -> None:
+        """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
+        self._abandon_segment()
+        backend, tree = self._backend, self._tree
+        path = ""
+        try:
+            highest = self._highest_number()
+            if highest > self._number:
+                raise self._fenced(f"it created {segment_path(self._agent, highest)}")
+            self._check_name()
+            self._check_directory()  # a copy of hard links has the same lock file
+            number = max(self._number, self._floor) + 1
+            path = segment_path(self._agent, number)
+            descriptor = backend.open_new(tree, path)
+        except FileExistsError:
+            raise self._fenced(f"it created {path}") from None
+        except OSError as error:
+            raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
+        try:
+            if not flock.try_lock(descriptor, f"{backend.root}/{path}"):
+                raise self._fenced(f"it has locked {path}")
+            self._check_name()  # nobody had it between the creation and the lock
+            backend.sync_directory(self._directory)
+            self._hold(number, descriptor)
+            self._continues = True
+        except AgentFencedError:
+            raise
+        except BaseException as error:
+            self._take_back(number, descriptor)
+            if isinstance(error, OSError):
+                raise backend.write_failed(path, error, _NOT_COMMITTED) from error
+            raise
+        finally:
+            if self._descriptor != descriptor:
+                forking.close_descriptor(descriptor)
+
+    def _take_back(self, number: int, descriptor: int) -> None:
+        """Remove a segment that could not be begun, or was while an interrupt came. Nobody can have seen a byte in it.
+        If it stays, it is an empty segment, which every log may have."""
+        try:
+            os.unlink(self._tree.checked(segment_path(self._agent, number)), dir_fd=self._tree.descriptor)
+        except OSError:
+            self._hold(number, descriptor)
+        self._continues = False
+
+    def _open_end(self, path: str) -> int:
+        """Open and lock the newest segment, as an earlier session left it."""
+        tree, full = self._tree, f"{self._backend.root}/{path}"
+        try:
+            # Writable, because on NFS an flock becomes a record lock, which needs it.
+            descriptor = forking.open_descriptor(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
+        except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
+            descriptor = forking.open_descriptor(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
+        is_locked = False
+        try:
+            is_locked = flock.try_lock(descriptor, full)
+        finally:
+            if not is_locked:
+                forking.close_descriptor(descriptor)
+        if is_locked:
+            return descriptor
+        holder = "a process whose lock file was removed"
+        raise AgentBusyError(
+            f"agent {self._agent!r} of {self._backend.url} is in use by {holder}, and which still has {full} locked: "
+            "close the store there, end that process, or open under another agent name. Lock files are never stale, "
+            "and must not be removed",
+            self._agent,
+            holder,
+        )
+
+    def _hold(self, number: int, descriptor: int) -> None:
+        """From now on the newest segment is this one, which is open and locked."""
+        self._file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", descriptor)
+        former, self._descriptor = self._descriptor, descriptor
+        self._number, self._offset = number, 0
+        if former >= 0:
+            flock.release(former)
+
     def _abandon_segment(self) -> None:
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            forking.close_descriptor(descriptor)
+        """Never continue the current segment. It stays locked until the next one is."""
+        self._continues = False
+
+    # -- failures
 
     def _after_failed_write(self, error: OSError) -> OpslogError:
         """Make what did get into the file durable, and say how much that is.
@@ -141,27 +279,35 @@ class FsAppender:
         The file's size is the witness, not the sum of what `os.write` returned: a write that failed may have written.
         """
         try:
-            status = os.fstat(self._descriptor)
-            durable = status.st_size - self._offset
+            size = os.fstat(self._descriptor).st_size
+            durable = size - self._offset
             if durable:
                 posix.datasync(self._descriptor)
+            place = self._where()
         except OSError as second:
             return self._unknown(f"{posix.explain(error)}; then {posix.explain(second)}")
-        if durable and not status.st_nlink:
-            return self._unknown(f"{posix.explain(error)}; and the file was deleted meanwhile")
+        if durable and place is not _Segment.IN_PLACE:
+            return self._lost(place)
         path = self._path
         # An empty segment is kept: a disk that stays full shall not fill up with empty files.
-        if status.st_size:
+        if size:
             self._abandon_segment()
         self._refusal = None
         outcome = f"only the first {durable} bytes of this append are in the log" if durable else _NOT_COMMITTED
         return self._backend.write_failed(path, error, outcome, durable)
 
+    def _lost(self, place: _Segment) -> CommitUnknownError:
+        if place is _Segment.DELETED:
+            return self._unknown("the file was deleted meanwhile; restore the store's directory")
+        return self._unknown(
+            "its directory was moved away or replaced meanwhile, and what was written went with it, unless it was "
+            "copied after that"
+        )
+
     def _unknown(self, reason: str) -> CommitUnknownError:
-        path = self._backend.full(self._path)
         message = (
-            f"the end of {path} from byte {self._offset} may or may not be on disk: {reason}. "
-            "Close the store, open it again, and look which commits are there"
+            f"the end of {self._backend.root}/{self._path} from byte {self._offset} may or may not be on disk: "
+            f"{reason}. Close the store, open it again, and look which commits are there"
         )
         self._refusal = CommitUnknownError, message
         return CommitUnknownError(message)

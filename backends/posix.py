@@ -1,4 +1,7 @@
-"""System calls on files and directories, as `opslog.backends.fs` needs them, and what their errors mean in words."""
+"""System calls on files and directories, as `opslog.backends.fs` needs them, and what their errors mean in words.
+
+Paths are relative to the directory that is open at the descriptor `at`; where that is None, to the working directory.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ has more than a quarter of this."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 """To open a pipe that somebody put there would otherwise wait for one who writes into it."""
 
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
 datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
 
 
@@ -31,18 +36,18 @@ def has_name(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
-def fsync_directory(full: str) -> None:
+def fsync_directory(path: str, at: int | None = None) -> None:
     """Make the entries of a directory durable."""
-    descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def datasync_file(full: str) -> None:
+def datasync_file(path: str, at: int | None = None) -> None:
     """Make the bytes of a file durable that some other process may have written."""
-    descriptor = os.open(full, _READ)
+    descriptor = os.open(path, _READ, dir_fd=at)
     try:
         datasync(descriptor)
     finally:
@@ -56,9 +61,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         written += os.write(descriptor, memoryview(data)[written:])
 
 
-def read_range(full: str, start: int, stop: int | None) -> bytes:
+def read_range(path: str, start: int, stop: int | None, at: int | None = None) -> bytes:
     """Bytes `start` to `stop` (None: the end) of a file; fewer where it ends earlier."""
-    descriptor = os.open(full, _READ)
+    descriptor = os.open(path, _READ, dir_fd=at)
     try:
         end = _regular(descriptor).st_size
         if stop is not None:
@@ -86,9 +91,9 @@ def _regular(descriptor: int) -> os.stat_result:
     return status
 
 
-def map_file(full: str) -> mmap.mmap:
+def map_file(path: str, at: int | None = None) -> mmap.mmap:
     """All of a file that is not empty."""
-    descriptor = os.open(full, _READ)
+    descriptor = os.open(path, _READ, dir_fd=at)
     try:
         _regular(descriptor)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -96,23 +101,42 @@ def map_file(full: str) -> mmap.mmap:
         os.close(descriptor)
 
 
-def scan(full: str, prefix: str, entries: list[Entry], firsts: Mapping[str, str]) -> None:
-    """Add the files below directory `full`, whose paths begin with `prefix`, in the order of their paths.
+def names(path: str, at: int | None = None) -> list[str]:
+    """The names in a directory."""
+    descriptor = os.open(path, _READ_DIRECTORY, dir_fd=at)
+    try:
+        return os.listdir(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int | None = None) -> None:
+    """Add the files whose paths begin with `prefix`, which is a directory and a slash or empty, in the order of their
+    paths.
 
     :param firsts: per directory, by its prefix, the path of the first file that is wanted; others are not looked at.
     """
-    first = firsts.get(prefix, "")
     try:
-        with os.scandir(full) as directory:
-            # With its slash a directory's name takes the place that the paths below it have among the files.
-            found = sorted(
-                (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
-            )
+        # Without the slash, with which a link would be followed all the same.
+        descriptor = os.open(prefix[:-1] or ".", _READ_DIRECTORY, dir_fd=at)
     except (FileNotFoundError, NotADirectoryError):
         return
+    try:
+        _scan(descriptor, prefix, entries, firsts, at)
+    finally:
+        os.close(descriptor)
+
+
+def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int | None) -> None:
+    first = firsts.get(prefix, "")
+    with os.scandir(descriptor) as directory:
+        # With its slash a directory's name takes the place that the paths below it have among the files.
+        found = sorted(
+            (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
+        )
     for name, entry in found:
         if name[-1] == "/":
-            scan(entry.path, prefix + name, entries, firsts)
+            scan(prefix + name, entries, firsts, at)
             continue
         if prefix + name < first:
             continue

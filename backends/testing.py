@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ import pytest
 from opslog.backends.contract import Backend, Position, Range
 from opslog.errors import (
     AgentBusyError,
+    AgentFencedError,
     AlreadyExistsError,
     ClosedError,
     InvalidNameError,
@@ -381,6 +383,35 @@ class BackendContract:
             one.appender("a")
         successor.close()
         neighbour.close()
+
+    def test_a_log_has_one_writer_also_when_lock_files_are_removed(self, opener: OpenBackend) -> None:
+        """Somebody takes them for stale. What the storage keeps elsewhere than below ``locks/`` it cannot lose."""
+        for written in (0, 1):
+            agent = f"agent-{written}"
+            first, acknowledged = opener().appender(agent), b""
+            if written:
+                first.append(b"before\n")
+                acknowledged = b"before\n"
+            janitor = opener()
+            janitor.delete([entry.path for entry in janitor.list(LOCKS)])
+            second = None
+            with suppress(AgentBusyError):
+                second = opener().appender(agent)
+            for appender, line in [(second, b"second\n"), (first, b"first\n"), (second, b"then\n"), (first, b"last\n")]:
+                with suppress(AgentFencedError):
+                    if appender is not None:
+                        appender.append(line)
+                        acknowledged += line
+            for appender in (first, second):
+                if appender is not None:
+                    appender.close()
+            assert _log(janitor, agent) == acknowledged
+            third = opener().appender(agent)
+            third.append(b"third\n")
+            third.close()
+            assert _log(janitor, agent) == acknowledged + b"third\n"
+            with janitor.lock("compaction"):
+                pass
 
     def test_a_closed_appender_refuses(self, backend: Backend) -> None:
         appender = backend.appender("a")

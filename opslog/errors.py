@@ -153,7 +153,8 @@ class CommitUnknownError(ReopenError):
 
 
 class AgentFencedError(ReopenError):
-    """Another process took over this agent name; the commit is definitely not in the log.
+    """Another process took over this agent name, or can, because the lock file or the store's directory was removed or
+    replaced. The commit is definitely not in the log.
 
     :ivar path: the segment that the other process created, where one is known.
     """

@@ -264,10 +264,11 @@ class Log:
             self.disk,
             Hooks(
                 self.stamp,
-                lambda appender, lines, looked: appender.append(lines),
+                lambda looked: None,
                 lambda commits, length: self.written.extend(commit.clock for commit in commits),
                 self.failures.append,
-                lambda number: None,
+                lambda agent, position: None,
+                lambda path: False,
             ),
             Buffer(0.1, 1000) if buffered else None,
         )

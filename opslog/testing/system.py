@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from opslog.backends import flock, forking, fs, fs_log, posix
+from opslog.backends import beneath, flock, forking, fs, fs_log, posix, tree
 from opslog.errors import LockedError
 from opslog.testing.disk import Directory, Disk, File, Node
 from opslog.testing.faults import Fault
@@ -39,6 +39,7 @@ SYNCS = frozenset({"fail", "lost"})
 CHANGES = frozenset({"fail", "full"})
 LINKS = frozenset({"fail", "full", "lost"})
 DELETES = frozenset({"fail", "lost"})
+_NONE = frozenset[str]()
 
 
 class _Open:
@@ -83,7 +84,7 @@ class System:
     def installed(self) -> Iterator[None]:
         """Inside the block the directory backend finds this system."""
         with ExitStack() as stack:
-            for module in (fs, fs_log, posix):
+            for module in (beneath, fs, fs_log, posix, tree):
                 stack.enter_context(patch.object(module, "os", self))
             for module in (fs, fs_log):
                 stack.enter_context(patch.object(module, "forking", self))
@@ -109,9 +110,18 @@ class System:
 
     # -- os
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+    def _path(self, path: str, dir_fd: int | None) -> str:
+        """The whole path of one that may be relative to an open directory."""
+        if dir_fd is None or dir_fd < _FIRST_DESCRIPTOR:
+            return path
+        return f"{self._at(dir_fd).path}/{path}".removesuffix("/.")
+
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        path = self._path(path, dir_fd)
         if not _is_ours(path):
-            return os.open(path, flags, mode)
+            return os.open(path, flags, mode, dir_fd=dir_fd)
+        if flags & os.O_PATH:
+            return self._opened(self.disk.directory(path), path)  # touches nothing
         creates = bool(flags & os.O_CREAT)
 
         def perform(fault: Fault | None) -> int:
@@ -193,19 +203,24 @@ class System:
     def fstat(self, descriptor: int) -> Any:
         return os.fstat(descriptor) if descriptor < _FIRST_DESCRIPTOR else _status(self._at(descriptor).node)
 
-    def stat(self, path: str) -> Any:
-        return _status(self.disk.find(path)) if _is_ours(path) else os.stat(path)
+    def stat(self, path: str, *, dir_fd: int | None = None) -> Any:
+        path = self._path(path, dir_fd)
+        return _status(self.disk.find(path)) if _is_ours(path) else os.stat(path, dir_fd=dir_fd)
 
     lstat = stat
 
-    def utime(self, path: str) -> None:
+    def utime(self, path: str, *, dir_fd: int | None = None) -> None:
+        path = self._path(path, dir_fd)
+
         def perform(fault: Fault | None) -> None:
             self._check(fault, False)
             self.disk.find(path).modified = self.simulation.time
 
         self._call("utime", path, perform, READS)
 
-    def link(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        source, target = self._path(source, src_dir_fd), self._path(target, dst_dir_fd)
+
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
                 self.disk.link(source, target)
@@ -213,7 +228,9 @@ class System:
 
         self._call("link", target, perform, LINKS)
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
+        path = self._path(path, dir_fd)
+
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
                 self.disk.unlink(path)
@@ -221,7 +238,9 @@ class System:
 
         self._call("unlink", path, perform, DELETES)
 
-    def mkdir(self, path: str, mode: int = 0o777) -> None:
+    def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        path = self._path(path, dir_fd).rstrip("/")
+
         def perform(fault: Fault | None) -> None:
             self._check(fault, True)
             self.disk.make_directory(path)
@@ -241,7 +260,9 @@ class System:
             if not exist_ok:
                 raise
 
-    def rmdir(self, path: str) -> None:
+    def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
+        path = self._path(path, dir_fd)
+
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
                 self.disk.remove_directory(path)
@@ -249,7 +270,9 @@ class System:
 
         self._call("rmdir", path, perform, DELETES)
 
-    def listdir(self, path: str) -> list[str]:
+    def listdir(self, descriptor: int) -> list[str]:
+        path = self._at(descriptor).path
+
         def perform(fault: Fault | None) -> list[str]:
             self._check(fault, False)
             return list(self.disk.directory(path).entries)
@@ -257,7 +280,9 @@ class System:
         return self._call("list", path, perform, READS)
 
     @contextmanager
-    def scandir(self, path: str) -> Iterator[Sequence[_Entry]]:
+    def scandir(self, descriptor: int) -> Iterator[Sequence[_Entry]]:
+        path = self._at(descriptor).path
+
         def perform(fault: Fault | None) -> list[_Entry]:
             self._check(fault, False)
             entries = self.disk.directory(path).entries
@@ -289,8 +314,10 @@ class System:
 
     # -- forking and flock
 
-    def open_descriptor(self, path: str, flags: int) -> int:
-        return self.open(path, flags, 0o666) if _is_ours(path) else forking.open_descriptor(path, flags)
+    def open_descriptor(self, path: str, flags: int, at: int | None = None) -> int:
+        if _is_ours(self._path(path, at)):
+            return self.open(path, flags, 0o666, dir_fd=at)
+        return forking.open_descriptor(path, flags, at)
 
     def close_descriptor(self, descriptor: int) -> None:
         if descriptor < _FIRST_DESCRIPTOR:
@@ -298,9 +325,9 @@ class System:
         else:
             self.close(descriptor)
 
-    def take(self, full: str, name: str) -> int:
+    def take(self, full: str, name: str, path: str | None = None, at: int | None = None) -> int:
         if not _is_ours(full):
-            return flock.take(full, name)
+            return flock.take(full, name, path, at)
 
         def perform(fault: Fault | None) -> int:
             self._check(fault, False)
@@ -318,6 +345,12 @@ class System:
             return descriptor
 
         return self._call("lock", full, perform, READS)
+
+    def try_lock(self, descriptor: int, full: str) -> bool:
+        if descriptor < _FIRST_DESCRIPTOR:
+            return flock.try_lock(descriptor, full)
+        number = self._at(descriptor).node.number
+        return self._call("lock", full, lambda fault: self._locks.setdefault(number, descriptor) == descriptor, _NONE)
 
     def release(self, descriptor: int) -> None:
         if descriptor < _FIRST_DESCRIPTOR:

@@ -303,8 +303,8 @@ def test_a_failure_after_the_name_is_given_is_unknown(
 def test_a_link_whose_reply_was_lost_is_won(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
-    def link(source: str, target: str) -> None:
-        real(source, target)
+    def link(source: str, target: str, **options: Any) -> None:
+        real(source, target, **options)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     monkeypatch.setattr(os, "link", link)
@@ -329,8 +329,8 @@ def test_a_root_that_was_removed_is_not_made_again(backend: FsBackend, root: Pat
     assert backend.list("") == []
 
 
-def append_once(backend: FsBackend) -> None:
-    appender = backend.appender("a")
+def append_once(backend: FsBackend, agent: str = "a") -> None:
+    appender = backend.appender(agent)
     try:
         appender.append(b"x\n")
     finally:
@@ -358,7 +358,7 @@ WRITES: list[tuple[str, Callable[[FsBackend], object]]] = [
     ("rmdir", lambda backend: backend.delete(["snapshots/1-a/part"])),
     ("open", append_once),
     ("mkdir", append_once),
-    ("listdir", append_once),
+    ("listdir", lambda backend: append_once(backend, "there")),
     ("write", append_once),
     ("open", hold_lock),
     ("mkdir", hold_lock),
@@ -382,6 +382,7 @@ def test_no_error_of_the_system_comes_through(tmp_path: Path, monkeypatch: pytes
         backend = FsBackend(tmp_path / str(number))
         backend.create("there", b"x")
         backend.create("snapshots/1-a/part", b"x")
+        backend.create(segment_path("there", 1), b"x\n")
         backend.now()
         expected: type[OpslogError] = WriteFailedError if number >= len(READS) else RetryError
         missing = function in ("open", "pread") and number < len(READS) and code in posix.MISSING
@@ -427,9 +428,9 @@ def test_files_that_vanish_while_listing_are_left_out(
         backend.create(path, b"")
     real = os.scandir
 
-    def scandir(path: str) -> Any:
-        scan: Any = real(path)
-        if os.path.basename(path) == "a":
+    def scandir(descriptor: int) -> Any:
+        scan: Any = real(descriptor)
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == "a":
             entries = list(scan)
             (root / "a" / "2").unlink()
             (root / "b" / "1").unlink()
@@ -455,12 +456,12 @@ def test_a_creator_survives_the_removal_of_its_empty_directory(
     real = posix.fsync_directory
     removals = 3
 
-    def remove_then_fsync(full: str) -> None:
+    def remove_then_fsync(path: str, at: int | None = None) -> None:
         nonlocal removals
-        real(full)
-        if full.endswith("/snapshots") and removals:
+        real(path, at)
+        if path == "snapshots" and removals:
             removals -= 1
-            os.rmdir(f"{full}/1-a")
+            os.rmdir(f"{path}/1-a", dir_fd=at)
 
     monkeypatch.setattr(posix, "fsync_directory", remove_then_fsync)
     backend.create("snapshots/1-a/part", b"x")

@@ -22,9 +22,10 @@ def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
     """Records the system calls that matter, as "fsync ops/a" and the like, paths relative to the store."""
     calls: list[str] = []
 
-    def name(target: object) -> str:
+    def name(target: object, at: int | None = None) -> str:
         path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
-        return os.path.relpath(path, root).replace(".tmp-n", ".tmp")
+        # What is relative is so to the store's directory.
+        return os.path.relpath(path, root if at is None else ".").replace(".tmp-n", ".tmp")
 
     def record(module: Any, function: str, label: str) -> None:
         real = getattr(module, function)
@@ -32,7 +33,8 @@ def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
         def call(*args: Any, **options: Any) -> Any:
             # Called after the fact, so that only what worked is recorded.
             result = real(*args, **options)
-            calls.append(f"{label} {name(args[1] if label == 'link' else args[0])}")
+            at = options.get("dir_fd", options.get("dst_dir_fd"))
+            calls.append(f"{label} {name(args[1] if label == 'link' else args[0], at)}")
             return result
 
         monkeypatch.setattr(module, function, call)

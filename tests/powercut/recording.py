@@ -127,7 +127,7 @@ class Recorder:
 
     def _recorded(self, record: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
         def call(target: Any, *args: Any, **options: Any) -> Any:
-            path = self._path(target)
+            path = self._path(target, options.get("dir_fd", options.get("src_dir_fd")))
             if path is None:
                 return real(target, *args, **options)
             self._before(record.__name__)
@@ -136,9 +136,9 @@ class Recorder:
 
         return call
 
-    def _path(self, target: str | int) -> str | None:
-        """Its path, if it is in the world."""
-        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.path.abspath(target)
+    def _path(self, target: str | int, at: int | None) -> str | None:
+        """Its path, if it is in the world. :param at: the directory that a path is relative to, as a descriptor."""
+        path = _whole(target, at)
         return path if f"{path}/".startswith(self._prefix) else None
 
     @contextmanager
@@ -164,15 +164,15 @@ class Recorder:
         real(target, *args, **options)
         self._note(Make(path, os.stat(path).st_ino, True))
 
-    def _rmdir(self, real: Any, path: str, target: str) -> None:
-        real(target)
+    def _rmdir(self, real: Any, path: str, target: str, **options: Any) -> None:
+        real(target, **options)
         self._note(Remove(path))
 
     _unlink = _rmdir
 
-    def _link(self, real: Any, path: str, target: str, name: str) -> None:
-        real(target, name)
-        self._note(Link(path, os.path.abspath(name)))
+    def _link(self, real: Any, path: str, target: str, name: str, **options: Any) -> None:
+        real(target, name, **options)
+        self._note(Link(path, _whole(name, options.get("dst_dir_fd"))))
 
     def _write(self, real: Any, path: str, target: int, data: bytes) -> int:
         offset = os.lseek(target, 0, os.SEEK_CUR)
@@ -230,6 +230,13 @@ class SharedRecorder(Recorder):
 def read_record(record: Path) -> list[Event]:
     """What processes with a `SharedRecorder` did, in order."""
     return msgspec.json.Decoder(Event).decode_lines(record.read_bytes())
+
+
+def _whole(target: str | int, at: int | None) -> str:
+    """The path of a descriptor, or of a path that may be relative to the directory open at `at`."""
+    if isinstance(target, int):
+        return os.readlink(f"/proc/self/fd/{target}")
+    return os.path.abspath(os.path.join(_whole(at, None), target) if at is not None else target)
 
 
 def _just(real: Any, path: str, target: Any) -> Any:

@@ -51,9 +51,7 @@ def traced(trace: Path, world: str) -> list[tuple[str, str]]:
             assert " = -1 " in line or world not in line, f"not understood: {line}"
             continue
         call, arguments = match[1], match[2]
-        # A link is told by its new name. Paths stand in quotes, or behind a descriptor.
-        paths = re.findall(r'"([^"]*)"', arguments) if '"/' in arguments else re.findall(r"^\d+<([^>]*)>", arguments)
-        path = paths[-1] if paths else ""
+        path = path_of(arguments)
         if not path.startswith(f"{world}/") and path != world:
             continue
         kind = CALLS[call]
@@ -61,6 +59,17 @@ def traced(trace: Path, world: str) -> list[tuple[str, str]]:
             continue
         seen.append((kind, path))
     return seen
+
+
+def path_of(arguments: str) -> str:
+    """What a call is about. Paths stand in quotes, behind the directory that they are relative to, or behind a
+    descriptor alone; a link is known by its new name, the last one."""
+    found = re.findall(r'(?:\d+<([^>]*)>, )?"([^"]*)"', arguments)
+    if found:
+        directory, path = found[-1]
+        return f"{directory}/{path}".rstrip("/") if directory and not path.startswith("/") else path
+    behind = re.match(r"\d+<([^>]*)>", arguments)
+    return behind[1] if behind else ""
 
 
 def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:

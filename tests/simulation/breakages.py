@@ -131,8 +131,8 @@ def _create_first_without_sync(self: ManifestStore, settings: Settings, environm
 def _link_over(self: FsBackend, descriptor: int, temporary: str, path: str) -> bool:
     system = vars(fs_log)["os"]  # the simulated one
     with suppress(FileNotFoundError):
-        system.unlink(self.full(path))
-    system.link(self.full(temporary), self.full(path))
+        system.unlink(f"{self.root}/{path}")
+    system.link(f"{self.root}/{temporary}", f"{self.root}/{path}")
     return True
 
 
@@ -359,10 +359,10 @@ ALL = [
         "take no answer for a yes", objects.ObjectBackend, "put_new", _unknown_is_written, likely("s3", ANSWERS, 15)
     ),
     Breakage(
-        "take the manifest that was read last for the newest",
+        "no look before acknowledging",
         Fence,
-        "_is_recent",
-        property(lambda self: True),
+        "confirm",
+        _nothing,
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),
     Breakage("undo what is undone", Merge, "undoable", _newest_whatever, likely("posix", {})),
