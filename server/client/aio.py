@@ -16,7 +16,7 @@ from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
-from opslog.server.client.transport import REASONS, head_of, not_sent, reason_of, settings
+from opslog.server.client.transport import FAILURES, head_of, lost, settings
 
 T = TypeVar("T")
 
@@ -73,8 +73,8 @@ class AsyncClient:
                     continue
                 try:
                     reply = await self._send(step)
-                except Lost as lost:
-                    step = steps.throw(lost)
+                except Lost as failure:
+                    step = steps.throw(failure)
                 else:
                     step = steps.send(reply)
         except StopIteration as done:
@@ -84,8 +84,8 @@ class AsyncClient:
         headers = {**self._headers, **request.headers}
         try:
             answer = await self._http.request(request.method, request.url, headers=headers, content=request.content)
-        except REASONS as error:
-            raise Lost(reason_of(error), sent=not not_sent(error)) from error
+        except FAILURES as error:
+            raise lost(error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def _read(self, following: Following) -> AsyncIterator[Batch]:
@@ -100,8 +100,8 @@ class AsyncClient:
                             return
                 for batch in following.finished():
                     yield batch
-            except REASONS as error:
-                following.lost(reason_of(error))
+            except FAILURES as error:
+                following.lost(lost(error))
             if following.pause:
                 await asyncio.sleep(following.pause)
 
@@ -241,7 +241,7 @@ class AsyncProducer:
                 await asyncio.sleep(sending.pause)
             try:
                 reply = await self._client._send(self._core.request(sending))
-            except Lost as lost:
-                self._core.lost(sending, str(lost), sent=lost.sent)
+            except Lost as failure:
+                self._core.lost(sending, str(failure), sent=failure.sent)
             else:
                 self._core.replied(sending, reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opslog.errors import UsageError
-from opslog.server.client import messages
+from opslog.server.client import answers, messages
 from opslog.server.client.messages import (
     JSON,
     Appended,
@@ -42,7 +42,7 @@ class Calls:
         request = messages.create(
             self.url, content_type=content_type, content=body, ttl=ttl, expires_at=expires_at, closed=closed
         )
-        created = yield from call(request, messages.metadata, self.policy, repeatable=True)
+        created = yield from call(request, answers.metadata, self.policy, repeatable=True)
         self.content_type = created.content_type or content_type
         return created
 
@@ -53,13 +53,13 @@ class Calls:
         of the source moves."""
         headers = messages.fork_headers(source, at, sub_offset)
         request = messages.create(self.url, content_type=None, ttl=ttl, expires_at=expires_at, fork=headers)
-        made = yield from call(request, messages.metadata, self.policy, repeatable=at is not None)
+        made = yield from call(request, answers.metadata, self.policy, repeatable=at is not None)
         self.content_type = made.content_type
         return made
 
     def head(self) -> Steps[Metadata]:
         request = Request("HEAD", self.url)
-        found = yield from call(request, messages.metadata, self.policy, repeatable=True)
+        found = yield from call(request, answers.metadata, self.policy, repeatable=True)
         self.content_type = found.content_type
         return found
 
@@ -79,15 +79,15 @@ class Calls:
         if not contents or not body:
             raise UsageError("there is nothing to append; to close the stream, call close()")
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
-        return (yield from call(request, messages.appended, self.policy, repeatable=False))
+        return (yield from call(request, answers.appended, self.policy, repeatable=False))
 
     def close(self) -> Steps[Appended]:
         request = messages.append(self.url, "", b"", close=True)
-        return (yield from call(request, messages.appended, self.policy, repeatable=True))
+        return (yield from call(request, answers.appended, self.policy, repeatable=True))
 
     def delete(self) -> Steps[None]:
         def gone(reply: Reply) -> bool:
             return reply.status in {404, 410}
 
         request = Request("DELETE", self.url)
-        return (yield from call(request, lambda *_: None, self.policy, repeatable=True, done_anyway=gone))
+        return (yield from call(request, answers.deleted, self.policy, repeatable=True, done_anyway=gone))

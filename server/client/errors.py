@@ -11,7 +11,7 @@ StreamError                     `status` (None without an answer), `url`, `detai
 ├── RequestRefusedError         400, 401, 403, 405, 413, …: fix the request
 ├── UnavailableError            nothing was changed: try again later
 ├── OutcomeUnknownError         the request may or may not have been carried out: read the stream, then decide
-└── ProtocolError               the answer is not one of this protocol: is that the address of a stream server?
+└── ProtocolError               the answer cannot be understood: damaged on the way, or not from a stream server
 """
 
 from __future__ import annotations
@@ -96,4 +96,6 @@ class OutcomeUnknownError(StreamError):
 
 
 class ProtocolError(StreamError):
-    """The answer makes no sense in this protocol."""
+    """The answer cannot be understood: a body that was cut off or is not what its headers say, a number that is none,
+    the page of a proxy. The message shows what came. Nothing of such an answer was given to the caller, so reading
+    can be repeated from the same offset; whether something was appended, only the stream says."""

@@ -1,5 +1,5 @@
 """Server-sent events, as they arrive in pieces (the parser of the WHATWG specification, as far as this protocol needs
-it)."""
+it, but for text that is not UTF-8: where a browser shows a replacement character, this refuses)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class EventParser:
     """Takes text in pieces of any size, gives whole events. An event that was not ended is never given."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._line: list[str] = []
         self._after_return = False
         self._kind = ""
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> list[Event]:
+        """:raises UnicodeDecodeError: that is not UTF-8."""
         text = self._decoder.decode(piece)
         if self._after_return and text:
             # The second half of a CRLF that fell between two pieces.

@@ -11,15 +11,14 @@ there sees every byte exactly once, however often the connection breaks.
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from opslog.server.client.errors import ProtocolError, StreamError
+from opslog.server.client import answers
+from opslog.server.client.answers import refuse, senseless
 from opslog.server.client.events import Event, EventParser
-from opslog.server.client.messages import JSON, Batch, Reply, Request, is_closed, media_type, next_offset, read, refuse
-from opslog.server.client.retrying import OVERLOADED, Retrying, asked_pause, give_up
+from opslog.server.client.messages import JSON, NOW, START, Batch, Reply, Request, UnreadableMessages, media_type, read
+from opslog.server.client.retrying import OVERLOADED, Lost, Retrying, asked_pause, give_up, give_up_reading
 
 Live = Literal["sse", "long-poll"]
 
@@ -61,19 +60,23 @@ class Following:
     def opened(self, status: int, headers: dict[str, str]) -> None:
         self._reply = Reply(status, headers)
         if status == 200 and self._live == "sse":
-            if media_type(headers.get("content-type", "")) != "text/event-stream":
-                raise ProtocolError(
-                    f"GET {self._request.url} was not answered with events: use live='long-poll'",
-                    status=status,
-                    url=self._request.url,
-                )
+            found = headers.get("content-type", "")
+            if media_type(found) != "text/event-stream":
+                senseless(self._request, status, f"with {found!r} instead of events", _LONG_POLL)
+            encoding = headers.get("stream-sse-data-encoding", "").lower()
+            if encoding != ("" if self._is_text else "base64"):
+                senseless(self._request, status, f"with events of {self._content_type} in {encoding!r}", _LONG_POLL)
             self._parser = EventParser()
 
     def received(self, piece: bytes) -> Iterator[Batch]:
         if self._parser is None:
             self._body += piece
             return
-        for event in self._parser.feed(piece):
+        try:
+            events = self._parser.feed(piece)
+        except UnicodeDecodeError as error:
+            senseless(self._request, 200, f"with events that are not UTF-8 ({error.reason})", _LONG_POLL)
+        for event in events:
             batch = self._event(event)
             if batch is not None:
                 yield batch
@@ -87,17 +90,20 @@ class Following:
             return  # servers end event streams every minute or so; the next request goes on
         if reply.status in OVERLOADED or reply.status >= 500 or reply.status == 408:
             self._try_again(reply, "")
-        elif reply.status in {200, 204}:
+        elif reply.status == 200 or (reply.status == 204 and self._live == "long-poll"):
             yield from self._answer(reply)
         else:
             refuse(self._request, reply)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, lost: Lost) -> None:
         """The connection could not be made, or broke.
 
         :raises UnavailableError: for as long as the policy allows nothing came.
+        :raises ProtocolError: something came that cannot be read.
         """
-        self._try_again(None, reason)
+        if lost.answered:
+            give_up_reading(self._request, lost)
+        self._try_again(None, str(lost))
 
     def _try_again(self, reply: Reply | None, reason: str) -> None:
         pause = self._tries.again(asked_pause(reply) if reply else 0.0)
@@ -107,41 +113,65 @@ class Following:
             self.pause = pause.seconds
 
     def _answer(self, reply: Reply) -> Iterator[Batch]:
-        self._tries = self._policy.tries()
-        if self._live is None:
-            self._content_type = reply.headers.get("content-type", "")
-        closed = is_closed(reply)
-        up_to_date = closed or reply.headers.get("stream-up-to-date", "").lower() == "true"
-        self._cursor = reply.headers.get("stream-cursor", self._cursor)
-        data = b"" if reply.content == b"[]" and self._is_json else reply.content
-        new = data or closed or (up_to_date and self._live is None)
-        offset = next_offset(self._request, reply)
-        if not (new or offset != self.offset):
-            self._guard_standstill(up_to_date)
-        self.offset = offset
+        request = self._request
+        if reply.status == 200:
+            self._learn_content_type(answers.content_type(request, reply))
+        offset = answers.next_offset(request, reply)
+        closed = answers.is_closed(reply)
+        up_to_date = closed or answers.is_up_to_date(reply)
+        cursor = answers.checked_cursor(request, reply.status, reply.headers.get("stream-cursor"))
+        data, messages = reply.content, None
+        # Where there is nothing new, some servers leave the brackets out.
+        if self._is_json and (data or offset != self.offset) and reply.status == 200:
+            messages = answers.messages(request, reply.status, data)
+            data = data if messages else b""
+        new = bool(data or closed or (up_to_date and self._live is None))
+        if not (new or up_to_date or offset != self.offset):
+            senseless(request, reply.status, "with nothing, and not that there is no more")
+        self._advance(offset, data)
+        self._cursor = cursor or self._cursor
         self.ended = closed or (up_to_date and self._wanted is None)
         if up_to_date and self._wanted is not None:
             self._live = self._chosen()
         if new:
-            yield Batch(data, self._content_type, offset, up_to_date, closed)
+            yield self._batch(data, messages, up_to_date, closed)
 
-    def _guard_standstill(self, up_to_date: bool) -> None:
-        if not up_to_date:
-            raise ProtocolError(
-                f"GET {self._request.url} brought nothing, and does not say that there is no more",
-                status=self._reply.status,
-                url=self._request.url,
-            )
+    def _learn_content_type(self, found: str) -> None:
+        if not self._content_type:
+            self._content_type = found
+        elif media_type(found) != media_type(self._content_type):
+            advice = "another stream was made at this address; read it from the start"
+            senseless(self._request, 200, f"with {found!r} after {self._content_type!r}", advice)
+
+    def _advance(self, offset: str, data: bytes) -> None:
+        """:raises ProtocolError: what comes next would be what there was before."""
+        if self.offset not in {START, NOW}:
+            if offset < self.offset:
+                advice = "another stream was made at this address; read it from the start"
+                senseless(self._request, self._reply.status, f"with an end at {offset}, before this offset", advice)
+            if data and offset == self.offset:
+                senseless(self._request, self._reply.status, "with data, and the same offset behind it")
+        self.offset = offset
+        self._tries = self._policy.tries()
+
+    def _batch(
+        self, data: bytes, messages: list[Any] | UnreadableMessages | None, up_to_date: bool, closed: bool
+    ) -> Batch:
+        return Batch(data, self._content_type, self.offset, up_to_date, closed, self._url, messages)
 
     @property
     def _is_json(self) -> bool:
         return media_type(self._content_type) == JSON
 
+    @property
+    def _is_text(self) -> bool:
+        return self._is_json or media_type(self._content_type).startswith("text/")
+
     def _chosen(self) -> Live:
         if self._wanted != "auto":
             assert self._wanted is not None
             return self._wanted
-        return "long-poll" if media_type(self._content_type).startswith("text/") else "sse"
+        return "long-poll" if self._is_text and not self._is_json else "sse"
 
     def _event(self, event: Event) -> Batch | None:
         if event.kind == "data":
@@ -149,38 +179,38 @@ class Following:
             return None
         if event.kind != "control":
             return None
-        control = self._control(event.data)
-        self._tries = self._policy.tries()
-        self.offset = control["streamNextOffset"]
-        self._cursor = control.get("streamCursor", self._cursor)
-        self.ended = control.get("streamClosed") is True
+        control = answers.control(self._request, event.data)
         # A server may send several data events before it says how far they reach.
-        data = _joined(self._pending) if self._is_json else b"".join(self._pending)
-        self._pending.clear()
+        data, messages = self._gathered()
+        self._advance(control["streamNextOffset"], data)
+        self._cursor = control.get("streamCursor") or self._cursor
+        self.ended = control.get("streamClosed", False)
         if not (data or self.ended):
             return None
-        up_to_date = self.ended or control.get("upToDate") is True
-        return Batch(data, self._content_type, self.offset, up_to_date, self.ended)
+        return self._batch(data, messages, self.ended or control.get("upToDate", False), self.ended)
 
-    def _control(self, text: str) -> dict[str, Any]:
-        try:
-            control = json.loads(text)
-            if isinstance(control, dict) and isinstance(control.get("streamNextOffset"), str):
-                return control
-        except ValueError:
-            pass
-        raise self._senseless(f"a control event that says {text[:200]!r}")
+    def _gathered(self) -> tuple[bytes, list[Any] | UnreadableMessages | None]:
+        pending, self._pending = self._pending, []
+        if not self._is_json:
+            return b"".join(pending), None
+        messages: list[Any] = []
+        for array in pending:
+            found = answers.messages(self._request, 200, array)
+            if isinstance(found, UnreadableMessages):
+                return _joined(pending), found
+            messages += found
+        return (_joined(pending), messages) if messages else (b"", None)
 
     def _payload(self, text: str) -> bytes:
-        if self._reply.headers.get("stream-sse-data-encoding") != "base64":
+        if self._is_text:
             return text.encode()
         try:
             return base64.b64decode(text.replace("\n", ""), validate=True)
-        except binascii.Error as error:
-            raise self._senseless(f"a data event that is not base64 ({error})") from error
+        except ValueError as error:
+            senseless(self._request, 200, f"with a data event that is not base64 ({error})", _LONG_POLL)
 
-    def _senseless(self, what: str) -> StreamError:
-        return ProtocolError(f"GET {self._request.url} brought {what}", status=200, url=self._request.url)
+
+_LONG_POLL = "use live='long-poll'"
 
 
 def _joined(arrays: list[bytes]) -> bytes:

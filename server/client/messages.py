@@ -1,11 +1,12 @@
-"""Requests and answers as values, and what an answer means. Section numbers are those of the protocol's
-specification."""
+"""Requests and answers as values, and how requests are written. Section numbers are those of the protocol's
+specification. What answers mean: `opslog.server.client.answers`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
 from opslog.errors import UsageError
@@ -59,7 +60,13 @@ class Appended(NamedTuple):
     closed: bool
 
 
-class Batch(NamedTuple):
+class UnreadableMessages(ValueError):
+    """JSON that this Python cannot hold, though nothing is wrong with it: numbers with thousands of digits, or arrays
+    within arrays by the thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
     """A piece of a stream, as one answer or event brought it.
 
     :ivar data: bytes; of a JSON stream an array. Empty if there was nothing new to say.
@@ -72,16 +79,45 @@ class Batch(NamedTuple):
     next_offset: str
     up_to_date: bool
     closed: bool
+    _url: str = field(default="", repr=False, compare=False)
+    _messages: list[Any] | UnreadableMessages | None = field(default=None, repr=False, compare=False)
 
     @property
     def messages(self) -> list[Any]:
-        """The values in a batch of a JSON stream; integers of any size are exact.
+        """The values in a batch of a JSON stream, decoded when it came.
 
         :raises UsageError: it is a stream of another type.
+        :raises ProtocolError: one of them is nothing that Python can hold; `data` has them all.
         """
         if media_type(self.content_type) != JSON:
             raise UsageError(f"a stream of {self.content_type} has no messages, only bytes: use .data")
-        return json.loads(self.data) if self.data else []
+        if isinstance(self._messages, UnreadableMessages):
+            what = f"the messages of {self._url} before {self.next_offset} cannot be decoded: {self._messages}"
+            raise errors.ProtocolError(f"{what}; .data has their bytes", url=self._url)
+        return self._messages or []
+
+
+def decoded(data: bytes) -> Any:
+    """A value of JSON in UTF-8; its integers are exact.
+
+    :raises UnreadableMessages: it is one that Python cannot hold. :raises ValueError: it is none.
+    """
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise UnreadableMessages("they are nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, _NoConstant):
+        raise
+    except ValueError as error:  # int() takes some thousand digits only, because its time grows with their square
+        raise UnreadableMessages(str(error)) from None
+
+
+class _NoConstant(ValueError):
+    pass
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _NoConstant(f"{text} is a number in JavaScript, but not in JSON")
 
 
 def media_type(content_type: str) -> str:
@@ -163,74 +199,3 @@ def read(url: str, offset: str, *, live: str | None = None, cursor: str | None =
     """Sections 5.6 to 5.8; parameters in alphabetical order, so that caches see one address (section 10.1)."""
     parameters = {"cursor": cursor, "live": live, "offset": offset}
     return Request("GET", f"{url}?{urlencode({name: value for name, value in parameters.items() if value})}")
-
-
-def metadata(request: Request, reply: Reply) -> Metadata:
-    ttl = reply.headers.get("stream-ttl")
-    return Metadata(
-        reply.headers.get("content-type", ""),
-        next_offset(request, reply),
-        is_closed(reply),
-        None if ttl is None else int(ttl),
-        reply.headers.get("stream-expires-at"),
-    )
-
-
-def appended(request: Request, reply: Reply) -> Appended:
-    return Appended(next_offset(request, reply), is_closed(reply))
-
-
-def is_closed(reply: Reply) -> bool:
-    return reply.headers.get("stream-closed", "").lower() == "true"
-
-
-def next_offset(request: Request, reply: Reply) -> str:
-    """:raises ProtocolError: the answer does not say."""
-    offset = reply.headers.get("stream-next-offset")
-    if offset is None:
-        what = f"{request.method} {request.url} was answered {reply.status} without Stream-Next-Offset"
-        raise errors.ProtocolError(f"{what}: is that the address of a stream?", status=reply.status, url=request.url)
-    return offset
-
-
-class _Known(TypedDict):
-    status: int
-    url: str
-    detail: str
-
-
-def refuse(request: Request, reply: Reply) -> NoReturn:
-    """Raise what an answer that is not a success means."""
-    detail = reply.content[:500].decode("utf-8", "replace").strip()
-    did = f"{request.method} {request.url}"
-    known: _Known = {"status": reply.status, "url": request.url, "detail": detail}
-    said = f" ({detail})" if detail else ""
-    match reply.status:
-        case 404:
-            missing = "its source does not exist" if "Stream-Forked-From" in request.headers else "no such stream"
-            raise errors.StreamNotFoundError(f"{did}: {missing}{said}; create it first", **known)
-        case 410:
-            raise errors.StreamGoneError(
-                f"{did}: it was deleted, or what was asked for is no longer kept{said}; read from the start, or use "
-                "another path",
-                **known,
-            )
-        case 409 if is_closed(reply):
-            end = reply.headers.get("stream-next-offset", "")
-            raise errors.StreamClosedError(
-                f"{did}: the stream is closed at {end}, nothing can follow",
-                next_offset=end,
-                url=request.url,
-                detail=detail,
-            )
-        case 409:
-            raise errors.StreamConflictError(f"{did}: it contradicts what the stream is{said}", **known)
-        case 429 | 503:
-            raise errors.UnavailableError(f"{did}: the server has no capacity{said}; try again later", **known)
-        case status if 400 <= status < 500:
-            raise errors.RequestRefusedError(f"{did}: refused with {status}{said}; fix the request", **known)
-        case status if status >= 500:
-            raise errors.OutcomeUnknownError(
-                f"{did}: the server failed with {status}{said}; look at the stream before you repeat it", **known
-            )
-    raise errors.ProtocolError(f"{did}: {reply.status} is no answer of this protocol{said}", **known)

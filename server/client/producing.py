@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 
 from opslog.errors import UsageError
 from opslog.server.client import messages
+from opslog.server.client.answers import detail_of, is_closed, next_offset, refuse, senseless, whole_number
 from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError, SequenceGapError, StreamError
-from opslog.server.client.messages import Content, Reply, Request, refuse
+from opslog.server.client.messages import Content, Reply, Request
 from opslog.server.client.retrying import OVERLOADED, Retrying, Tries, asked_pause, give_up
 
 IN_FLIGHT = 5
@@ -178,20 +179,30 @@ class Producing:
                 refuse(sending.request, reply)
 
     def _settle(self, sending: Sending, reply: Reply) -> None:
+        request = sending.request
+        # Only a server that knows producers repeats these; a page that some proxy shows instead does not.
+        number = whole_number(request, reply, "Producer-Seq")
+        if whole_number(request, reply, "Producer-Epoch") != self.epoch or (number or 0) < sending.number:
+            senseless(request, reply.status, "without this epoch and batch in Producer-Epoch and Producer-Seq")
+        if sending.ends and not is_closed(reply):
+            senseless(request, reply.status, "without Stream-Closed", "this server does not close streams")
+        if "stream-next-offset" in reply.headers:  # some servers leave it out of 204
+            self.next_offset = next_offset(request, reply)
         sending.settled = True
         self._established = True
         self._unsettled_bytes -= sending.size
-        self.next_offset = reply.headers.get("stream-next-offset", self.next_offset)
         while self._flying and self._flying[0].settled:
             self._flying.popleft()
 
     def _restart(self, sending: Sending, reply: Reply, why: str) -> None:
         """Begin the next epoch, which is possible before anything of this one was accepted."""
-        epoch = int(reply.headers.get("producer-epoch", self.epoch))
+        epoch = whole_number(sending.request, reply, "Producer-Epoch")
+        if epoch is None or epoch < self.epoch or (reply.status == 403 and epoch == self.epoch):
+            senseless(sending.request, reply.status, "without a Producer-Epoch that explains it")
         if self._claim and not self._established and not sending.uncertain:
             self.epoch = max(epoch, self.epoch) + 1
             return
-        known = {"url": self._url, "detail": reply.content[:500].decode("utf-8", "replace")}
+        known = {"url": self._url, "detail": detail_of(reply)}
         did = f"producer {self._id!r} in epoch {self.epoch} on {self._url}"
         if sending.uncertain:
             raise OutcomeUnknownError(
@@ -204,7 +215,9 @@ class Producing:
         raise ProducerFencedError(f"{did}: {why}; {advice}", epoch=epoch, status=reply.status, **known)
 
     def _gap(self, sending: Sending, reply: Reply) -> None:
-        expected = int(reply.headers["producer-expected-seq"])
+        expected = whole_number(sending.request, reply, "Producer-Expected-Seq")
+        if expected is None or expected >= sending.number:
+            senseless(sending.request, reply.status, "without a Producer-Expected-Seq that explains it")
         if not sending.first:
             # It overtook a predecessor, which may be settled by now.
             sending.waits = True

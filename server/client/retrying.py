@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeVar
 
 from opslog.environment import REAL, Environment
+from opslog.server.client.answers import detail_of, refuse, senseless
 from opslog.server.client.errors import OutcomeUnknownError, UnavailableError
-from opslog.server.client.messages import Reply, Request, refuse
+from opslog.server.client.messages import Reply, Request
 
 T = TypeVar("T")
 
@@ -23,14 +24,16 @@ class Pause(NamedTuple):
 
 
 class Lost(Exception):
-    """No answer came.
+    """No answer came, or none that can be read.
 
-    :ivar sent: whether the server may have got the request.
+    :ivar sent: whether the server may have got the request. :ivar answered: something came, whole, but it is not what
+    its headers say, as a compressed body that cannot be decompressed.
     """
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    def __init__(self, reason: str, *, sent: bool, answered: bool = False) -> None:
         super().__init__(reason)
         self.sent = sent
+        self.answered = answered
 
 
 Steps = Generator[Request | Pause, Reply, T]
@@ -40,6 +43,9 @@ OVERLOADED = frozenset({429, 503})
 
 _FAILED = frozenset({408, 500, 502, 504})
 """Answers after which nobody knows."""
+
+_SAFE = frozenset({"GET", "HEAD"})
+"""Methods that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ def call(
         try:
             reply = yield request
         except Lost as lost:
+            if lost.answered and request.method in _SAFE:
+                give_up_reading(request, lost)
             reason = str(lost)
             uncertain = uncertain or lost.sent
         if reply is not None and reply.status in OVERLOADED | _FAILED:
@@ -124,9 +132,15 @@ def give_up(request: Request, reply: Reply | None, reason: str, *, uncertain: bo
     if reply is not None and not uncertain:
         refuse(request, reply)
     did = f"{request.method} {request.url}"
-    status = None if reply is None else reply.status
-    happened = reason if reply is None else f"the server failed with {status}"
-    if uncertain and request.method not in {"GET", "HEAD"}:
+    status, detail = (None, "") if reply is None else (reply.status, detail_of(reply))
+    happened = reason if reply is None else f"the server failed with {status}{f' ({detail})' if detail else ''}"
+    if uncertain and request.method not in _SAFE:
         advice = "it may or may not have been carried out: look at the stream before you repeat it"
-        raise OutcomeUnknownError(f"{did}: {happened}; {advice}", status=status, url=request.url)
-    raise UnavailableError(f"{did}: {happened}; nothing was changed, try again later", status=status, url=request.url)
+        raise OutcomeUnknownError(f"{did}: {happened}; {advice}", status=status, url=request.url, detail=detail)
+    message = f"{did}: {happened}; nothing was changed, try again later"
+    raise UnavailableError(message, status=status, url=request.url, detail=detail)
+
+
+def give_up_reading(request: Request, lost: Lost) -> NoReturn:
+    """Raise the error of a request that changes nothing and has an answer that cannot be read."""
+    senseless(request, None, f"with what cannot be read ({lost})", "a proxy, or the server, damages its answers")

@@ -15,7 +15,7 @@ from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
-from opslog.server.client.transport import REASONS, head_of, not_sent, reason_of, settings
+from opslog.server.client.transport import FAILURES, head_of, lost, settings
 
 T = TypeVar("T")
 
@@ -72,8 +72,8 @@ class Client:
                     continue
                 try:
                     reply = self._send(step)
-                except Lost as lost:
-                    step = steps.throw(lost)
+                except Lost as failure:
+                    step = steps.throw(failure)
                 else:
                     step = steps.send(reply)
         except StopIteration as done:
@@ -83,8 +83,8 @@ class Client:
         headers = {**self._headers, **request.headers}
         try:
             answer = self._http.request(request.method, request.url, headers=headers, content=request.content)
-        except REASONS as error:
-            raise Lost(reason_of(error), sent=not not_sent(error)) from error
+        except FAILURES as error:
+            raise lost(error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     def _read(self, following: Following) -> Iterator[Batch]:
@@ -97,8 +97,8 @@ class Client:
                         if following.ended:
                             return
                 yield from following.finished()
-            except REASONS as error:
-                following.lost(reason_of(error))
+            except FAILURES as error:
+                following.lost(lost(error))
             if following.pause:
                 self._policy.environment.sleep(following.pause)
 
@@ -290,9 +290,9 @@ class Producer:
                 request = self._core.request(sending)
             try:
                 reply = self._client._send(request)
-            except Lost as lost:
+            except Lost as failure:
                 with self._changed:
-                    self._core.lost(sending, str(lost), sent=lost.sent)
+                    self._core.lost(sending, str(failure), sent=failure.sent)
             else:
                 with self._changed:
                     self._core.replied(sending, reply)

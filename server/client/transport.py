@@ -6,11 +6,14 @@ from typing import Any
 
 import httpx
 
+from opslog.server.client.retrying import Lost
+
 IDLE_SECONDS = 90.0
 """Without a byte for so long a connection counts as broken. Servers say something at least every 30 seconds or so."""
 
-REASONS = (httpx.TransportError,)
-"""No answer, or none to its end."""
+FAILURES = (httpx.RequestError, httpx.InvalidURL)
+"""What httpx raises instead of an answer, or before its end. Of addresses, those in the answer are meant: a redirect
+that leads nowhere. The address of a request is checked before."""
 
 
 def settings() -> dict[str, Any]:
@@ -21,13 +24,12 @@ def settings() -> dict[str, Any]:
     }
 
 
-def not_sent(error: httpx.TransportError) -> bool:
-    """Whether the server cannot have got the request."""
-    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.UnsupportedProtocol)
-
-
-def reason_of(error: httpx.TransportError) -> str:
-    return f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+def lost(error: Exception) -> Lost:
+    """:param error: one of `FAILURES`."""
+    not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    # All others are of the connection: no answer came, or not to its end.
+    return Lost(reason, sent=not not_sent, answered=not isinstance(error, httpx.TransportError))
 
 
 def head_of(answer: httpx.Response) -> tuple[int, dict[str, str]]:

@@ -114,6 +114,8 @@ class FakeServer:
 
     def _read(self, stream: FakeStream, request: httpx.Request) -> httpx.Response:
         offset = request.url.params.get("offset", "-1")
+        if offset not in {"-1", "now"} and not (offset.isascii() and offset.isdecimal() and len(offset) < 10):
+            return httpx.Response(400, text="malformed offset")
         start = len(stream.messages) if offset == "now" else max(0, int(offset))
         found = stream.messages[start : start + 3]
         content = json.dumps(found).encode()

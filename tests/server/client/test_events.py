@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,3 +26,12 @@ def test_where_pieces_end_changes_nothing(cuts: list[int]) -> None:
     parser = EventParser()
     found = [event for start, stop in pairwise(places) for event in parser.feed(data[start:stop])]
     assert found == EVENTS
+
+
+def test_the_byte_order_mark_of_an_answer_is_no_part_of_it() -> None:
+    assert EventParser().feed(b"\xef\xbb\xbfevent: data\ndata: \xef\xbb\xbf1\n\n") == [Event("data", "\ufeff1")]
+
+
+def test_text_that_is_not_utf_8_is_refused_instead_of_replaced() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        EventParser().feed(b"data: \xff\n\n")
