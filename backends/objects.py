@@ -461,12 +461,12 @@ class ObjectAppender:
             "Nothing of this append is in the log. Close this store; then open it under a name of its own, or end the "
             "other process first"
         )
-        self._refusal = AgentFencedError, message
+        self._refusal = partial(AgentFencedError, path=path), message
         return AgentFencedError(message, path)
 
     @property
     def _is_fenced(self) -> bool:
-        return self._refusal is not None and self._refusal[0] is AgentFencedError
+        return self._refusal is not None and isinstance(self._refusal[0], partial)
 
     def _check_open(self) -> None:
         if self._generation != forking.generation:

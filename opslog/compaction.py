@@ -27,6 +27,7 @@ from opslog.backends import Appender, Backend
 from opslog.commits import Commit, Record, Seal, Set, encode_commit
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
+from opslog.fencing import Fence
 from opslog.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
 from opslog.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.log import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
@@ -94,10 +95,12 @@ def fold(
 ) -> Compaction:
     """One compaction without the lock: as safe, but of two at once one works in vain."""
     manifests = ManifestStore(backend)
+    looked = environment.monotonic()
     tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
+    fence = Fence(manifests, environment, tail.manifest, looked)
 
     def read() -> Folded:
-        sealed = tail.seal_idle(backend, environment)
+        sealed = tail.seal_idle(backend, environment, fence)
         return tail.folded(backend, sealed, progress)
 
     return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
@@ -233,7 +236,7 @@ class Tail:
         segment, offset = self._starts[cursor.agent][-recent]
         return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
 
-    def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
+    def seal_idle(self, backend: Backend, environment: Environment, fence: Fence) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
         log can be folded. Returns their names.
 
@@ -244,7 +247,8 @@ class Tail:
             if self._read_on(backend, agent):
                 return False  # it came back, wrote and left since its log was read
             appender.advance(self.cursors[agent].cut.last_segment)
-            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+            line = encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent))
+            fence.append(appender, agent, line)
             self._read_on(backend, agent)
             return True
 

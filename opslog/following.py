@@ -17,11 +17,10 @@ from opslog.commits import Commit
 from opslog.documents import Schema
 from opslog.environment import Environment
 from opslog.errors import ClosedError, HistoryGoneError, MissingFileError, ReopenError
-from opslog.fencing import Fence
+from opslog.fencing import Fence, OwnLog
 from opslog.layout import segment_path
-from opslog.log import Cursor, Segment, cost_after, list_log, list_segments
+from opslog.log import Cursor, cost_after, list_log, list_segments
 from opslog.log_writer import LogWriter
-from opslog.manifest import START, Manifest
 from opslog.reading import Documents
 from opslog.state import Loader, State, read_between, read_new
 
@@ -65,9 +64,8 @@ class Following(Documents[T]):
         self._unread: dict[str, Cursor] | None = None
         """From where on others' commits are in the state, but neither handed out nor in `_unseen`."""
         self._looked = looked
-        self._own_segment = state.cursors[agent].segment - 1 if agent in state.cursors else 0
-        """The last segment of the own log that is in the state, where each append is a segment."""
         self._fence = Fence(loader.manifests, environment, state.manifest, looked)
+        self._own = OwnLog(self._fence, backend, state.cursors.get(agent or "", Cursor(agent or "")))
 
     @property
     def _is_forked(self) -> bool:
@@ -152,7 +150,7 @@ class Following(Documents[T]):
         try:
             segments = list_segments(self._backend, self._state.cursors)
             # What it writes itself is counted when it is written.
-            if self._is_overtaken(newest, segments.pop(self._agent or "", [])):
+            if self._own.has_more(segments.pop(self._agent or "", [])):
                 self._reload()
                 return
             self._compaction.tail_cost += cost_after(segments, self._state.cursors)
@@ -164,14 +162,6 @@ class Following(Documents[T]):
                 self._unseen.append(commit)
         except MissingFileError:
             self._reload()
-
-    def _is_overtaken(self, newest: Manifest, own: list[Segment]) -> bool:
-        """Whether there is more in the own log than was written here: of another process under this name, or a seal.
-        Where names are held by locks, nobody else writes it."""
-        if self._log is None or self._backend.segments_grow:
-            return False
-        last = newest.cut.get(self._log.agent, START).last_segment
-        return max(last, own[-1].number if own else 0) > self._own_segment
 
     def _reload(self) -> None:
         """Load again, and read what that took in at once into `_unseen`."""
@@ -220,10 +210,10 @@ class Following(Documents[T]):
             if self._log is not None:
                 own = state.cursors.setdefault(self._log.agent, Cursor(self._log.agent))
                 state.apply(commit for _, commit in own.read(self._backend, list_log(self._backend, own.agent)))
-                if not self._backend.segments_grow and own.segment <= self._own_segment:
-                    path = segment_path(own.agent, self._own_segment)
+                if not self._backend.segments_grow and own.segment <= self._own.segment:
+                    path = segment_path(own.agent, self._own.segment)
                     raise MissingFileError(f"{path} is missing, and was written here", path)
-                self._own_segment = max(self._own_segment, own.segment - 1)
+                self._log.advance(self._own.loaded(own, state.manifest))
             self._state = state
 
     def _apply(self, commits: Iterable[Commit]) -> None:

@@ -17,7 +17,7 @@ from opslog.backends import Backend
 from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
 from opslog.documents import Document, check_id, check_version, encode
 from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import InvalidDocumentError, MissingFileError, RetryError, UsageError
+from opslog.errors import AgentFencedError, InvalidDocumentError, MissingFileError, RetryError, UsageError
 from opslog.fencing import Fence
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
@@ -59,8 +59,10 @@ def ingest(
     :param agent: who writes the commits that name no agent.
     :param progress: called every thousand commits, with how many were read so far.
     :raises AgentBusyError: a live process writes under one of the agents' names. :raises RetryError: one of them came
-        and wrote meanwhile. What was written before the error stays. :raises CommitUnknownError: this process stood
-        still for long, or the storage did not answer, and whether the last agent's commits are in its log is not known.
+        and wrote meanwhile, or was sealed. :raises WriteFailedError: this process was paused for most of the tombstone
+        TTL, or the storage refuses. What was written before the error stays. :raises CommitUnknownError: this process
+        was paused for long, or the storage did not answer, and nobody can say whether the last agent's commits are in
+        its log.
     """
     names: set[str] = set()
     writer = _Writer(backend, environment)
@@ -143,7 +145,7 @@ class _Writer:
         self._backend = backend
         self._environment = environment
         self._manifests = ManifestStore(backend)
-        self._cursors: dict[str, Cursor] | None = None
+        self._cursors: dict[str, Cursor] = {}
 
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
@@ -164,14 +166,13 @@ class _Writer:
 
     def _read_to_ends(self, manifest: Manifest) -> Manifest:
         self.clock = max(self.clock, manifest.clock)
-        if self._cursors is None:
-            self._cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
-        try:
-            for commit in read_new(self._backend, self._cursors, list_segments(self._backend)):
-                self.clock = max(self.clock, commit.clock)
-        except MissingFileError:
-            self._cursors = None  # folded and collected since the last look: go on from the newest cut
-            raise
+        cursors = self._cursors
+        for agent, cut in manifest.cut.items():
+            # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
+            if agent not in cursors or not cursors[agent].has_reached(cut):
+                cursors[agent] = Cursor.at(agent, cut)
+        for commit in read_new(self._backend, cursors, list_segments(self._backend)):
+            self.clock = max(self.clock, commit.clock)
         return manifest
 
     def _append(self, agent: str, cut: Cut | None, lines: bytes, fence: Fence) -> None:
@@ -180,20 +181,25 @@ class _Writer:
             self._check_quiet(agent)
             if cut is not None:
                 appender.advance(cut.last_segment)
-            fence.confirm(agent, appender.append(lines))
+            fence.append(appender, agent, lines)
+        except AgentFencedError as error:
+            raise self._not_quiet(agent) from error
         finally:
             appender.close()
 
     def _check_quiet(self, agent: str) -> None:
         """Now that the agent's name is held: nothing may have come after what was read, for its clocks may be above
         those given here."""
-        cursor = (self._cursors or {}).get(agent) or Cursor(agent)
+        cursor = self._cursors.get(agent) or Cursor(agent)
         try:
             came = any(True for _ in cursor.read(self._backend, list_log(self._backend, agent)))
         except MissingFileError:
             came = True
         if came:
-            raise RetryError(
-                f"agent {agent!r} of {self._backend.url} wrote while commits were imported under its name, and nothing "
-                "more was imported: run the import again"
-            )
+            raise self._not_quiet(agent)
+
+    def _not_quiet(self, agent: str) -> RetryError:
+        return RetryError(
+            f"agent {agent!r} of {self._backend.url} wrote (or was sealed) while commits were imported under its name, "
+            "and nothing more was imported: run the import again"
+        )

@@ -83,22 +83,19 @@ class Hooks(NamedTuple):
 
     :ivar stamp: called with a commit as it is queued, to give it its ts and clock; says when others' commits were last
         looked for.
-    :ivar check: called with the earliest such time of a group before it is written; raises `WriteFailedError` if that
-        was too long ago.
+    :ivar append: called with the lines of a group and the earliest such time among them, to write them; raises what
+        `Fence.append` does.
     :ivar written: called with those commits of a group that are in the log, and how many bytes they take.
     :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
-    :ivar confirm: called with the agent and where an append begins, before anybody is told that it is done; may raise
-        what an append may.
-    :ivar passes_seal: called with the path of the segment that stands where an append was to be: whether it is a seal,
-        which has then been taken in.
+    :ivar pass_seal: called with the number of the segment that stands where an append was to be: the segment to go on
+        after, or None where another process writes this log. A seal has been taken in then.
     """
 
     stamp: Callable[[Commit], float]
-    check: Callable[[float], None]
+    append: Callable[[Appender, bytes, float], Position]
     written: Callable[[list[Commit], int], None]
     failed: Callable[[OpslogError], None]
-    confirm: Callable[[str, Position], None]
-    passes_seal: Callable[[str], bool]
+    pass_seal: Callable[[int], int | None]
 
 
 class LogWriter:
@@ -243,8 +240,7 @@ class LogWriter:
         try:
             if self._broken is not None:
                 raise ReopenError(f"close this store and open it again: {self._broken}")
-            self._hooks.check(group[0].looked)
-            self._hooks.confirm(self.agent, self._appender.append(data))
+            self._hooks.append(self._appender, data, group[0].looked)
             error, durable = None, len(data)
         except WriteFailedError as failed:
             error, durable = failed, failed.durable
@@ -260,12 +256,23 @@ class LogWriter:
         whatever has a clock already has one that is too small by now."""
         with self._order:
             taken = segment_of(fenced.path)
-            if taken is None or not self._hooks.passes_seal(fenced.path):
+            try:
+                after = self._hooks.pass_seal(taken[1]) if taken else None
+            except WriteFailedError as error:
+                return error
+            if after is None:
                 return fenced
-            self._appender.advance(taken[1])
+            self._appender.advance(after)
             group += self._queue
             self._queue, self._queued_bytes = [], 0
         return SealedError(f"{fenced.path} is a seal: the commit has to be stamped anew")
+
+    def advance(self, segment: int) -> None:
+        """The next segment is to have a number greater than `segment`. To be called in a `quiet` block. Changes nothing
+        where nothing can be written any more."""
+        if self._broken is None and not self._closed:
+            with suppress(AgentFencedError):  # it goes on raising that, until it is told of a segment behind its own
+                self._appender.advance(segment)
 
     def _settle(self, group: list[Pending], durable: int, error: OpslogError | None) -> None:
         if self._broken is None and (self._buffer or isinstance(error, ReopenError)):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from opslog.backends import Appender, Backend
 from opslog.environment import Environment
-from opslog.errors import AgentBusyError, AgentFencedError, LockedError
+from opslog.errors import AgentBusyError, AgentFencedError, CommitUnknownError, LockedError
 
 LOCK = "sealing"
 
@@ -27,7 +27,7 @@ def seal_all(backend: Backend, agents: Iterable[str], seal: Callable[[str, Appen
     """Have each of these logs sealed under its agent's name; returns whose were. Live agents hold their names and are
     left alone. Where somebody else is sealing all are: the next compaction comes to them.
 
-    :param seal: appends the seal, unless the log has grown since it was read; says whether it did.
+    :param seal: appends the seal, through a `Fence`, unless the log has grown since it was read; says whether it did.
     """
     waiting = tuple(agents)
     if not waiting:
@@ -48,6 +48,8 @@ def _seal(backend: Backend, agent: str, seal: Callable[[str, Appender], bool]) -
         return seal(agent, appender)
     except AgentFencedError:
         return False  # it is alive in another process, and wrote just now
+    except CommitUnknownError:
+        return False  # whether it counts, the next compaction sees: nothing rests on it here
     finally:
         appender.close()
 

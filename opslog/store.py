@@ -15,7 +15,7 @@ from opslog.autocompaction import AutoCompaction
 from opslog.backends import Appender, Backend, Position
 from opslog.background import logger
 from opslog.batch import OpenBatch
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
+from opslog.commits import Batch, Commit, Delete, DeleteOp, Seal, Set, Undo
 from opslog.compaction import Compaction, KeepHistory, Progress
 from opslog.documents import Schema, check_id
 from opslog.environment import Environment, format_ts
@@ -27,10 +27,9 @@ from opslog.errors import (
     ReopenError,
     SealedError,
 )
-from opslog.fencing import read_seals
 from opslog.following import Following
 from opslog.history import Revision
-from opslog.layout import ARCHIVE, check_name, segment_of
+from opslog.layout import ARCHIVE, check_name
 from opslog.log import SEGMENT_COST, list_segments
 from opslog.log_writer import Buffer, Hooks, LogWriter
 from opslog.state import Loader, State
@@ -81,14 +80,7 @@ class Store(Following[T]):
             LogWriter(
                 agent,
                 appender,
-                Hooks(
-                    self._stamp,
-                    self._fence.check_age,
-                    self._on_written,
-                    self._on_failed,
-                    self._confirm,
-                    self._passes_seal,
-                ),
+                Hooks(self._stamp, self._append, self._on_written, self._on_failed, self._pass_seal),
                 buffer,
             )
             if agent and appender
@@ -231,26 +223,23 @@ class Store(Following[T]):
             self._apply((commit,))
         return self._looked
 
-    def _passes_seal(self, path: str) -> bool:
-        seals = read_seals(self._backend, path)
-        _, number = segment_of(path) or ("", 0)
-        if number > self._own_segment:
-            self._apply(seals)
-            self._own_segment = number if seals else self._own_segment
-        for seal in seals:
-            self._clock.observe(seal.clock)
-        return bool(seals)
+    def _pass_seal(self, number: int) -> int | None:
+        return self._own.pass_seal(number, self._take_in_seal)
+
+    def _take_in_seal(self, seal: Seal) -> None:
+        self._apply((seal,))
+        self._clock.observe(seal.clock)
 
     def _on_failed(self, error: OpslogError) -> None:
         if self._buffered:
             self._failed = self._failed or error  # memory holds what the log does not; the next call will say so
             logger().error("buffered commits were not written: %s", error)
 
-    def _confirm(self, agent: str, position: Position) -> None:
-        self._own_segment = max(self._own_segment, position.segment)
+    def _append(self, appender: Appender, lines: bytes, looked: float) -> Position:
+        position = self._own.append(appender, lines, looked)
         if position.offset == 0:
             self._compaction.tail_cost += SEGMENT_COST
-        self._fence.confirm(agent, position)
+        return position
 
     def _on_written(self, commits: list[Commit], length: int) -> None:
         """Commits of ours are in the log."""
@@ -300,7 +289,7 @@ class Store(Following[T]):
             self._backend, self._environment, full=full, keep_history=keep_history, progress=progress
         )
         if done.number is not None:
-            self._compaction.note_manifest(self._loader.manifests.newest())
+            self._compaction.note_manifest(self._fence.read_newest())
             self._forget_folded()
         return done
 

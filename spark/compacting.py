@@ -73,10 +73,10 @@ def compact(
     backend = place.open()
     try:
         with backend.lock(LOCK), _Frames() as frames:
-            tails = look(backend)
+            tails = look(backend, environment)
             sealed = tails.seal_idle(backend, environment)
             if sealed:
-                tails = look(backend)
+                tails = look(backend, environment)
             read = _Fold(spark, place, tails, sealed, frames).read
             return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
     finally:

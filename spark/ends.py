@@ -7,6 +7,7 @@ import msgspec
 from opslog.backends import Appender, Backend
 from opslog.commits import Seal, encode_commit
 from opslog.environment import Environment, format_ts
+from opslog.fencing import Fence
 from opslog.log import list_log
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
@@ -15,10 +16,14 @@ from opslog.spark.planning import Recent, Survey, find_recent, survey
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """All logs behind the cut, with which of their commits are recent."""
+    """All logs behind the cut, with which of their commits are recent.
+
+    :ivar looked: when reading them began, by the monotonic clock.
+    """
 
     found: Survey
     recent: dict[str, Recent]
+    looked: float
 
     @property
     def manifest(self) -> Manifest:
@@ -28,9 +33,14 @@ class Ends(msgspec.Struct, frozen=True):
     def clock(self) -> int:
         return max([self.manifest.clock, *(recent.clock for recent in self.recent.values())])
 
+    def fence(self, backend: Backend, environment: Environment) -> Fence:
+        """For what is appended to the logs from now on."""
+        return Fence(ManifestStore(backend), environment, self.manifest, self.looked)
+
     def seal_idle(self, backend: Backend, environment: Environment) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL. Returns their
         names."""
+        fence = self.fence(backend, environment)
         since = backend.now() - self.manifest.settings.undo_ttl_seconds
         idle = {
             log.agent: log
@@ -44,19 +54,21 @@ class Ends(msgspec.Struct, frozen=True):
             if tuple(listed) != log.segments:
                 return False  # it came back and wrote
             appender.advance(log.start.last_segment)
-            appender.append(encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent)))
+            line = encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent))
+            fence.append(appender, agent, line)
             return True
 
         return seal_all(backend, idle, seal)
 
 
-def look(backend: Backend) -> Ends:
+def look(backend: Backend, environment: Environment) -> Ends:
     """Reads the undo window of each log, and lists all of them; errors as of `survey`."""
+    looked = environment.monotonic()
 
     def ends(_: Manifest) -> Ends:
         found = survey(backend)
         window = found.manifest.settings.undo_window
-        return Ends(found, {log.agent: find_recent(backend, log, window) for log in found.logs})
+        return Ends(found, {log.agent: find_recent(backend, log, window) for log in found.logs}, looked)
 
     manifests = ManifestStore(backend)
     return manifests.read_consistently(manifests.newest, ends)

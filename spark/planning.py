@@ -101,10 +101,10 @@ def survey(backend: Backend, as_of: Point | None = None) -> Survey:
 
 
 def survey_retained(backend: Backend) -> Survey:
-    """Every commit that is retained, as `Store.ops` has them: each log from its first segment on. Costs and errors as
-    of `survey`."""
+    """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
+    oldest retained manifest is. Costs and errors as of `survey`, and one more listing and read."""
     manifests = ManifestStore(backend)
-    return manifests.read_consistently(manifests.newest, lambda manifest: _retained(backend, manifest))
+    return manifests.read_consistently(manifests.newest, lambda newest: _retained(backend, manifests.oldest(), newest))
 
 
 def _tails(backend: Backend, manifest: Manifest) -> Survey:
@@ -114,19 +114,22 @@ def _tails(backend: Backend, manifest: Manifest) -> Survey:
     return Survey(manifest, tuple(logs))
 
 
-def _retained(backend: Backend, manifest: Manifest) -> Survey:
+def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> Survey:
     logs = []
-    for agent, segments in sorted(all_logs(list_segments(backend), manifest.cut).items()):
-        cut = manifest.cut.get(agent, START)
+    for agent, listed in sorted(all_logs(list_segments(backend), newest.cut).items()):
+        # Segments before it are no part of a log any more: a late write may have used their numbers anew.
+        first = oldest.cut.get(agent, START).segment
+        segments = [segment for segment in listed if segment.number >= first]
+        cut = newest.cut.get(agent, START)
         log = _log(agent, Cut(segments[0].number, 0, 0) if segments else cut, segments)
         number, size = log.end
         if not Cursor(agent, number, size).has_reached(cut):
             path = segment_path(agent, cut.segment)
             raise MissingFileError(
-                f"{path} does not reach up to byte {cut.offset}, which manifest {manifest.number} knows", path
+                f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
             )
         logs.append(log)
-    return Survey(manifest, tuple(logs))
+    return Survey(newest, tuple(logs))
 
 
 def _log(agent: str, start: Cut, segments: list[Segment]) -> Log:

@@ -29,7 +29,6 @@ from opslog.backends import Backend, open_backend
 from opslog.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.environment import REAL, format_ts
 from opslog.errors import AgentFencedError, NotFoundError, UsageError
-from opslog.fencing import Fence, read_seals
 from opslog.layout import STAGING, check_name, segment_of
 from opslog.manifest import Settings
 from opslog.manifest_store import ManifestStore
@@ -157,11 +156,10 @@ class Log:
 
     def look(self) -> None:
         """See everything that is in the store: what is appended from now on comes after it."""
-        looked = REAL.monotonic()
-        ends = look(self._backend)
-        self._clock = ends.clock
-        self._fence = Fence(ManifestStore(self._backend), REAL, ends.manifest, looked)
-        cut = ends.manifest.cut.get(self._agent)
+        self._ends = look(self._backend, REAL)
+        self._fence = self._ends.fence(self._backend, REAL)
+        self._clock = self._ends.clock
+        cut = self._ends.manifest.cut.get(self._agent)
         if cut is not None:
             self._appender.advance(cut.last_segment)
 
@@ -169,10 +167,12 @@ class Log:
         """One commit; it is durable on return. :raises WriteFailedError: nothing was written.
         :raises CommitUnknownError: it may have been. :raises AgentFencedError: another process has taken the name."""
         while True:
+            if REAL.monotonic() - self._ends.looked > self._ends.manifest.settings.tombstone_ttl_seconds / 2:
+                self.look()
             self._clock += 1
             line = encode_commit(Batch(format_ts(REAL.time()), self._clock, self._agent, ops))
             try:
-                self._fence.confirm(self._agent, self._appender.append(line))
+                self._fence.append(self._appender, self._agent, line)
             except AgentFencedError as error:
                 self._pass_seal(error)
             else:
@@ -181,11 +181,13 @@ class Log:
     def _pass_seal(self, error: AgentFencedError) -> None:
         """A compaction may have sealed this log, which nobody had written to for long; then it goes on after that."""
         taken = segment_of(error.path)
-        seals = read_seals(self._backend, error.path) if taken else []
-        if not taken or not seals:
+        passage = self._fence.pass_seal(self._backend, *taken) if taken else None
+        if passage is None:
             raise error
-        self._clock = max(self._clock, *(seal.clock for seal in seals))
-        self._appender.advance(taken[1])
+        if not passage.seals:
+            self.look()
+        self._clock = max(self._clock, *(seal.clock for seal in passage.seals), 0)
+        self._appender.advance(passage.after)
 
     def close(self) -> None:
         self._appender.close()

@@ -17,6 +17,7 @@ from opslog.backends.memory import MemoryBackend
 from opslog.commits import Delete, Record, Set
 from opslog.compaction import Compaction, compact, fold
 from opslog.environment import REAL, Environment
+from opslog.fencing import Fence
 from opslog.layout import segment_path
 from opslog.manifest import Manifest
 from opslog.manifest_store import ManifestStore
@@ -307,7 +308,7 @@ def test_what_waited_in_a_buffer_for_most_of_the_ttl_is_not_written(url: str, ba
         other["more"] = {}
         del other["doomed"]
     now[0] += 16
-    with pytest.raises(opslog.ReopenError, match="stood still for most of the tombstone TTL"):
+    with pytest.raises(opslog.ReopenError, match="was paused for most of the tombstone TTL"):
         late.flush()
     late.close()
     assert store_ids(url) == ["more"]
@@ -384,10 +385,10 @@ def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> No
     """Let `between` happen when the next compaction has read everything and not written anything yet."""
     seal = compaction.Tail.seal_idle
 
-    def pause(self: compaction.Tail, backend: Backend, environment: Environment) -> tuple[str, ...]:
+    def pause(self: compaction.Tail, backend: Backend, environment: Environment, fence: Fence) -> tuple[str, ...]:
         monkeypatch.setattr(compaction.Tail, "seal_idle", seal)
         between()
-        return seal(self, backend, environment)
+        return seal(self, backend, environment, fence)
 
     monkeypatch.setattr(compaction.Tail, "seal_idle", pause)
 

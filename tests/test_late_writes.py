@@ -16,12 +16,13 @@ from opslog import fencing
 from opslog import ingest as ingest_module
 from opslog import store as store_module
 from opslog.backends import Backend, open_backend
+from opslog.backends.objects import ObjectAppender
 from opslog.commits import Seal, Set, encode_commit
 from opslog.compaction import compact
 from opslog.environment import REAL, Environment, format_ts
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import manifest_path, segment_path
-from opslog.log import Cursor, list_segments
+from opslog.log import Cursor, list_log, list_segments
 from opslog.manifest import Manifest, encode_manifest
 from opslog.manifest_store import ManifestStore
 from opslog.state import Loader, State
@@ -31,6 +32,7 @@ from tests.support import bucket
 assert bucket.BUCKETS is not None  # which registers bucket://
 
 _numbers = itertools.count()
+DAY = 86400.0
 
 
 @pytest.fixture
@@ -183,10 +185,27 @@ def paused(monkeypatch: pytest.MonkeyPatch, owner: type, call: str, url: str) ->
     return replace(REAL, monotonic=lambda: now[0])
 
 
-def test_who_stood_still_while_it_opened_looks_before_it_says_done(
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_who_was_paused_while_another_process_took_over_its_name_is_fenced(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch, refreshed: bool
+) -> None:
+    """Also where all that the other one wrote is collected; and nothing is written."""
+    environment = paused(monkeypatch, Loader, "load", bucket_url)
+    with opslog.open(bucket_url, agent="a", environment=environment) as store:
+        if refreshed:
+            store.refresh()
+            assert "other-6" in store
+        with pytest.raises(opslog.AgentFencedError, match="another process wrote under the agent name 'a'"):
+            store["late"] = {}
+    assert list_log(open_backend(bucket_url), "a") == []
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert "late" not in store
+
+
+def test_a_process_paused_before_its_append_looks_before_it_acknowledges(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = paused(monkeypatch, Loader, "load", bucket_url)
+    environment = paused(monkeypatch, ObjectAppender, "_check_open", bucket_url)
     with (
         opslog.open(bucket_url, agent="a", environment=environment) as store,
         pytest.raises(opslog.CommitUnknownError, match="paused for long"),
@@ -204,13 +223,13 @@ def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
     with opslog.open(bucket_url, agent="a") as store:
         seal = segment_path("a", 2)
         backend.create(seal, encode_commit(Seal(format_ts(0.0), 2, "a")))
-        look = fencing.read_seals
+        read = fencing._read_seals
 
-        def late(backend: Backend, path: str) -> list[Seal]:
+        def late(backend: Backend, path: str) -> list[Seal] | None:
             backend.delete([seal])
-            return look(backend, path)
+            return read(backend, path)
 
-        monkeypatch.setattr(store_module, "read_seals", late)
+        monkeypatch.setattr(fencing, "_read_seals", late)
         with pytest.raises(opslog.AgentFencedError):
             store["late"] = {}
     with opslog.open(bucket_url, read_only=True) as store:
@@ -316,3 +335,44 @@ def test_a_load_after_which_the_own_log_was_collected_is_made_again(
         monkeypatch.setattr(Loader, "load", and_collect)
         store.refresh()
         assert set(store) == {"a-0", "meanwhile-0", "meanwhile-1", "meanwhile-2"}
+
+
+# -- writers whose view is older than tombstones are kept
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket"])
+@pytest.mark.parametrize("pause_seconds", [3 * DAY, 5 * DAY, 8 * DAY])
+def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds: float) -> None:
+    """Between its reading and its append others delete what it is about to set, fold the delete, and drop it."""
+    url = f"{kind}://paused-import-{next(_numbers)}"
+    seconds = [0.0]
+    environment = replace(REAL, time=lambda: 1.8e9 + seconds[0], monotonic=lambda: seconds[0])
+    settings = opslog.Settings(undo_window=0)
+
+    def options(agent: str) -> dict[str, Any]:
+        return {"agent": agent, "environment": environment, "settings": settings, "compact_after": None}
+
+    def pause(agent: str) -> None:
+        with opslog.open(url, **options("other")) as other:
+            for number in range(20):
+                other["more"] = {"n": number}
+            other["x"] = {"by": "other"}
+            del other["x"]
+            other.compact()
+            seconds[0] += pause_seconds
+            other.compact(full=True)
+
+    imported = [ImportedCommit("imported", None, (ImportedOp("set", "x", {"by": "import"}),), "file:1")]
+    with opslog.open(url, **options("witness")) as witness, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingest_module._Writer, "_check_quiet", lambda self, agent: pause(agent))
+        if pause_seconds > 0.6 * 7 * DAY:
+            with pytest.raises(opslog.WriteFailedError, match="paused for most of the tombstone TTL"):
+                ingest_module.ingest(open_backend(url), imported, environment=environment)
+        else:
+            ingest_module.ingest(open_backend(url), imported, environment=environment)
+        witness.refresh()
+        with opslog.open(url, read_only=True) as fresh:
+            assert dict(fresh.items()) == dict(witness.items()) == {"more": {"n": 19}}
+    ingest_module.ingest(open_backend(url), imported, environment=environment)
+    with opslog.open(url, read_only=True) as fresh:
+        assert fresh["x"] == {"by": "import"}, "run again, it comes after everything"

@@ -264,11 +264,10 @@ class Log:
             self.disk,
             Hooks(
                 self.stamp,
-                lambda looked: None,
+                lambda appender, lines, looked: appender.append(lines),
                 lambda commits, length: self.written.extend(commit.clock for commit in commits),
                 self.failures.append,
-                lambda agent, position: None,
-                lambda path: False,
+                lambda number: None,
             ),
             Buffer(0.1, 1000) if buffered else None,
         )

@@ -359,10 +359,10 @@ ALL = [
         "take no answer for a yes", objects.ObjectBackend, "put_new", _unknown_is_written, likely("s3", ANSWERS, 15)
     ),
     Breakage(
-        "no look before acknowledging",
+        "take the manifest that was read last for the newest",
         Fence,
-        "confirm",
-        _nothing,
+        "_is_recent",
+        property(lambda self: True),
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),
     Breakage("undo what is undone", Merge, "undoable", _newest_whatever, likely("posix", {})),

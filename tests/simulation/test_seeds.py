@@ -18,6 +18,7 @@ FOUND: dict[str, tuple[int, str | None]] = {
     "a listing was overtaken by a collection of all that it had": (1795324622322, None),
     "a segment came back under a collected number, and history read it": (94, "s3"),
     "a segment came back under a collected number, and verify read it": (98, "s3"),
+    "a late seal was taken for the end of the log": (1795391368220, None),
     "a segment came back under a collected number, and a refresh handed it out": (211, "s3"),
 }
 """Runs that failed once, by what was wrong. They change with what is simulated; each mistake has its own test, too."""

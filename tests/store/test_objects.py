@@ -366,7 +366,7 @@ def test_of_two_writers_under_one_name_one_is_fenced(url: str, another_process: 
     assert damage(url) == []
 
 
-def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_acknowledges(
+def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_writes(
     url: str, another_process: Callable[[], None]
 ) -> None:
     now = [0.0]
@@ -382,7 +382,7 @@ def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_acknow
         compact(backend, REAL)
         backend.delete([segment_path("a", 2)])  # as a collection after the grace period would
         now[0] += 1
-        with pytest.raises(opslog.CommitUnknownError, match="unless another process had used this number"):
+        with pytest.raises(opslog.AgentFencedError, match="another process wrote under the agent name"):
             paused["void"] = {}
         assert "void" not in paused
     assert set(read(url)) == {"x", "0", "1", "2"}
@@ -399,7 +399,7 @@ def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: 
         assert compact(open_backend(url), REAL).number == 2
         open_backend(url).delete([segment_path("a", 2), segment_path("a", 3)])  # as after the grace period
         first.refresh()
-        with pytest.raises(opslog.CommitUnknownError, match="unless another process had used this number"):
+        with pytest.raises(opslog.AgentFencedError, match="another process wrote under the agent name"):
             first["void"] = {}
     assert set(read(url)) == {"x", "y"}
 

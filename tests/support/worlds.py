@@ -1,0 +1,106 @@
+"""An object storage whose clock, and that of all who use it, is set by hand: for processes that are idle or paused for
+days."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.commits import Seal, decode_commits
+from opslog.compaction import Compaction, fold
+from opslog.environment import Environment
+from opslog.layout import segment_path
+from opslog.log import list_log
+from opslog.manifest_store import ManifestStore
+from tests.support.bucket import BUCKETS, Bucket, Request
+
+DAY = 86400.0
+EPOCH = 1_800_000_000.0
+_numbers = itertools.count()
+
+Store = opslog.Store[dict[str, Any]]
+
+
+class World:
+    """A bucket whose clock, and that of all who use it, is set by hand."""
+
+    def __init__(self) -> None:
+        self.url = f"bucket://late-seals-{next(_numbers)}"
+        self.seconds = 0.0
+        self.environment = Environment(time=self.now, monotonic=lambda: self.seconds)
+        self.unaware = Environment(time=self.now, monotonic=lambda: 0.0)
+        """Of processes whose monotonic clock does not count a pause."""
+        with self.open("a", settings=opslog.Settings(undo_window=2, grace_seconds=30.0)):
+            """Creates the store."""
+
+    def now(self) -> float:
+        return EPOCH + self.seconds
+
+    @property
+    def bucket(self) -> Bucket:
+        return BUCKETS[self.url.removeprefix("bucket://")]
+
+    @property
+    def backend(self) -> Backend:
+        return open_backend(self.url, now=self.now)
+
+    def open(self, agent: str, **options: Any) -> Store:
+        options = {"environment": self.environment, "now": self.now, "compact_after": None, **options}
+        return opslog.open(self.url, agent=agent, **options)
+
+    def documents(self) -> dict[str, Any]:
+        with opslog.open(self.url, read_only=True, now=self.now) as store:
+            return dict(store.items())
+
+    def fold(self, environment: Environment | None = None) -> Compaction:
+        with closing(self.backend) as backend:
+            return fold(backend, environment or self.environment)
+
+    def compact_beyond(self, agent: str) -> None:
+        """Others write, seal, fold and collect, until nothing is left of this agent's segments."""
+        with self.open("b") as b:
+            for number in range(30):
+                b["busy"] = {"n": number}
+            for number in range(4):
+                b["y"] = {"n": number}
+                self.fold()
+                self.seconds += 60
+        assert list_log(self.backend, agent) == []
+
+    def segments(self, agent: str) -> list[int]:
+        return [segment.number for segment in list_log(self.backend, agent)]
+
+
+class Nobody(set[tuple[str, str]]):
+    """No name is ever held: each handle is a process of its own."""
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+
+def seal_late(world: World, agent: str, meanwhile: Callable[[], None]) -> Compaction:
+    """A compaction that is about to seal a log, and is paused before its request is carried out."""
+
+    def pause(request: Request) -> None:
+        if request.method == "put_new" and request.key.startswith(f"prefix/ops/{agent}/"):
+            world.bucket.fault = lambda request: None
+            world.seconds += 120  # its leases run out
+            meanwhile()
+
+    world.bucket.fault = pause
+    return world.fold()
+
+
+def sealed_late(world: World, agent: str = "a") -> None:
+    """Leaves the late seal of a log under a number that others sealed, folded and collected."""
+    assert seal_late(world, agent, lambda: world.compact_beyond(agent)).number is None
+    (number,) = world.segments(agent)
+    (seal,) = decode_commits(world.backend.read(segment_path(agent, number)), "", 0)
+    assert isinstance(seal, Seal)
+    newest = ManifestStore(world.backend).newest()
+    assert newest.cut[agent].segment > number
+    assert newest.clock > seal.clock

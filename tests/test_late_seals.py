@@ -1,0 +1,197 @@
+"""Object storages: a seal that a paused compaction creates under a number that was used, folded and collected, and
+agents whose logs were sealed, folded and collected while they were idle. Whatever is acknowledged, everybody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import opslog
+from opslog import aio
+from opslog.backends import objects
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.ingest import ingest
+from opslog.manifest_store import ManifestStore
+from opslog.verify import verify
+from tests.support.bucket import Fault, Request
+from tests.support.worlds import DAY, Nobody, Store, World, seal_late, sealed_late
+
+Write = Callable[[Store], None]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(objects, "_held", Nobody())
+    return World()
+
+
+@pytest.fixture
+def live(world: World) -> Iterator[Store]:
+    """An agent that has been idle over a weekend, and is alive."""
+    with world.open("a") as store:
+        store["one"] = {}
+        store["two"] = {}
+        world.seconds += 2 * DAY
+        yield store
+
+
+def set_one(store: Store) -> None:
+    store["busy"] = {"by": "a"}
+
+
+def batch(store: Store) -> None:
+    with store.batch():
+        store["busy"] = {"by": "a"}
+        store["z"] = {"by": "a"}
+
+
+def undo_first(store: Store) -> None:
+    assert not store.undo(), "its undo window ended with the seal"
+    store["busy"] = {"by": "a"}
+
+
+def undo_between(store: Store) -> None:
+    store["busy"] = {"by": "a"}
+    store["y"] = {"by": "a"}
+    assert store.undo()
+    assert "y" not in store, "it has not read what others wrote"
+    assert not store.undo(), "the window counts undos, too"
+
+
+def archive(store: Store) -> None:
+    assert store.archive(lambda document: document == {"n": 29}, "2027") == 1
+    store["busy"] = {"by": "a"}
+
+
+def refreshed(store: Store) -> None:
+    store.refresh()
+    store["busy"] = {"by": "a"}
+
+
+def flushed(store: Store) -> None:
+    store.flush()
+    store.compact()
+    store["busy"] = {"by": "a"}
+
+
+WRITES = [set_one, batch, undo_first, undo_between, archive, refreshed, flushed]
+
+
+def check_converged(world: World, live: Store) -> None:
+    """Everybody reads what was acknowledged, and the log is whole."""
+    documents = world.documents()
+    assert documents["busy"] == {"by": "a"}
+    assert dict(live.items()) | documents == documents
+    live.refresh()
+    assert dict(live.items()) == documents
+    clocks = [commit.clock for commit in live.ops() if commit.agent == "a"]
+    assert clocks == sorted(set(clocks))
+    assert live.stats().clock >= ManifestStore(world.backend).newest().clock
+    assert [str(problem) for problem in verify(world.backend).problems if problem.severity == "error"] == []
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_late_seal_is_not_taken_for_the_end_of_the_log(world: World, live: Store, write: Write) -> None:
+    sealed_late(world)
+    write(live)
+    check_converged(world, live)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_who_meets_a_late_seal_reads_the_newest_manifest_in_any_case(world: World, write: Write) -> None:
+    """Also where the one that it knows counts as recent, by a monotonic clock that does not count pauses."""
+    with world.open("a", environment=world.unaware) as live:
+        live["one"] = {}
+        live["two"] = {}
+        world.seconds += 2 * DAY
+        sealed_late(world)
+        write(live)
+        check_converged(world, live)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_idle_agent_goes_on_after_its_seal_was_collected(world: World, live: Store, write: Write) -> None:
+    world.compact_beyond("a")
+    write(live)
+    check_converged(world, live)
+
+
+def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, live: Store) -> None:
+    assert seal_late(world, "a", lambda: world.compact_beyond("a")).sealed == ()
+    live["busy"] = {"by": "a"}
+    check_converged(world, live)
+
+
+def test_with_asyncio_a_late_seal_is_not_taken_for_the_end_of_the_log(world: World) -> None:
+    async def write() -> None:
+        options = {"environment": world.environment, "now": world.now, "compact_after": None}
+        async with aio.open(world.url, agent="a", **options) as store:
+            await store.set("one", {})
+            await store.set("two", {})
+            world.seconds += 2 * DAY
+            sealed_late(world)
+            await asyncio.gather(*[store.set(f"task-{number}", {}) for number in range(5)])
+            await store.set("busy", {"by": "a"})
+            check_converged(world, store._store)
+
+    asyncio.run(write())
+
+
+def test_a_read_only_store_passes_over_a_late_seal(world: World, live: Store) -> None:
+    with opslog.open(world.url, read_only=True, environment=world.environment, now=world.now) as reader:
+        sealed_late(world)
+        reader.refresh()
+        assert dict(reader.items()) == world.documents()
+
+
+def test_an_import_goes_on_behind_a_late_seal(world: World, live: Store) -> None:
+    """Its first chunk had read the log up to where the late seal is now."""
+    live.close()
+    commits = [ImportedCommit("a", None, (ImportedOp("set", "busy", {"by": "a"}),), f"file:{n}") for n in (1, 2)]
+
+    def two_chunks() -> Iterator[ImportedCommit]:
+        yield commits[0]
+        world.seconds += 2 * DAY
+        sealed_late(world)
+        yield commits[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opslog.ingest._CHUNK_BYTES", 1)
+        ingest(world.backend, two_chunks(), environment=world.environment)
+    with world.open("a") as again:
+        check_converged(world, again)
+
+
+def test_an_import_whose_log_is_sealed_before_its_append_is_to_be_run_again(world: World, live: Store) -> None:
+    live.close()
+    number = world.segments("a")[-1] + 1
+
+    def seal(request: Request) -> None:
+        if request.method == "put_new" and request.key.startswith("prefix/ops/a/"):
+            world.bucket.fault = lambda request: None
+            assert world.fold().sealed == ("a",)
+
+    world.bucket.fault = seal
+    commit = ImportedCommit("a", None, (ImportedOp("set", "busy", {"by": "a"}),), "file:1")
+    with pytest.raises(opslog.RetryError, match="run the import again"):
+        ingest(world.backend, [commit], environment=world.environment)
+    assert world.segments("a")[-1] == number
+    ingest(world.backend, [commit], environment=world.environment)
+    with world.open("a") as again:
+        check_converged(world, again)
+
+
+def test_a_storage_that_does_not_answer_beside_a_seal_leaves_the_store_usable(world: World, live: Store) -> None:
+    """Nothing was written, and the next try goes on after the seal."""
+    assert world.fold().sealed == ("a",)
+
+    def fail(request: Request) -> Fault | None:
+        return Fault("unknown") if request.method == "list" else None
+
+    live._fence.look(live._state.manifest, world.seconds)
+    with world.bucket.failing(fail), pytest.raises(opslog.WriteFailedError):
+        live["busy"] = {"by": "a"}
+    live["busy"] = {"by": "a"}
+    check_converged(world, live)
