@@ -100,6 +100,27 @@ class Work(msgspec.Struct, frozen=True):
     pieces: list[Piece]
 
 
+def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
+    """Where a reader of a log goes on, and whether commits before that were collected unread (a gap). Pure.
+
+    Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
+    all others are there. A log that was sealed and folded whole has none left where each append is a segment.
+
+    :param place: up to where the log was read; `START` where nothing was. :param first: that cut.
+    :param commits: how many commits lie before the beginning of its segment. None where each append is a segment: there
+        every segment has a commit, so their numbers say as much.
+    :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal, which is a
+        segment of its own, and of which no reader misses anything.
+    """
+    if place.segment >= first.segment:
+        return place, False
+    start = Cut(first.segment, 0, commits or 0)
+    if commits is not None:
+        return start, commits != place.commits
+    is_sealed = window > 0 and first.offset == 0 and not first.there
+    return start, first.segment - place.segment > is_sealed
+
+
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
@@ -129,9 +150,10 @@ class Follower:
         return Offset({agent: self._advance(agent, log, None) for agent, log in logs.items()}, manifest.number)
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """Per log the last segment and its length."""
+        """Per log the last segment and its length; the place of the cut, where nothing is left of it."""
+        folded = {agent: cut.place for agent, cut in self._manifests.newest().cut.items()}
         segments = list_segments(self._backend)
-        return {agent: (listed[-1].number, listed[-1].bytes) for agent, listed in segments.items()}
+        return folded | {agent: (listed[-1].number, listed[-1].bytes) for agent, listed in segments.items()}
 
     def advance(
         self, start: Offset, limit: int | None = None, ends: Mapping[str, tuple[int, int]] | None = None
@@ -212,28 +234,30 @@ class Follower:
             )
         return manifest, logs
 
-    def _resumed(self, start: Offset, manifest: Manifest, segments: Segments) -> dict[str, Log]:
+    def _resumed(self, start: Offset, newest: Manifest, segments: Segments) -> dict[str, Log]:
+        """Every log that is listed, that the stream has read from, or of which something is folded."""
+        places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *start.logs, *newest.cut})}
+        oldest = newest
+        if any(place.segment < newest.cut.get(agent, START).segment for agent, place in places.items()):
+            oldest = self._manifests.oldest()
         return {
-            agent: self._resume(agent, start.logs.get(agent, START), manifest.cut.get(agent, START), listed)
-            for agent, listed in sorted(segments.items())
+            agent: self._resume(agent, place, oldest, newest, segments.get(agent, []))
+            for agent, place in places.items()
         }
 
-    def _resume(self, agent: str, place: Cut, cut: Cut, listed: list[Segment]) -> Log:
-        coming = [segment for segment in listed if segment.number >= place.segment]
-        if not coming or coming[0].number == place.segment:
-            return Log(place, Cursor.at(agent, place).coming(coming), False)
-        # Its segment was collected. Was anything in it that was not read?
-        first = coming[0].number
-        folded = [segment for segment in coming if (segment.number, 0) < cut.place]
-        commits = 0
-        if self._backend.segments_grow:
-            commits = cut.commits - sum(
-                self._lines(agent, number, 0, cut.offset if number == cut.segment else size)[1]
-                for number, size, _ in folded
-            )
-        place_there = Cut(first, 0, commits)
-        gap = not self._backend.segments_grow or commits != place.commits
-        return Log(place_there, Cursor(agent, first).coming(coming), gap)
+    def _resume(self, agent: str, place: Cut, oldest: Manifest, newest: Manifest, listed: list[Segment]) -> Log:
+        first, commits = oldest.cut.get(agent, START), None
+        if self._backend.segments_grow and place.segment < first.segment:
+            commits = first.commits - self._lines(agent, first.segment, 0, first.offset)[1]
+        # Manifests of older programs do not say whether the segment at a cut is there.
+        place, gap = resume(place, first, commits, newest.settings.undo_window if oldest.oldest else 0)
+        coming = Cursor.at(agent, place).coming(listed)
+        cut = newest.cut.get(agent, START)
+        last = coming[-1].number if coming else place.segment - 1
+        if last < cut.segment <= cut.needed_segment:
+            path = segment_path(agent, cut.segment)
+            raise MissingFileError(f"{path} is missing, and manifest {newest.number} needs it", path)
+        return Log(place, coming, gap)
 
     def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
         """Where a log is after about so many bytes."""

@@ -9,14 +9,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
 
 import opslog
 from opslog import compaction
 from opslog.backends import open_backend
-from opslog.environment import REAL
-from opslog.spark.offsets import Follower
+from opslog.commits import Seal, Set, encode_commit
+from opslog.environment import REAL, format_ts
+from opslog.layout import segment_path
+from opslog.log import list_log
+from opslog.manifest import START, Cut
+from opslog.manifest_store import ManifestStore
+from opslog.spark.offsets import Follower, resume
 from opslog.spark.streaming import StreamReader
 from tests.support import bucket
 from tests.support.stream_sink import Row, Sink
@@ -24,6 +30,8 @@ from tests.support.stream_sink import Row, Sink
 assert bucket.BUCKETS is not None  # which registers bucket://, where each append is a segment
 EVERYTHING = ReadAllAvailable()
 SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0.0)
+SEALING = opslog.Settings(undo_window=3, grace_seconds=0.0, undo_ttl_seconds=0.0)
+"""Idle agents' logs are sealed and folded whole."""
 _numbers = itertools.count()
 
 
@@ -72,7 +80,7 @@ def compact(url: str) -> compaction.Compaction:
 
 def logged(url: str) -> Counter[tuple[str, int]]:
     with opslog.open(url, read_only=True) as store:
-        return Counter((commit.agent, commit.clock) for commit in store.ops())
+        return Counter((commit.agent, commit.clock) for commit in store.ops() if not isinstance(commit, Seal))
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -86,6 +94,7 @@ class Writers:
 
     def __init__(self, url: str, choices: random.Random) -> None:
         self.url = url
+        self._settings = choices.choice([SETTINGS, SEALING])
         self._choices = choices
         self._open: dict[str, opslog.Store[dict[str, Any]]] = {}
         self.some_writes()
@@ -94,7 +103,7 @@ class Writers:
         agent = self._choices.choice("abc")
         if agent not in self._open:
             self._open[agent] = opslog.open(
-                self.url, agent=agent, settings=SETTINGS, compact_after=None, durability="buffered"
+                self.url, agent=agent, settings=self._settings, compact_after=None, durability="buffered"
             )
         return self._open[agent]
 
@@ -166,9 +175,10 @@ def follow_at_random(url: str, seed: int, limit: ReadLimit) -> None:
     assert set(stream.sink.delivered) >= set(logged(url)), "what is retained was delivered"
 
 
-def write(url: str, agent: str, count: int, first: int = 0) -> None:
+def write(url: str, agent: str, count: int, first: int = 0, settings: opslog.Settings = SETTINGS) -> None:
     durability: Literal["fsync", "buffered"] = "fsync" if url.startswith("bucket") else "buffered"
-    with opslog.open(url, agent=agent, settings=SETTINGS, compact_after=None, durability=durability) as store:
+    with opslog.open(url, agent=agent, settings=settings, compact_after=None, durability=durability) as store:
+        store.refresh()
         for number in range(first, first + count):
             store[f"task-{number % 5}"] = {"n": number}
 
@@ -232,6 +242,163 @@ def test_what_was_collected_after_it_was_read_is_no_gap(url: str) -> None:
         compact(url)
     assert stream.sink.resyncs == 0
     assert stream.sink.state() == state(url)
+
+
+# -- logs of which nothing is left
+
+
+def vanish(url: str) -> None:
+    """Compactions seal the logs of idle agents, fold them whole, and collect them."""
+    for _ in range(3):
+        compact(url)
+
+
+def vanished(url: str, agent: str) -> bool:
+    with closing(open_backend(url)) as backend:
+        return list_log(backend, agent) == [] and agent in ManifestStore(backend).newest().cut
+
+
+@pytest.fixture
+def bucket_url() -> str:
+    """A store where each append is a segment, so that nothing at all may be left of a log."""
+    return f"bucket://streaming-{next(_numbers)}"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new agent", "known agent"])
+@pytest.mark.parametrize("available_now", [False, True])
+def test_commits_of_a_log_that_vanished_unread_are_a_gap(bucket_url: str, known: bool, available_now: bool) -> None:
+    write(bucket_url, "a", 5, settings=SEALING)
+    if known:
+        write(bucket_url, "b", 1)
+    stream = Stream(bucket_url)
+    stream.drain()
+    assert stream.sink.resyncs == 0
+    write(bucket_url, "b", 4, first=100)
+    vanish(bucket_url)
+    assert vanished(bucket_url, "b")
+    if available_now:
+        stream.reader.prepareForTriggerAvailableNow()
+    stream.drain()
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(bucket_url)
+    write(bucket_url, "b", 1, first=200)
+    if available_now:
+        stream.reader.prepareForTriggerAvailableNow()
+    stream.drain()
+    assert stream.sink.resyncs == 1, "from there on it goes on as ever"
+    assert stream.sink.state() == state(bucket_url)
+    assert set(stream.sink.delivered.values()) == {1}
+
+
+def test_a_log_that_vanishes_between_planning_and_reading_is_a_gap(bucket_url: str) -> None:
+    write(bucket_url, "a", 5, settings=SEALING)
+    stream = Stream(bucket_url)
+    stream.drain()
+    write(bucket_url, "b", 4, first=100)
+    end = stream.reader.latestOffset(stream.offset, EVERYTHING)
+    vanish(bucket_url)
+    stream.deliver(end)
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(bucket_url)
+
+
+def test_a_stream_that_must_not_resync_says_that_a_log_vanished(bucket_url: str) -> None:
+    write(bucket_url, "a", 5, settings=SEALING)
+    stream = Stream(bucket_url, ongap="fail")
+    stream.drain()
+    write(bucket_url, "b", 4)
+    vanish(bucket_url)
+    with pytest.raises(opslog.HistoryGoneError, match=r"agent 'b' from segment 1, byte 0 on were folded"):
+        stream.step()
+
+
+def test_a_seal_that_vanished_unread_is_no_gap(bucket_url: str) -> None:
+    """All that the agents wrote was read. Every agent that is idle for a day is sealed."""
+    for agent in "abc":
+        write(bucket_url, agent, 5, settings=SEALING)
+    stream = Stream(bucket_url, ongap="fail")
+    stream.drain()
+    vanish(bucket_url)
+    assert all(vanished(bucket_url, agent) for agent in "abc")
+    assert stream.step() == []
+    write(bucket_url, "a", 2, first=100)
+    stream.drain()
+    assert stream.sink.resyncs == 0
+    assert stream.sink.state() == state(bucket_url)
+
+
+def test_a_commit_of_a_store_without_an_undo_window_is_not_taken_for_a_seal(bucket_url: str) -> None:
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    write(bucket_url, "a", 5, settings=settings)
+    stream = Stream(bucket_url)
+    stream.drain()
+    write(bucket_url, "a", 1, first=100)
+    vanish(bucket_url)
+    assert vanished(bucket_url, "a")
+    stream.drain()
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(bucket_url)
+
+
+def test_a_stream_from_now_on_knows_logs_of_which_nothing_is_left(bucket_url: str) -> None:
+    write(bucket_url, "a", 5, settings=SEALING)
+    vanish(bucket_url)
+    assert vanished(bucket_url, "a")
+    stream = Stream(bucket_url, startingat="latest", ongap="fail")
+    assert stream.step() == []
+    write(bucket_url, "a", 2)
+    stream.drain()
+    assert sorted(row["clock"] for row in stream.sink.rows) == [7, 8]
+
+
+def test_a_late_write_under_a_collected_number_is_not_what_comes_next(bucket_url: str) -> None:
+    write(bucket_url, "a", 5, settings=SEALING)
+    stream = Stream(bucket_url)
+    stream.drain()
+    number = stream.offset["logs"]["a"]["segment"]
+    write(bucket_url, "a", 5, first=100)
+    vanish(bucket_url)
+    late = Set(format_ts(0.0), 6, "a", "late", msgspec.Raw(b"{}"))
+    with closing(open_backend(bucket_url)) as backend:
+        backend.create(segment_path("a", number), encode_commit(late))
+    stream.drain()
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(bucket_url)
+    assert "late" not in stream.sink.state()
+
+
+def test_a_segment_that_was_removed_by_hand_is_damage(url: str) -> None:
+    write(url, "a", 5)
+    stream = Stream(url)
+    stream.drain()
+    for _ in range(2):
+        write(url, "a", 5, first=100)
+    with closing(open_backend(url)) as backend:
+        (*_, before, _) = list_log(backend, "a")
+        backend.delete([segment_path("a", before.number)])
+    with pytest.raises(opslog.CorruptError, match="is missing"):
+        stream.step()
+
+
+@pytest.mark.parametrize(
+    ("place", "first", "commits", "window", "goes_on"),
+    [
+        pytest.param(START, START, None, 3, (START, False), id="nothing folded"),
+        pytest.param(Cut(4, 0, 0), Cut(3, 0, 9, there=True), None, 3, (Cut(4, 0, 0), False), id="ahead of the cut"),
+        pytest.param(Cut(4, 70, 8), Cut(4, 90, 9), 5, 3, (Cut(4, 70, 8), False), id="in the segment of the cut"),
+        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9), None, 3, (Cut(4, 0, 0), False), id="only a seal"),
+        pytest.param(Cut(2, 0, 0), Cut(4, 0, 9), None, 3, (Cut(4, 0, 0), True), id="a commit and a seal"),
+        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9), None, 0, (Cut(4, 0, 0), True), id="no seals in this store"),
+        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9, there=True), None, 3, (Cut(4, 0, 0), True), id="no end of a log"),
+        pytest.param(Cut(3, 0, 0), Cut(4, 50, 9), None, 3, (Cut(4, 0, 0), True), id="in a segment"),
+        pytest.param(Cut(3, 70, 8), Cut(5, 10, 9), 8, 3, (Cut(5, 0, 8), False), id="all counted were read"),
+        pytest.param(Cut(3, 70, 8), Cut(5, 10, 10), 9, 3, (Cut(5, 0, 9), True), id="one more was counted"),
+    ],
+)
+def test_where_a_reader_goes_on(
+    place: Cut, first: Cut, commits: int | None, window: int, goes_on: tuple[Cut, bool]
+) -> None:
+    assert resume(place, first, commits, window) == goes_on
 
 
 def test_a_later_start_leaves_out_what_was_before(url: str) -> None:
