@@ -10,11 +10,12 @@ from typing import Literal, Self, TypeVar
 
 import httpx
 
+from opslog.server.client import arguments
 from opslog.server.client.calls import Calls
 from opslog.server.client.errors import StreamError
 from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
-from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
+from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
 from opslog.server.client.transport import FAILURES, head_of, lost, settings
 
@@ -38,9 +39,9 @@ class AsyncClient:
         retrying: Retrying | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        self._url = url
+        self._url = arguments.address(url)
         self._policy = retrying or Retrying()
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {} if token is None else {"Authorization": f"Bearer {arguments.token(token)}"}
         self._own = http is None
         self._http = http or httpx.AsyncClient(**settings())
 
@@ -157,32 +158,40 @@ class AsyncStream:
         return self._client._read(Following(self.url, offset, None, self._calls.policy))
 
     def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> AsyncIterator[Batch]:
+        arguments.choice("live", live, ("auto", "sse", "long-poll"))
         return self._client._read(Following(self.url, offset, live, self._calls.policy))
 
-    def producer(self, id: str, *, epoch: int = 0, claim: bool = False) -> AsyncProducer:
+    def producer(
+        self,
+        id: str,
+        *,
+        epoch: int = 0,
+        claim: bool = False,
+        max_in_flight: int = Options.max_in_flight,
+        max_batch_bytes: int = Options.max_batch_bytes,
+        max_buffered_bytes: int = Options.max_buffered_bytes,
+    ) -> AsyncProducer:
         """For use in an ``async with`` block; see `opslog.server.client.Stream.producer`."""
-        return AsyncProducer(self._client, self._calls, id, epoch, claim=claim)
+        options = Options(id, epoch, claim, max_in_flight, max_batch_bytes, max_buffered_bytes)
+        return AsyncProducer(self._client, self._calls, options)
 
 
 class AsyncProducer:
     """Appends in tasks of its own, in batches, exactly once. An error ends it: it is raised by the next call, and by
     leaving the block."""
 
-    def __init__(self, client: AsyncClient, calls: Calls, id: str, epoch: int, *, claim: bool) -> None:
+    def __init__(self, client: AsyncClient, calls: Calls, options: Options) -> None:
         self._client = client
         self._calls = calls
-        self._id = id
-        self._epoch = epoch
-        self._claim = claim
+        self._options = options
         self._changed = asyncio.Condition()
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         content_type = await self._client._run(self._calls.typed())
-        url, policy = self._calls.url, self._calls.policy
-        self._core = Producing(url, content_type, self._id, self._epoch, policy, claim=self._claim)
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(IN_FLIGHT)]
+        self._core = Producing(self._calls.url, content_type, self._options, self._calls.policy)
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._options.max_in_flight)]
         return self
 
     async def __aexit__(

@@ -60,6 +60,14 @@ def header_value(name: str, value: object) -> str:
     return value
 
 
+def token(value: object) -> str:
+    """A secret, so no message shows it."""
+    if not is_header_value(value):
+        raise UsageError("token goes into a header, so it is printable ASCII")
+    assert isinstance(value, str)
+    return value
+
+
 def offset(name: str, value: object) -> str:
     if not is_offset(value):
         raise UsageError(f"{name} is an offset that a server gave, START or NOW, not {value!r}")

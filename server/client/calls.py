@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opslog.errors import UsageError
-from opslog.server.client import answers, messages
+from opslog.server.client import answers, arguments, messages
 from opslog.server.client.messages import (
     JSON,
     Appended,
@@ -16,6 +16,8 @@ from opslog.server.client.messages import (
     media_type,
 )
 from opslog.server.client.retrying import Retrying, Steps, call
+
+_NOTHING = "there is nothing to append; to close the stream, call close()"
 
 
 class Calls:
@@ -38,6 +40,8 @@ class Calls:
         *,
         closed: bool,
     ) -> Steps[Metadata]:
+        arguments.content_type(content_type)
+        arguments.lifetime(ttl, expires_at)
         body = b"" if content is None else encoded(content, is_json=media_type(content_type) == JSON)
         request = messages.create(
             self.url, content_type=content_type, content=body, ttl=ttl, expires_at=expires_at, closed=closed
@@ -51,6 +55,10 @@ class Calls:
     ) -> Steps[Metadata]:
         """Make this stream as a fork of the one at the URL `source`. Repeatable only if it says where, because the end
         of the source moves."""
+        if at is not None:
+            arguments.offset("at", at)
+        arguments.whole_number("sub_offset", sub_offset, 0)
+        arguments.lifetime(ttl, expires_at)
         headers = messages.fork_headers(source, at, sub_offset)
         request = messages.create(self.url, content_type=None, ttl=ttl, expires_at=expires_at, fork=headers)
         made = yield from call(request, answers.metadata, self.policy, repeatable=at is not None)
@@ -71,13 +79,17 @@ class Calls:
 
     def append(self, contents: list[Content], seq: str | None, *, close: bool) -> Steps[Appended]:
         """Not repeatable: nothing in it tells the server that it has it already."""
+        if seq is not None:
+            arguments.header_value("seq", seq)
+        if not contents:
+            raise UsageError(_NOTHING)
         content_type = yield from self.typed()
         if media_type(content_type) == JSON:
             body = encoded_many(contents)
         else:
             body = b"".join(encoded(content, is_json=False) for content in contents)
-        if not contents or not body:
-            raise UsageError("there is nothing to append; to close the stream, call close()")
+        if not body:
+            raise UsageError(_NOTHING)
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
         return (yield from call(request, answers.appended, self.policy, repeatable=False))
 

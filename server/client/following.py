@@ -14,7 +14,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from opslog.server.client import answers
+from opslog.server.client import answers, arguments
 from opslog.server.client.answers import refuse, senseless
 from opslog.server.client.events import Event, EventParser
 from opslog.server.client.messages import JSON, NOW, START, Batch, Reply, Request, UnreadableMessages, media_type, read
@@ -30,7 +30,7 @@ class Following:
     """
 
     def __init__(self, url: str, offset: str, live: Live | Literal["auto"] | None, policy: Retrying) -> None:
-        self.offset = offset
+        self.offset = arguments.offset("offset", offset)
         self.ended = False
         self.pause = 0.0
         self._url = url

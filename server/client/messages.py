@@ -124,14 +124,17 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def stream_url(base: str, path: str) -> str:
+def stream_url(base: str, path: object) -> str:
     """The address of the stream at `path`, whose segments may hold any characters.
 
     :raises UsageError: a segment is empty, ``.`` or ``..``, which proxies would resolve to other streams.
     """
-    if any(segment in {"", ".", ".."} for segment in path.split("/")):
+    if not isinstance(path, str) or any(segment in {"", ".", ".."} for segment in path.split("/")):
         raise UsageError(f"{path!r} is not the path of a stream: write it as names/separated/by/slashes")
-    return f"{base.rstrip('/')}/{quote(path, safe='/')}"
+    try:
+        return f"{base}/{quote(path, safe='/')}"
+    except UnicodeEncodeError:
+        raise UsageError(f"{path!r} is not the path of a stream: it has half of a character in it") from None
 
 
 def encoded(content: Content, *, is_json: bool) -> bytes:
@@ -150,7 +153,7 @@ def encoded(content: Content, *, is_json: bool) -> bytes:
 def encoded_many(messages: Iterable[Content]) -> bytes:
     try:
         return json.dumps(list(messages), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"that cannot be written as JSON: {error}") from error
 
 

@@ -1,9 +1,9 @@
 """An idempotent producer (section 5.2.1), without I/O: what to send next, and what an answer to it means.
 
-Messages are gathered into batches, each batch has a number, and up to `IN_FLIGHT` of them are under way at once. A
-batch whose answer was lost is sent again under its number, and the server drops what it already has: every message is
-appended exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor; the server
-refuses it, and it is sent again when the predecessor is settled.
+Messages are gathered into batches, each batch has a number, and several of them are under way at once. A batch whose
+answer was lost is sent again under its number, and the server drops what it already has: every message is appended
+exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor; the server refuses
+it, and it is sent again when the predecessor is settled.
 
 Two more things that this protocol leaves to clients:
 
@@ -19,16 +19,43 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from opslog.errors import UsageError
-from opslog.server.client import messages
+from opslog.server.client import arguments, messages
 from opslog.server.client.answers import detail_of, is_closed, next_offset, refuse, senseless, whole_number
+from opslog.server.client.arguments import INTEGER_MAX
 from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError, SequenceGapError, StreamError
 from opslog.server.client.messages import Content, Reply, Request
 from opslog.server.client.retrying import OVERLOADED, Retrying, Tries, asked_pause, give_up
 
-IN_FLIGHT = 5
-BATCH_BYTES = 1 << 20
-BUFFERED_BYTES = 8 * BATCH_BYTES
-"""Whoever appends waits while so much is gathered and not yet acknowledged."""
+_CLAIMS_MAX = 10
+"""So many epochs in a row are tried: more than that, and another process claims as stubbornly, or the server counts
+by itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a producer works, checked before anything is sent.
+
+    :ivar id: the same one each time the producer is started. :ivar epoch: greater each time.
+    :ivar claim: if others used the id before, shut them out with a newer epoch instead of failing.
+    :ivar max_in_flight: so many batches are under way at once. :ivar max_batch_bytes: of the messages in one; a larger
+    message has a batch of its own.
+    :ivar max_buffered_bytes: whoever appends waits while so much is gathered and not yet acknowledged.
+    """
+
+    id: str
+    epoch: int = 0
+    claim: bool = False
+    max_in_flight: int = 5
+    max_batch_bytes: int = 1 << 20
+    max_buffered_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        """:raises UsageError: one of them cannot be."""
+        arguments.header_value("the id of a producer", self.id)
+        arguments.whole_number("epoch", self.epoch, 0)
+        arguments.whole_number("max_in_flight", self.max_in_flight, 1)
+        arguments.whole_number("max_batch_bytes", self.max_batch_bytes, 1)
+        arguments.whole_number("max_buffered_bytes", self.max_buffered_bytes, 1)
 
 
 @dataclass(eq=False)
@@ -56,22 +83,18 @@ class Sending:
 
 
 class Producing:
-    """:param claim: if others used the id before, shut them out with a newer epoch instead of failing.
-    :ivar failed: what ended this producer.
+    """:ivar failed: what ended this producer.
     :ivar next_offset: the end of the stream after the last batch that was acknowledged, None before.
     """
 
-    def __init__(self, url: str, content_type: str, id: str, epoch: int, policy: Retrying, *, claim: bool) -> None:
-        if not id or not (id.isascii() and id.isprintable()) or id != id.strip():
-            raise UsageError(f"{id!r} is no id for a producer: it goes into a header, so take printable ASCII")
-        self.epoch = epoch
+    def __init__(self, url: str, content_type: str, options: Options, policy: Retrying) -> None:
+        self.epoch = options.epoch
         self.failed: StreamError | None = None
         self.next_offset: str | None = None
         self._url = url
         self._content_type = content_type
         self._json = messages.media_type(content_type) == messages.JSON
-        self._id = id
-        self._claim = claim
+        self._options = options
         self._policy = policy
         self._waiting: deque[bytes] = deque()
         self._unsettled_bytes = 0
@@ -83,7 +106,7 @@ class Producing:
 
     @property
     def full(self) -> bool:
-        return self._unsettled_bytes >= BUFFERED_BYTES
+        return self._unsettled_bytes >= self._options.max_buffered_bytes
 
     @property
     def idle(self) -> bool:
@@ -113,11 +136,11 @@ class Producing:
 
     def take(self) -> Sending | None:
         """The next batch to send, None if there is nothing to do at the moment."""
-        if self.failed is not None or len(self._flying) >= (IN_FLIGHT if self._established else 1):
+        if self.failed is not None or len(self._flying) >= (self._options.max_in_flight if self._established else 1):
             return None
         parts: list[bytes] = []
         size = 0
-        while self._waiting and (not parts or size + len(self._waiting[0]) <= BATCH_BYTES):
+        while self._waiting and (not parts or size + len(self._waiting[0]) <= self._options.max_batch_bytes):
             parts.append(self._waiting.popleft())
             size += len(parts[-1])
         # The end goes alone: a closed stream refuses even what it has, so no batch before may have to be sent again.
@@ -134,7 +157,11 @@ class Producing:
     def request(self, sending: Sending) -> Request:
         """What to send: for every try anew, because the epoch may have changed."""
         base = messages.append(self._url, self._content_type, sending.body, close=sending.ends)
-        triple = {"Producer-Id": self._id, "Producer-Epoch": str(self.epoch), "Producer-Seq": str(sending.number)}
+        triple = {
+            "Producer-Id": self._options.id,
+            "Producer-Epoch": str(self.epoch),
+            "Producer-Seq": str(sending.number),
+        }
         sending.request = base._replace(headers={**base.headers, **triple})
         sending.attempts += 1
         sending.first = self._flying[0] is sending
@@ -199,11 +226,12 @@ class Producing:
         epoch = whole_number(sending.request, reply, "Producer-Epoch")
         if epoch is None or epoch < self.epoch or (reply.status == 403 and epoch == self.epoch):
             senseless(sending.request, reply.status, "without a Producer-Epoch that explains it")
-        if self._claim and not self._established and not sending.uncertain:
-            self.epoch = max(epoch, self.epoch) + 1
+        may_claim = self._options.claim and not self._established and not sending.uncertain
+        if may_claim and sending.attempts <= _CLAIMS_MAX and epoch < INTEGER_MAX:
+            self.epoch = epoch + 1
             return
         known = {"url": self._url, "detail": detail_of(reply)}
-        did = f"producer {self._id!r} in epoch {self.epoch} on {self._url}"
+        did = f"producer {self._options.id!r} in epoch {self.epoch} on {self._url}"
         if sending.uncertain:
             raise OutcomeUnknownError(
                 f"{did}: {why}, and an answer was lost before: batch {sending.number} may or may not be appended; "
@@ -223,8 +251,9 @@ class Producing:
             sending.waits = True
             return
         raise SequenceGapError(
-            f"producer {self._id!r} on {self._url}: the server expects batch {expected}, all before {sending.number} "
-            "were acknowledged: the stream was made anew or lost data; read it before you go on with a new epoch",
+            f"producer {self._options.id!r} on {self._url}: the server expects batch {expected}, all before "
+            f"{sending.number} were acknowledged: the stream was made anew or lost data; read it before you go on "
+            "with a new epoch",
             expected=expected,
             received=sending.number,
             url=self._url,

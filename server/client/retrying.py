@@ -7,11 +7,14 @@ for each `Pause`. That is all there is to a client, with threads or with tasks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeVar
 
 from opslog.environment import REAL, Environment
+from opslog.errors import UsageError
+from opslog.server.client import arguments
 from opslog.server.client.answers import detail_of, refuse, senseless
 from opslog.server.client.errors import OutcomeUnknownError, UnavailableError
 from opslog.server.client.messages import Reply, Request
@@ -52,7 +55,7 @@ _SAFE = frozenset({"GET", "HEAD"})
 class Retrying:
     """How patient a client is.
 
-    :ivar seconds: how long one request is tried again before its error is raised; 0: not at all.
+    :ivar seconds: how long one request is tried again before its error is raised; 0: not at all; `math.inf`: for ever.
     :ivar first: seconds before the second try, doubled for each further one up to `longest`; each varies by a quarter.
     """
 
@@ -60,6 +63,14 @@ class Retrying:
     first: float = 0.1
     longest: float = 5.0
     environment: Environment = REAL
+
+    def __post_init__(self) -> None:
+        """:raises UsageError: one of them cannot be."""
+        arguments.seconds("seconds", self.seconds, above_zero=False)
+        arguments.seconds("first", self.first, above_zero=True)
+        arguments.seconds("longest", self.longest, above_zero=True)
+        if not self.first <= self.longest < math.inf:
+            raise UsageError(f"longest is at least first, {self.first}, and not endless: {self.longest}")
 
     def tries(self) -> Tries:
         return Tries(self)

@@ -9,11 +9,12 @@ from typing import Literal, Self, TypeVar
 
 import httpx
 
+from opslog.server.client import arguments
 from opslog.server.client.calls import Calls
 from opslog.server.client.errors import StreamError
 from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
-from opslog.server.client.producing import IN_FLIGHT, Producing, Sending
+from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
 from opslog.server.client.transport import FAILURES, head_of, lost, settings
 
@@ -37,9 +38,9 @@ class Client:
     def __init__(
         self, url: str, *, token: str | None = None, retrying: Retrying | None = None, http: httpx.Client | None = None
     ) -> None:
-        self._url = url
+        self._url = arguments.address(url)
         self._policy = retrying or Retrying()
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {} if token is None else {"Authorization": f"Bearer {arguments.token(token)}"}
         self._own = http is None
         self._http = http or httpx.Client(**settings())
 
@@ -180,29 +181,44 @@ class Stream:
         long polls for text.
         :raises StreamNotFoundError: the stream is gone.
         """
+        arguments.choice("live", live, ("auto", "sse", "long-poll"))
         return self._client._read(Following(self.url, offset, live, self._calls.policy))
 
-    def producer(self, id: str, *, epoch: int = 0, claim: bool = False) -> Producer:
+    def producer(
+        self,
+        id: str,
+        *,
+        epoch: int = 0,
+        claim: bool = False,
+        max_in_flight: int = Options.max_in_flight,
+        max_batch_bytes: int = Options.max_batch_bytes,
+        max_buffered_bytes: int = Options.max_buffered_bytes,
+    ) -> Producer:
         """Appends in the background, in batches, exactly once: for use in a ``with`` block.
 
         :param id: of the producer, the same one each time it is started. :param epoch: greater each time it is
         started.
         :param claim: find a newer epoch than all before by asking, which shuts out whoever uses this id now.
+        :param max_in_flight: so many batches are under way at once, each with a thread of its own.
+        :param max_batch_bytes: of the messages in one batch; a larger message has one of its own. Servers have limits.
+        :param max_buffered_bytes: `append` waits while so much is not yet acknowledged.
+        :raises UsageError: one of these cannot be.
         """
+        options = Options(id, epoch, claim, max_in_flight, max_batch_bytes, max_buffered_bytes)
         content_type = self._client._run(self._calls.typed())
-        return Producer(self._client, Producing(self.url, content_type, id, epoch, self._calls.policy, claim=claim))
+        return Producer(self._client, Producing(self.url, content_type, options, self._calls.policy), options)
 
 
 class Producer:
     """See `Stream.producer`. Thread-safe. An error ends it: it is raised by the next call, and by leaving the
     block."""
 
-    def __init__(self, client: Client, core: Producing) -> None:
+    def __init__(self, client: Client, core: Producing, options: Options) -> None:
         self._client = client
         self._core = core
         self._changed = threading.Condition()
         self._closed = False
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(IN_FLIGHT)]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(options.max_in_flight)]
         for thread in self._threads:
             thread.start()
 

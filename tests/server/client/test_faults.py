@@ -21,7 +21,6 @@ from opslog.server.client import (
     StreamGoneError,
     StreamNotFoundError,
     UnavailableError,
-    producing,
 )
 from tests.server.client.driving import KINDS, QUICK, Driver
 from tests.support.fake_streams import FakeServer, FakeStream
@@ -39,13 +38,11 @@ def messages(server: FakeServer) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_producer_appends_exactly_once_and_in_order(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "BATCH_BYTES", 40)
-    monkeypatch.setattr(producing, "BUFFERED_BYTES", 200)
+def test_a_producer_appends_exactly_once_and_in_order(kind: str, seed: int) -> None:
     server = FakeServer(seed)
     server.streams[PATH] = FakeStream()
     wanted = [{"n": number} for number in range(100)]
-    Driver(kind, server).produce("s", "p", wanted, end=True)
+    Driver(kind, server).produce("s", "p", wanted, end=True, max_batch_bytes=40, max_buffered_bytes=200)
     assert messages(server) == wanted
     assert server.streams[PATH].closed
     if kind == "asyncio":
@@ -115,6 +112,16 @@ def test_a_restart_in_the_same_epoch_is_an_error_instead_of_lost_data(kind: str)
     assert messages(server) == ["first", "second"]
 
 
+def test_claiming_does_not_go_on_for_ever(kind: str) -> None:
+    """Two processes that claim the same id in turn, or a server that counts by itself."""
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    told = server._told(server.streams[PATH], 200)
+    server.answers = [told, *(httpx.Response(403, headers={"Producer-Epoch": str(epoch)}) for epoch in range(1, 40, 2))]
+    with pytest.raises(ProducerFencedError, match="epoch=22 or claim=True"):
+        Driver(kind, server).produce("s", "p", ["x"], claim=True)
+
+
 def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
     """The lost try may have been carried out before another took over: to send it again might append it twice."""
     server = FakeServer()
@@ -125,15 +132,14 @@ def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
         Driver(kind, server).produce("s", "p", ["x"], claim=True)
 
 
-def test_a_stream_that_lost_acknowledged_batches_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "BATCH_BYTES", 1)
+def test_a_stream_that_lost_acknowledged_batches_is_an_error(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     told = server._told(server.streams[PATH], 200)
     acknowledged = httpx.Response(200, headers={"Producer-Epoch": "0", "Producer-Seq": "0"})
     server.answers = [told, acknowledged]
     with pytest.raises(SequenceGapError, match="expects batch 0") as raised:
-        Driver(kind, server).produce("s", "p", ["x", "y"])
+        Driver(kind, server).produce("s", "p", ["x", "y"], max_batch_bytes=1)
     assert (raised.value.expected, raised.value.received) == (0, 1)
 
 
