@@ -10,12 +10,21 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opslog.errors import HistoryGoneError, LockedError, MissingFileError, NotFoundError, ReopenError, RetryError
+from opslog.errors import (
+    HistoryGoneError,
+    LockedError,
+    MissingFileError,
+    NotFoundError,
+    OpslogError,
+    ReopenError,
+    RetryError,
+    WriteFailedError,
+)
 from opslog.manifest import Settings
 from opslog.store import Store
 from opslog.testing import invariants
 from opslog.testing.invariants import State
-from opslog.testing.ledger import Ledger
+from opslog.testing.ledger import Handout, Ledger
 from opslog.testing.simulation import Process
 from opslog.testing.storages import SimulatedStorage, open_store
 
@@ -29,6 +38,7 @@ class Shared:
     """What all processes of a run have in common.
 
     :param ids: of the documents; `periods`: what names of archives begin with.
+    :param is_calm: nothing goes wrong, and nobody else uses an agent's name: no write may fail.
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class Shared:
         nap_seconds: float = 0.0,
         periods: Sequence[str] = ("p",),
         compact_after: int | None = None,
+        is_calm: bool = False,
     ) -> None:
         self.storage = storage
         self.settings = settings
@@ -50,6 +61,7 @@ class Shared:
         self.think_seconds = think_seconds
         self.nap_seconds = nap_seconds
         self.compact_after = compact_after
+        self._is_calm = is_calm
         self.left_open: dict[Process, Store[Any]] = {}
         """Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh."""
         self._tokens = 0
@@ -70,6 +82,11 @@ class Shared:
     def recover(self) -> None:
         """Nothing of this lasts."""
 
+    def excuse(self, error: OpslogError) -> None:
+        """:raises: the error, where there is nothing that it could come from."""
+        if self._is_calm and isinstance(error, (ReopenError, WriteFailedError)):
+            raise error
+
     def token(self) -> int:
         """A number that was never given before."""
         self._tokens += 1
@@ -80,8 +97,14 @@ class Shared:
         return open_store(self.storage, process, settings=self.settings, **options)
 
     def flush(self, store: Store[Any]) -> None:
+        waiting = self.ledger.buffered(store)
         store.flush()
-        self.ledger.flushed(store)
+        self.ledger.flushed(waiting)
+
+    def close(self, store: Store[Any]) -> None:
+        """Close a store that nobody writes to any more."""
+        store.close()
+        self.ledger.flushed(self.ledger.buffered(store))
 
     def think(self, process: Process, times: float = 1.0) -> None:
         """Do nothing for a while: so many times what a process thinks between two calls, and now and then a nap."""
@@ -130,22 +153,23 @@ class Agent:
                 store = self.shared.open(process, agent=self.name, durability=self.durability)
                 try:
                     self._tries = 0
-                    self._session(process, store)
-                    if not self.left and process.random.random() < 0.5:
+                    self.use(process, store)
+                    if not self.left and not store._closed and process.random.random() < 0.5:
                         self.shared.flush(store)
                         self.shared.left_open[process] = store
                         return
+                    self.shared.close(store)
                 except BaseException:
                     store.close()
                     raise
-                store.close()
-                self.shared.ledger.flushed(store)
-            except (RetryError, ReopenError):
+            except (RetryError, ReopenError) as error:
+                self.shared.excuse(error)
                 self._tries += 1
                 process.sleep(0.5)
 
-    def _session(self, process: Process, store: Store[Any]) -> None:
-        session = _Session(self, process, store)
+    def use(self, process: Process, store: Store[Any]) -> None:
+        """Work with an open store for a while."""
+        session = Session(self, process, store)
         for _ in range(process.random.randint(1, 25)):
             if self.left <= 0:
                 return
@@ -159,28 +183,29 @@ class Agent:
                 raise  # no user of a store is to meet that
             except NotFoundError:
                 pass  # somebody else deleted it
-            except RetryError:
+            except RetryError as error:
+                self.shared.excuse(error)
                 self.shared.think(process)
             if store._clock.value < clock:
                 invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")
 
 
-class _Session:
+class Session:
     """One open store of an agent, and what it can do with it."""
 
-    def __init__(self, agent: Agent, process: Process, store: Store[Any]) -> None:
+    def __init__(self, agent: Agent, process: Process, store: Store[Any], handout: Handout | None = None) -> None:
         self.agent = agent
         self.shared = agent.shared
         self.process = process
         self.random = process.random
         self.store = store
-        self.handed: dict[str, Any] = {}
+        self.handout = handout or self.shared.ledger.opened(store, process.name)
 
-    def _attempt(self, *content: Any) -> Any:
+    def attempt(self, *content: Any) -> Any:
         self.process.note(f"{content[0]} {content[1] if len(content) > 1 else ''}")
         return self.shared.ledger.attempt(self.store, self.agent.name, content)
 
-    def _document(self) -> tuple[dict[str, Any], bytes]:
+    def document(self) -> tuple[dict[str, Any], bytes]:
         """A document like no other one, and its text."""
         token = self.shared.token()
         padding = "x" * self.random.choice([0, 0, 0, 40, 400])
@@ -188,40 +213,38 @@ class _Session:
 
     def set(self) -> None:
         id = self.random.choice(self.shared.ids)
-        document, text = self._document()
-        with self._attempt("set", (id, text)):
+        document, text = self.document()
+        with self.attempt("set", (id, text)):
             self.store.set(id, document)
         invariants.own_writes_are_read({id: self.store.get(id)}, {id: document}, self.agent.name)
 
     def delete(self) -> None:
         id = self.random.choice(self.shared.ids)
-        with self._attempt("delete", id):
+        with self.attempt("delete", id):
             self.store.delete(id)
         invariants.own_writes_are_read({id: self.store.get(id)}, {id: None}, self.agent.name)
 
     def batch(self) -> None:
         left, right = self.random.choice(PAIRS)
         if self.random.random() < 0.2 and left in self.store:
-            with self._attempt("batch", (left, None), (right, None)), self.store.batch():
+            with self.attempt("batch", (left, None), (right, None)), self.store.batch():
                 self.store.delete(left)
                 self.store.delete(right)
             return
-        document, text = self._document()
-        with self._attempt("batch", (left, text), (right, text)), self.store.batch():
+        document, text = self.document()
+        with self.attempt("batch", (left, text), (right, text)), self.store.batch():
             self.store.set(left, document)
             self.store.set(right, document)
         invariants.own_writes_are_read({left: self.store.get(left)}, {left: document}, self.agent.name)
 
     def undo(self) -> None:
-        with self._attempt("undo", None) as attempt:
+        with self.attempt("undo", None) as attempt:
             if not self.store.undo():
                 attempt.outcome = "nothing"
 
     def refresh(self) -> None:
-        commits = self.store.refresh()
-        seen = [*self.handed.values(), *commits]
-        invariants.commits_are_handed_out_once(seen, self.agent.name)
-        self.handed = {commit.agent: commit for commit in seen}
+        self.handout.take("", self.store.refresh())
+        invariants.commits_are_handed_out_once(self.handout)
         look_at_pairs(self.store, self.agent.name)
 
     def flush(self) -> None:
@@ -238,8 +261,14 @@ class _Session:
         period = f"{self.random.choice(self.shared.periods)[:100]}-{self.shared.token()}"
         ids = {id for id in self.shared.ids if self.random.random() < 0.3}
         by_token = {document["n"] for id, document in self.store.items() if id in ids}
-        with self._attempt("archive", period) as attempt:
-            if not self.store.archive(lambda document: document["n"] in by_token, period):
+
+        def is_old(document: dict[str, Any]) -> bool:
+            if self.random.random() < 0.1:
+                self.process.sleep(0.01)  # it takes its time, as one that looks something up does
+            return document["n"] in by_token
+
+        with self.attempt("archive", period) as attempt:
+            if not self.store.archive(is_old, period):
                 attempt.outcome = "nothing"
 
 
@@ -267,16 +296,15 @@ class Reader:
                 process.sleep(0.5)
 
     def _session(self, process: Process, store: Store[Any]) -> None:
-        last: dict[str, Any] = {}
+        handout = self.shared.ledger.opened(store, self.name)
         for _ in range(process.random.randint(1, 12)):
             if self.left <= 0:
                 return
             self.left -= 1
             self.shared.think(process)
             clock = store._clock.value
-            seen = [*last.values(), *store.refresh()]
-            invariants.commits_are_handed_out_once(seen, self.name)
-            last = {commit.agent: commit for commit in seen}
+            handout.take("", store.refresh())
+            invariants.commits_are_handed_out_once(handout)
             look_at_pairs(store, self.name)
             if store._clock.value < clock:
                 invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")

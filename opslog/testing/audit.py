@@ -59,8 +59,9 @@ class Audit:
         invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
         states |= self._refreshed()
         invariants.readers_converge(states)
+        self._check_handouts()
         self._check_past(process, commits)
-        self._check_archives(backend, commits)
+        self._check_archives(backend)
         invariants.verify_is_clean(verify(backend))
         for full in (False, True):
             self._compact(process, backend, full)
@@ -107,9 +108,15 @@ class Audit:
         """What those see who have had the store open since long ago."""
         states = {}
         for process, store in self.shared.left_open.items():
-            store.refresh()
+            self.shared.ledger.catch_up(store)
             states[f"{process.name}{when}"] = view(store)
         return states
+
+    def _check_handouts(self) -> None:
+        logs = all_commits(self.storage)
+        for handout in self.shared.ledger.handouts:
+            invariants.commits_are_handed_out_once(handout)
+            invariants.every_commit_is_handed_out(handout, logs)
 
     def _check_past(self, process: Process, commits: Sequence[Commit]) -> None:
         choices = random.Random(process.random.random())
@@ -127,9 +134,9 @@ class Audit:
                     continue
                 invariants.history_is_complete(told, commits, clock)
 
-    def _check_archives(self, backend: Any, commits: Sequence[Commit]) -> None:
-        periods = {period: archive.read_archive(backend, period).keys() for period in archive.list_periods(backend)}
-        invariants.archived_documents_are_kept(commits, periods)
+    def _check_archives(self, backend: Any) -> None:
+        periods = {period: archive.read_archive(backend, period) for period in archive.list_periods(backend)}
+        invariants.archived_documents_are_kept(all_commits(self.storage), periods)
 
     def _compact(self, process: Process, backend: Any, full: bool) -> None:
         while True:

@@ -12,10 +12,10 @@ from functools import wraps
 from itertools import pairwise
 from typing import NoReturn, ParamSpec
 
-from opslog.commits import Commit, Delete, Seal, Set, Undo
+from opslog.commits import Commit, Delete, Record, Seal, Set, Undo
 from opslog.merge import reference
 from opslog.rules import UndoWindow, clock_fault
-from opslog.testing.ledger import Attempt, content_of
+from opslog.testing.ledger import Attempt, Handout, content_of
 from opslog.verify import Report
 
 P = ParamSpec("P")
@@ -110,7 +110,7 @@ def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str
     """Of what a process has buffered its log holds a beginning: nothing is written behind what was lost."""
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     lost: dict[int, Attempt] = {}
-    for attempt in attempts:
+    for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
         # Only a set cannot be taken for that of another process under this name: its document is like no other one.
         if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set":
             commit = found.get((attempt.clock, attempt.agent))
@@ -180,13 +180,38 @@ def own_writes_are_read(state: Mapping[str, object], expected: Mapping[str, obje
 
 
 @_invariant
-def commits_are_handed_out_once(handed: Sequence[Commit], who: str) -> str | None:
-    """A refresh hands out each commit once, those of one agent in the order of their clocks."""
-    last: dict[str, int] = {}
-    for commit in handed:
-        if commit.clock <= last.get(commit.agent, 0):
-            return f"{who} was handed {commit.stamp} after {last[commit.agent]}"
-        last[commit.agent] = commit.clock
+def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str | None:
+    """What was written after something had been read outranks it for everybody."""
+    if (attempt.clock, attempt.agent) > read.stamp:
+        return None
+    return f"{attempt} was acknowledged after what is at {read.stamp} had been read, and loses against it"
+
+
+@_invariant
+def commits_are_handed_out_once(handout: Handout) -> str | None:
+    """An open store hands out each commit to one of its threads, and to each thread those of one agent in the order of
+    their clocks."""
+    seen: dict[tuple[int, str], str] = {}
+    for thread, commits in handout.handed.items():
+        last: dict[str, int] = {}
+        for commit in commits:
+            if commit.clock <= last.get(commit.agent, 0):
+                return f"{handout.who} was handed {commit.stamp} after {last[commit.agent]}"
+            last[commit.agent] = commit.clock
+            if seen.setdefault(commit.stamp, thread) != thread:
+                return f"{handout.who} was handed {commit.stamp} by {seen[commit.stamp]!r} and {thread!r}"
+    return None
+
+
+@_invariant
+def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
+    """What came into an open store from others was handed out, or the store knows that something was collected before
+    it had read it."""
+    handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
+    for agent, until in (handout.until or {}).items() if handout.is_whole else ():
+        for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:
+            if agent != handout.store._agent and commit.stamp not in handed:
+                return f"{handout.who} was never handed {content_of(commit)} at {commit.stamp}"
     return None
 
 
@@ -205,12 +230,19 @@ def history_is_complete(told: Sequence[Commit], commits: Iterable[Commit], since
 
 
 @_invariant
-def archived_documents_are_kept(commits: Iterable[Commit], archives: Mapping[str, Iterable[str]]) -> str | None:
-    """A document that was deleted by archiving is in the archive."""
-    for commit in commits:
-        for record in commit.records:
-            if isinstance(record, Delete) and record.archived and record.id not in archives.get(record.archived, ()):
-                return f"{record.id} was archived to {record.archived} at {record.stamp} and is not there"
+def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, Set]]) -> str | None:
+    """A document that was deleted by archiving is in the archive, and as its agent had last written it."""
+    for log in logs.values():
+        for number, commit in enumerate(log):
+            for record in commit.records:
+                if not isinstance(record, Delete) or not record.archived:
+                    continue
+                kept = archives.get(record.archived, {}).get(record.id)
+                if kept is None:
+                    return f"{record.id} was archived to {record.archived} at {record.stamp} and is not there"
+                written = reference(log[:number]).get(record.id)
+                if isinstance(written, Set) and written.outranks(kept):
+                    return f"{written.stamp} of {record.id} was deleted at {record.stamp}, and {kept.stamp} is archived"
     return None
 
 

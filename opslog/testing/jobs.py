@@ -85,7 +85,7 @@ class Importer:
                 process.sleep(0.5)
                 continue
             for number, attempt in enumerate(reversed(attempts)):
-                attempt.clock, attempt.outcome = done.clock - number, "done"
+                attempt.imported_clock, attempt.outcome = done.clock - number, "done"
 
     def _commit(self, process: Process) -> tuple[Attempt, ImportedCommit]:
         choices = process.random

@@ -1,14 +1,22 @@
-"""What simulated agents tried to write, and what they were told about it."""
+"""What simulated agents tried to write, how each call ended, and which commits of others they were handed.
+
+Several threads and tasks may write through one store at once, so the clock of the store does not say which commit is
+whose. While a `Ledger` is `listening`, it sees each commit being queued, and knows for which call: that is a context
+variable, which asyncio passes on to the threads of a task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from opslog.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
 from opslog.errors import CommitUnknownError, NotFoundError, OpslogError
+from opslog.log_writer import LogWriter, Pending
 from opslog.store import Store
 
 Content = tuple[Any, ...]
@@ -21,7 +29,7 @@ class Attempt:
 
     :ivar store: through which it was made; None for an import.
     :ivar content: what the commit will hold; of an undo, and of the documents of an archive, that is not known before.
-    :ivar clock: of the commit, 0 as long as it is not known.
+    :ivar pending: the commit, as it was queued. Its clock changes if a seal comes into the log before it.
     :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
         or "nothing" (there was nothing to do).
     """
@@ -29,8 +37,14 @@ class Attempt:
     store: Store[Any] | None
     agent: str
     content: Content
-    clock: int = 0
+    imported_clock: int = 0
+    pending: Pending | None = None
     outcome: str = "begun"
+
+    @property
+    def clock(self) -> int:
+        """Of the commit, 0 as long as it is not known."""
+        return self.imported_clock if self.pending is None else self.pending.commit.clock
 
     def __str__(self) -> str:
         return f"{self.outcome} {self.content[0]} of {self.agent!r} at clock {self.clock}: {self.content[1:]}"
@@ -43,36 +57,105 @@ class Attempt:
         return self.content == content or (self.content[0] in ("undo", "archive") and self.content == content[:2])
 
 
+@dataclass(eq=False)
+class Handout:
+    """The commits that one open store has handed out.
+
+    :ivar since: per agent how many commits of its log were in the store when it was opened; `until`: how many of them
+        were there or handed out in the end, None where that is not known.
+    :ivar handed: per thread what it was handed, in order.
+    :ivar is_whole: False where the store knows of commits that were collected before it had read them.
+    """
+
+    store: Store[Any]
+    who: str
+    since: dict[str, int]
+    until: dict[str, int] | None = None
+    handed: dict[str, list[Commit]] = field(default_factory=dict)
+    is_whole: bool = True
+
+    def take(self, thread: str, commits: Iterable[Commit]) -> None:
+        self.handed.setdefault(thread, []).extend(commits)
+
+
+_CALL: ContextVar[Attempt | None] = ContextVar("_CALL", default=None)
+"""The attempt that the running call is."""
+
+
 class Ledger:
-    """All attempts, in order."""
+    """All attempts, in the order in which they began, and what every store has handed out."""
 
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
+        self.handouts: list[Handout] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside the block it is known which call has queued which commit, and whether a refresh has missed any."""
+        append, take_new = LogWriter._append, Store._take_new
+
+        def noting(writer: LogWriter, commit: Commit) -> Pending:
+            pending = append(writer, commit)
+            attempt = _CALL.get()
+            if attempt is not None:
+                attempt.pending = pending
+            return pending
+
+        def noting_gaps(store: Store[Any]) -> tuple[list[Commit], bool]:
+            commits, is_whole = take_new(store)
+            for handout in self.handouts:
+                if handout.store is store:
+                    handout.is_whole &= is_whole
+            return commits, is_whole
+
+        with patch.object(LogWriter, "_append", noting), patch.object(Store, "_take_new", noting_gaps):
+            yield
 
     @contextmanager
     def attempt(self, store: Store[Any], agent: str, content: Content) -> Iterator[Attempt]:
         """Around a call that writes: notes how it ends, and lets the error out."""
         attempt = Attempt(store, agent, content)
         self.attempts.append(attempt)
-        before = store._clock.value
+        outer = _CALL.set(attempt)
         try:
             yield attempt
         except OpslogError as error:
-            # Without a tick nothing was queued, so nothing can have been written.
-            ticked = store._clock.value > before
-            attempt.clock = store._clock.value if ticked else 0
-            attempt.outcome = "unknown" if ticked and isinstance(error, CommitUnknownError) else "refused"
+            is_unknown = attempt.pending is not None and isinstance(error, CommitUnknownError)
+            attempt.outcome = "unknown" if is_unknown else "refused"
             if isinstance(error, NotFoundError):
                 attempt.outcome = "nothing"
             raise
+        finally:
+            _CALL.reset(outer)
         if attempt.outcome == "begun":
-            attempt.clock, attempt.outcome = store._clock.value, "buffered" if store._buffered else "done"
+            attempt.outcome = "buffered" if store._buffered else "done"
 
-    def flushed(self, store: Store[Any]) -> None:
-        """What was buffered in this store is written: `flush` or `close` returned."""
-        for attempt in self.attempts:
-            if attempt.store is store and attempt.outcome == "buffered":
-                attempt.outcome = "done"
+    def buffered(self, store: Store[Any]) -> list[Attempt]:
+        """What is buffered in this store, as far as is known."""
+        return [attempt for attempt in self.attempts if attempt.store is store and attempt.outcome == "buffered"]
+
+    def flushed(self, attempts: Iterable[Attempt]) -> None:
+        """These, which were buffered when a `flush` or `close` began, are written: it has returned."""
+        for attempt in attempts:
+            attempt.outcome = "done"
+
+    def opened(self, store: Store[Any], who: str) -> Handout:
+        """Begin to note what a store hands out, which was just opened."""
+        handout = Handout(store, who, progress(store))
+        self.handouts.append(handout)
+        return handout
+
+    def catch_up(self, store: Store[Any]) -> None:
+        """The last refresh of a store: after it all that was in the store before must have been handed out."""
+        handout = next(handout for handout in self.handouts if handout.store is store)
+        until = progress(store)
+        handout.take("the end", store.refresh())
+        handout.until = until
+
+
+def progress(store: Store[Any]) -> dict[str, int]:
+    """Per agent how many commits of its log are in the store."""
+    return {agent: cursor.commits for agent, cursor in store._state.cursors.items()}
 
 
 def content_of(commit: Commit) -> Content:

@@ -22,6 +22,7 @@ from opslog.testing.jobs import Compactor, Importer, Inspector
 from opslog.testing.names import random_ids, random_names
 from opslog.testing.simulation import EndlessError, Event, Simulation
 from opslog.testing.storages import make_storage
+from opslog.testing.threaded import ThreadedAgent
 
 WEIGHTS: Mapping[str, float] = {
     "set": 8,
@@ -72,6 +73,8 @@ class Scenario:
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
+    :ivar threaded: how many of the agents have several threads, so many: `threads`; `leaving`: how likely one that
+        watches leaves its loop, and begins another one, at each commit.
     :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 
@@ -92,6 +95,9 @@ class Scenario:
     inspectors: int = 0
     odd: bool = False
     compact_after: int | None = None
+    threaded: int = 0
+    threads: int = 3
+    leaving: float = 0.2
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     faults: tuple[Fault, ...] = ()
@@ -116,8 +122,11 @@ class Outcome:
     timeline: list[Event] = field(default_factory=list)
 
 
-def random_scenario(seed: int, storage: str | None = None) -> Scenario:
-    """A scenario of every kind there is."""
+def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool = False) -> Scenario:
+    """A scenario of every kind there is.
+
+    :param concurrent: some agents have several threads.
+    """
     choices = random.Random(f"scenario {seed}")
     # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
     world = random.Random(f"world {seed}")
@@ -161,6 +170,8 @@ def random_scenario(seed: int, storage: str | None = None) -> Scenario:
         inspectors=world.choice([0, 0, 1]),
         odd=world.random() < 0.4,
         compact_after=threads.choice([None, None, None, 20, 60]),
+        threaded=threads.choice([1, agents]) if concurrent else 0,
+        threads=threads.choice([2, 3, 5]),
     )
 
 
@@ -180,10 +191,11 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         nap_seconds=scenario.nap_seconds,
         periods=periods,
         compact_after=scenario.compact_after,
+        is_calm=not (scenario.faults or scenario.rivals or scenario.imports),
     )
     simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, names[: min(2, scenario.agents)])
-    with storage.installed(), _sizes(scenario.large), _unlogged():
+    with storage.installed(), _sizes(scenario.large), _unlogged(), shared.ledger.listening():
         _start_all(simulation, shared, scenario, names)
         try:
             _judged(simulation.run)
@@ -235,7 +247,18 @@ def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
 
 def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> None:
     def agent(number: int) -> Agent:
-        return Agent(shared, names[number], scenario.calls, scenario.weights, number < scenario.buffered)
+        is_buffered = number < scenario.buffered
+        if scenario.agents - number <= scenario.threaded:
+            return ThreadedAgent(
+                shared,
+                names[number],
+                scenario.calls,
+                scenario.weights,
+                is_buffered,
+                threads=scenario.threads,
+                leaving=scenario.leaving,
+            )
+        return Agent(shared, names[number], scenario.calls, scenario.weights, is_buffered)
 
     for number in range(scenario.agents):
         simulation.start(f"agent-{number}", agent(number))

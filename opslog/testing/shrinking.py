@@ -32,11 +32,15 @@ def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that are a little smaller, those that take away most first."""
     yield from _fewer_faults(scenario)
-    for name in ("rivals", "readers", "compactors", "imports", "inspectors", "agents"):
+    for name in ("rivals", "readers", "compactors", "imports", "inspectors", "threaded", "buffered", "agents"):
         count = getattr(scenario, name)
         for fewer in sorted({0, count // 2, count - 1}):
             if (name == "agents") <= fewer < count:
                 yield replace(scenario, **{name: fewer})
+    if scenario.threaded and scenario.threads > 2:
+        yield replace(scenario, threads=scenario.threads - 1)
+    if scenario.compact_after is not None:
+        yield replace(scenario, compact_after=None)
     for calls in sorted({scenario.calls // 2, scenario.calls * 3 // 4, scenario.calls - 1}):
         if 0 < calls < scenario.calls:
             yield replace(scenario, calls=calls)
@@ -60,7 +64,8 @@ def story(outcome: Outcome) -> str:
     lines = [
         f"seed {scenario.seed} on {scenario.storage}: {scenario.agents} agents, {scenario.rivals} rivals, "
         f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.imports} importers, "
-        f"{scenario.inspectors} inspectors, {scenario.calls} calls each",
+        f"{scenario.inspectors} inspectors, {scenario.calls} calls each; {scenario.threaded} agents of "
+        f"{scenario.threads} threads, {scenario.buffered} with a buffer",
         str(scenario.settings),
         f"faults: {', '.join(map(str, scenario.faults)) or 'none'}",
         *map(str, outcome.timeline),

@@ -76,7 +76,8 @@ class Storage(Protocol):
 class Thread:
     """One thread of a simulated process. It dies with the process, wherever it is.
 
-    :ivar label: how timelines name it; `daemon`: it may wait for ever for something to do.
+    :ivar label: how timelines name it; `number`: tells it from all others of its process.
+    :ivar daemon: it may wait for ever for something to do.
     :ivar waits_for: what it is blocked on, None while it has a turn to come.
     :ivar ambience: what the interpreter holds per thread for asyncio, None as long as this one runs no event loop.
     """
@@ -84,6 +85,7 @@ class Thread:
     def __init__(self, process: Process, name: str, run: Callable[[], object], *, daemon: bool = False) -> None:
         self.process = process
         self.label = f"{process.name}:{name}" if name else process.name
+        self.number = process.next_thread()
         self.daemon = daemon
         self.ended = False
         self.waits_for: object | None = None
@@ -173,6 +175,7 @@ class Process:
         self.dead = False
         self.finished = False
         self.threading = simulation.threading
+        self._threads_made = 0
         self.main = Thread(self, "", self._main)
         self.threads = [self.main]
 
@@ -183,6 +186,11 @@ class Process:
     def note(self, text: str, outcome: str = "") -> None:
         """Write something into the timeline."""
         self.simulation.note(text, outcome)
+
+    def next_thread(self) -> int:
+        """The number of a new thread."""
+        self._threads_made += 1
+        return self._threads_made
 
     def kill(self) -> None:
         """End it, each of its threads where that stands."""

@@ -152,9 +152,8 @@ def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
 
 def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> Store[Document]:
     """`opslog.open` on a simulated storage, in a simulated process; options as there."""
-    return opslog.open(
-        "simulated://store", environment=process.environment, storage=storage, process=process, **options
-    )
+    options.setdefault("environment", process.environment)
+    return opslog.open("simulated://store", storage=storage, process=process, **options)
 
 
 def _open_url(url: str, *, storage: SimulatedStorage, process: Process | None, create: bool = True) -> Backend:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from opslog.testing.simulation import Simulation
     from opslog.testing.simulation import Thread as Scheduled
 
+_FOREVER_SECONDS = 1e6
+"""Where a daemon waits as long as this, it waits for work; that the time passes is not simulated."""
+
 _REAL = ("opslog.testing", "opslog.server", "opslog.demo", "opslog.backends.forking")
 """Modules that keep the real `threading`: what simulates, what runs an event loop of its own, and what guards real
 forks."""
@@ -55,7 +58,7 @@ class Threading:
 
     def get_ident(self) -> int:
         thread = self.simulation.thread
-        return threading.get_ident() if thread is None else id(thread)
+        return threading.get_ident() if thread is None else thread.number
 
     def main_thread(self) -> Thread | threading.Thread:
         thread = self.simulation.thread
@@ -85,9 +88,9 @@ def _modules() -> Iterator[ModuleType]:
 class Lock:
     """`threading.Lock`."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, site: str = "") -> None:
         self._simulation = simulation
-        self._site = _site()
+        self._site = site or _site()
         self._locked = False
         self._taker: Scheduled | None = None
         """Who took it, which for this kind need not be who releases it."""
@@ -129,6 +132,9 @@ class Lock:
     def _await(self, seconds: float | None) -> bool:
         """Return when it is free; False if it was not within so many seconds."""
         simulation, thread = self._simulation, self._simulation.thread
+        is_idle = seconds is not None and seconds >= _FOREVER_SECONDS and thread is not None and thread.daemon
+        if is_idle:
+            seconds = None
         deadline = None if seconds is None else simulation.time + seconds
         while self._locked:
             left = None if deadline is None else deadline - simulation.time
@@ -136,9 +142,10 @@ class Lock:
                 return False
             if thread is not None:
                 self._waiting.append(thread)
-            simulation.note(f"waits for {self}")
+            if not is_idle:
+                simulation.note(f"waits for {self}")
             try:
-                simulation.block(self, left)
+                simulation.block(self, left, is_idle=is_idle)
             finally:
                 if thread in self._waiting:
                     self._waiting.remove(thread)
@@ -148,10 +155,9 @@ class Lock:
 class RLock:
     """`threading.RLock`."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, site: str = "") -> None:
         self._simulation = simulation
-        self._lock = Lock(simulation)
-        self._lock._site = _site()
+        self._lock = Lock(simulation, site or _site())
         self._owner: object = None
         self._count = 0
 
@@ -204,7 +210,7 @@ class Condition:
     def __init__(self, simulation: Simulation, lock: Any = None) -> None:
         self._simulation = simulation
         self._site = _site()
-        self._lock = RLock(simulation) if lock is None else lock
+        self._lock = RLock(simulation, self._site) if lock is None else lock
         self._waiting: list[Scheduled] = []
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
@@ -321,7 +327,7 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        return None if self._thread is None else id(self._thread)
+        return None if self._thread is None else self._thread.number
 
     def is_alive(self) -> bool:
         return self._thread is not None and not self._thread.ended
