@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from inspect import isawaitable
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 import httpx
 
+from opslog.errors import UsageError
 from opslog.server.client import arguments
 from opslog.server.client.calls import Calls
-from opslog.server.client.errors import StreamError
+from opslog.server.client.computed import Asking, AsyncValues, Extras
 from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import Options, Producing, Sending
@@ -36,12 +37,14 @@ class AsyncClient:
         url: str,
         *,
         token: str | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
         retrying: Retrying | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
         self._url = arguments.address(url)
         self._policy = retrying or Retrying()
-        self._headers = {} if token is None else {"Authorization": f"Bearer {arguments.token(token)}"}
+        self._extras = Extras(token, headers, params)
         self._own = http is None
         self._http = http or httpx.AsyncClient(**settings())
 
@@ -81,18 +84,25 @@ class AsyncClient:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
 
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise UsageError("this client is closed: make another one")
+
     async def _send(self, request: Request) -> Reply:
-        headers = {**self._headers, **request.headers}
+        self._check_open()
+        url, headers = await _asked(self._extras.prepared(request))
         try:
-            answer = await self._http.request(request.method, request.url, headers=headers, content=request.content)
+            answer = await self._http.request(request.method, url, headers=headers, content=request.content)
         except FAILURES as error:
             raise lost(error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def _read(self, following: Following) -> AsyncIterator[Batch]:
         while (request := following.request()) is not None:
+            self._check_open()
+            url, headers = await _asked(self._extras.prepared(request))
             try:
-                async with self._http.stream(request.method, request.url, headers={**self._headers}) as answer:
+                async with self._http.stream(request.method, url, headers=headers) as answer:
                     following.opened(*head_of(answer))
                     async for piece in answer.aiter_bytes():
                         for batch in following.received(piece):
@@ -105,6 +115,16 @@ class AsyncClient:
                 following.lost(lost(error))
             if following.pause:
                 await asyncio.sleep(following.pause)
+
+
+async def _asked(asking: Asking[T]) -> T:
+    """What comes of the functions of the caller; those that are coroutine functions are awaited."""
+    try:
+        found = next(asking)
+        while True:
+            found = asking.send(await found if isawaitable(found) else found)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
 
 
 class AsyncStream:
@@ -201,16 +221,24 @@ class AsyncProducer:
             if error is None:
                 await self.flush()
         finally:
+            self._closed = True
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def epoch(self) -> int:
-        return self._core.epoch
+        return self._core.epoch if self._tasks else self._options.epoch
+
+    def _check_open(self) -> None:
+        if not self._tasks:
+            raise UsageError("enter a producer before you use it: async with stream.producer(...) as producer")
+        if self._closed and self._core.failed is None:
+            raise UsageError("this producer is closed: make another one, with a greater epoch or claim=True")
 
     async def append(self, *contents: Content) -> None:
         async with self._changed:
+            self._check_open()
             for content in contents:
                 await self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
                 self._core.add(content)
@@ -218,6 +246,8 @@ class AsyncProducer:
 
     async def flush(self) -> str | None:
         async with self._changed:
+            if not self._tasks or not self._core.idle:
+                self._check_open()
             await self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
             if self._core.failed is not None:
                 raise self._core.failed
@@ -225,6 +255,7 @@ class AsyncProducer:
 
     async def end(self) -> str | None:
         async with self._changed:
+            self._check_open()
             self._core.end()
             self._changed.notify_all()
         return await self.flush()
@@ -236,8 +267,10 @@ class AsyncProducer:
                     if self._core.failed is not None:
                         return
                     await self._changed.wait()
-            with suppress(StreamError):  # kept in the core, for whoever appends or flushes
+            try:
                 await self._deliver(sending)
+            except Exception as error:  # noqa: BLE001  (raised where somebody appends or flushes)
+                self._core.fail(error)
             async with self._changed:
                 self._changed.notify_all()
 

@@ -89,7 +89,7 @@ class Producing:
 
     def __init__(self, url: str, content_type: str, options: Options, policy: Retrying) -> None:
         self.epoch = options.epoch
-        self.failed: StreamError | None = None
+        self.failed: BaseException | None = None
         self.next_offset: str | None = None
         self._url = url
         self._content_type = content_type
@@ -171,6 +171,10 @@ class Producing:
     def ready(self, sending: Sending) -> bool:
         """Whether a batch that waits for its predecessors may be sent again."""
         return self.failed is not None or self._flying[0] is sending
+
+    def fail(self, error: BaseException) -> None:
+        """Something went wrong that is nobody's answer: a function of the caller, a client that was closed."""
+        self.failed = self.failed or error
 
     def replied(self, sending: Sending, reply: Reply) -> None:
         """:raises StreamError: this producer is at its end; also kept in `failed`."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from inspect import isawaitable, iscoroutine
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 import httpx
 
+from opslog.errors import UsageError
 from opslog.server.client import arguments
 from opslog.server.client.calls import Calls
-from opslog.server.client.errors import StreamError
+from opslog.server.client.computed import Asking, Extras, Values
 from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import Options, Producing, Sending
@@ -32,15 +34,25 @@ class Client:
                 print(batch.messages, batch.next_offset)
 
     :param url: what all paths are below. :param token: sent as a bearer token. :param retrying: how patient it is.
+    :param headers: sent with every request: names and values, where a value may be a function that is called for each
+    request, also for each retry and reconnection; or one function that gives all of them. What such a function raises
+    ends the call. :param params: likewise, in the address; errors do not show them.
     :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, retrying: Retrying | None = None, http: httpx.Client | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+        retrying: Retrying | None = None,
+        http: httpx.Client | None = None,
     ) -> None:
         self._url = arguments.address(url)
         self._policy = retrying or Retrying()
-        self._headers = {} if token is None else {"Authorization": f"Bearer {arguments.token(token)}"}
+        self._extras = Extras(token, headers, params)
         self._own = http is None
         self._http = http or httpx.Client(**settings())
 
@@ -80,18 +92,25 @@ class Client:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
 
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise UsageError("this client is closed: make another one")
+
     def _send(self, request: Request) -> Reply:
-        headers = {**self._headers, **request.headers}
+        self._check_open()
+        url, headers = _asked(self._extras.prepared(request))
         try:
-            answer = self._http.request(request.method, request.url, headers=headers, content=request.content)
+            answer = self._http.request(request.method, url, headers=headers, content=request.content)
         except FAILURES as error:
             raise lost(error) from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     def _read(self, following: Following) -> Iterator[Batch]:
         while (request := following.request()) is not None:
+            self._check_open()
+            url, headers = _asked(self._extras.prepared(request))
             try:
-                with self._http.stream(request.method, request.url, headers={**self._headers}) as answer:
+                with self._http.stream(request.method, url, headers=headers) as answer:
                     following.opened(*head_of(answer))
                     for piece in answer.iter_bytes():
                         yield from following.received(piece)
@@ -102,6 +121,20 @@ class Client:
                 following.lost(lost(error))
             if following.pause:
                 self._policy.environment.sleep(following.pause)
+
+
+def _asked(asking: Asking[T]) -> T:
+    """What comes of the functions of the caller."""
+    try:
+        found = next(asking)
+        while True:
+            if isawaitable(found):
+                if iscoroutine(found):
+                    found.close()
+                raise UsageError("headers= and params= of this client are plain functions: AsyncClient awaits others")
+            found = asking.send(found)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
 
 
 class Stream:
@@ -233,6 +266,7 @@ class Producer:
 
     def _add(self, contents: Iterable[Content]) -> None:
         with self._changed:
+            self._check_open()
             for content in contents:
                 self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
                 self._core.add(content)
@@ -242,6 +276,8 @@ class Producer:
         """Wait until all that was appended is acknowledged. Returns the end of the stream, None if nothing was
         appended."""
         with self._changed:
+            if not self._core.idle:
+                self._check_open()
             self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
             if self._core.failed is not None:
                 raise self._core.failed
@@ -250,9 +286,14 @@ class Producer:
     def end(self) -> str | None:
         """Close the stream behind all that was appended, and wait for it."""
         with self._changed:
+            self._check_open()
             self._core.end()
             self._changed.notify_all()
         return self.flush()
+
+    def _check_open(self) -> None:
+        if self._closed and self._core.failed is None:
+            raise UsageError("this producer is closed: make another one, with a greater epoch or claim=True")
 
     def close(self) -> None:
         """Flush, and stop the threads."""
@@ -290,8 +331,10 @@ class Producer:
                     self._changed.wait()
             try:
                 self._deliver(sending)
-            except StreamError:
-                return  # kept in the core, for whoever appends or flushes
+            except BaseException as error:  # noqa: BLE001  (raised where somebody appends or flushes)
+                with self._changed:
+                    self._core.fail(error)
+                return
             finally:
                 with self._changed:
                     self._changed.notify_all()

@@ -22,13 +22,15 @@ QUICK = Retrying(seconds=60, first=0.0001, longest=0.001)
 
 
 class Driver:
-    """:param server: None: a real one at `url`."""
+    """:param server: None: a real one at `url`. :param options: of the client."""
 
-    def __init__(self, kind: str, server: FakeServer | None, *, url: str = URL, retrying: Retrying = QUICK) -> None:
+    def __init__(
+        self, kind: str, server: FakeServer | None, *, url: str = URL, retrying: Retrying = QUICK, **options: Any
+    ) -> None:
         self.kind = kind
         self._server = server
         self.url = url
-        self._retrying = retrying
+        self._options = {"retrying": retrying, **options}
 
     def call(self, path: str, name: str, *arguments: Any, **options: Any) -> Any:
         """A call on a stream. Of `fork` the URL."""
@@ -94,10 +96,10 @@ class Driver:
     def _client(self) -> Iterator[Client]:
         fake = httpx.MockTransport(self._server.handle) if self._server else None
         with httpx.Client(transport=fake, verify=_NO_TLS) as http:
-            yield Client(self.url, retrying=self._retrying, http=http)
+            yield Client(self.url, http=http, **self._options)
 
     @asynccontextmanager
     async def _async_client(self) -> AsyncIterator[AsyncClient]:
         fake = httpx.MockTransport(self._server.handle_later) if self._server else None
         async with httpx.AsyncClient(transport=fake, verify=_NO_TLS) as http:
-            yield AsyncClient(self.url, retrying=self._retrying, http=http)
+            yield AsyncClient(self.url, http=http, **self._options)
