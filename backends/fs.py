@@ -123,8 +123,12 @@ class FsBackend:
         """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
         entries: list[Entry] = []
         try:
+            if prefix.startswith(ARCHIVE):
+                self._check_spelling(tree, prefix[:-1])
             posix.scan(tree.checked(prefix), entries, firsts, tree.descriptor)
             tree.check()
+        except InvalidNameError:
+            return []  # it has another name
         except OSError as error:
             if error.errno in posix.MISSING and not os.path.isdir(self.root):
                 return []  # nothing is there
@@ -283,6 +287,8 @@ class FsBackend:
         try:
             lock = self._take_lock(tree, path)
         except LockedError as error:
+            with suppress(OSError):
+                self._check_spelling(tree, f"{OPS}{agent}")  # the lock may be that of another name
             raise AgentBusyError(
                 f"agent {agent!r} of {self.url} is in use by {error.holder}: close the store there, end that process, "
                 "or open under another agent name",
@@ -291,9 +297,12 @@ class FsBackend:
             ) from None
         appender = FsAppender(self, tree, agent, path, lock)
         try:
+            self._check_spelling(tree, f"{OPS}{agent}")
             appender.settle()
-        except BaseException:
+        except BaseException as error:
             appender.close()
+            if isinstance(error, OSError):
+                raise self.write_failed(f"{OPS}{agent}", error, "the log was not opened") from error
             raise
         return appender
 
@@ -373,8 +382,10 @@ class FsBackend:
         if directory:
             parent = _parent(directory)
             self._make_directory(tree, parent)
-            with suppress(FileExistsError):
+            try:
                 os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
+            except FileExistsError:
+                self._check_spelling(tree, directory)
             self.sync_directory(parent)
         else:
             # Where the parent may not even be read, the root was made by its owner, long before this process came.
@@ -383,6 +394,29 @@ class FsBackend:
         # What `delete` can remove and somebody make anew cannot be remembered.
         if not _is_removable(directory):
             self._durable.add(directory)
+
+    def _check_spelling(self, tree: Tree, directory: str) -> None:
+        """If there is a directory of an agent or a period by this name, it has exactly this name.
+
+        :raises InvalidNameError: the filesystem does not distinguish case, and the directory has another name: two
+            agents would share a log, and readers find it under one of their names.
+        :raises OSError: that cannot be told.
+        """
+        folder, _, name = directory.rpartition("/")
+        if f"{folder}/" not in (OPS, ARCHIVE):
+            return
+        try:
+            os.lstat(tree.checked(directory), dir_fd=tree.descriptor)
+            names = posix.names(folder, tree.descriptor)
+        except FileNotFoundError:
+            return
+        twin = next((other for other in names if other.lower() == name.lower()), name)
+        if name not in names and twin != name:
+            what = "agent" if f"{folder}/" == OPS else "period"
+            raise InvalidNameError(
+                f"{what} {name!r} of {self.url}: this filesystem does not distinguish case, and {twin!r} is there "
+                f"already, so both would be one. Use exactly {twin!r}, or a name that differs by more than case"
+            )
 
     def open_new(self, tree: Tree, path: str) -> int:
         """Create a file that must not exist, and the directories it lies in, and open it for writing.

@@ -84,15 +84,13 @@ class FsAppender:
         """Lock the newest segment, and make durable what an earlier session left: it may have been killed between a
         write and its fdatasync.
 
-        :raises AgentBusyError: a process that has lost its lock file is still writing this log.
+        :raises AgentBusyError: a process that has lost its lock file is still writing this log. :raises OSError: the
+            log cannot be opened.
         """
-        try:
-            # Until it is locked the next one may be begun, by a process whose lock file was removed.
-            while (number := self._highest_number()) > self._number:
-                with suppress(FileNotFoundError):  # folded and collected since
-                    self._hold(number, self._open_end(segment_path(self._agent, number)))
-        except OSError as error:
-            raise self._backend.write_failed(self._directory, error, "the log was not opened") from error
+        # Until it is locked the next one may be begun, by a process whose lock file was removed.
+        while (number := self._highest_number()) > self._number:
+            with suppress(FileNotFoundError):  # folded and collected since
+                self._hold(number, self._open_end(segment_path(self._agent, number)))
         if self._number:
             with suppress(MissingFileError):
                 self._backend.persist([self._path])

@@ -129,11 +129,14 @@ def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int |
 
 def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int | None) -> None:
     first = firsts.get(prefix, "")
-    with os.scandir(descriptor) as directory:
-        # With its slash a directory's name takes the place that the paths below it have among the files.
-        found = sorted(
-            (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
-        )
+    try:
+        with os.scandir(descriptor) as directory:
+            # With its slash a directory's name takes the place that the paths below it have among the files.
+            found = sorted(
+                (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
+            )
+    except FileNotFoundError:
+        return  # it was deleted since it was opened
     for name, entry in found:
         if name[-1] == "/":
             scan(prefix + name, entries, firsts, at)

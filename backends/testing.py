@@ -18,13 +18,13 @@ Every test works in a storage of its own, and opens several backends on it. The 
 disk. It cannot see what only a crash or a broken disk shows (durability, `WriteFailedError`, `CommitUnknownError`) nor
 forks: test those where you can break your storage on purpose.
 
-This module is the only one of the package that needs pytest.
+This module and `opslog.backends.testing_names` are the only ones of the package that need pytest.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -37,38 +37,26 @@ from opslog.errors import (
     AgentFencedError,
     AlreadyExistsError,
     ClosedError,
-    InvalidNameError,
     LockedError,
     MissingFileError,
 )
-from opslog.layout import LOCKS, OPS, segment_of, segment_path
+from opslog.layout import LOCKS, segment_of, segment_path
 
-OpenBackend = Callable[[], Backend]
+pytest.register_assert_rewrite("opslog.backends.testing_names")
 
-BAD_PATHS = ["", "/", "/a", "a/", "a//b", ".", "..", "./a", "a/.", "../a", "a/../b", "a/..", "a\0b", "a\ud800b"]
-ODD_PATHS = [
-    "a",
-    "a.b/c",
-    "...",
-    ".hidden/.file",
-    "with space/ and more ",
-    "new\nline",
-    "back\\slash",
-    "star*?[x]{y}",
-    "per%20cent+plus",
-    "quote'\"`$",
-    "hash#fragment?query=1&x",
-    "ünïcödé/日本語/\U0001f600",
-    "e\u0301 and \u00e9",
-    "UPPER/lower",
-]
+from opslog.backends.testing_names import (  # noqa: E402  (after its rewrite is registered)
+    ODD_PATHS,
+    NamesContract,
+    OpenBackend,
+    log_of,
+    paths_of,
+)
+
+__all__ = ["ODD_PATHS", "BackendContract"]
 
 
-class BackendContract:
+class BackendContract(NamesContract):
     """See the module's docstring."""
-
-    odd_paths: Sequence[str] = ODD_PATHS
-    """Names that no store uses. Leave out those that your storage cannot have at all."""
 
     def open_backend(self, space: Path) -> Backend:
         """Open a backend on the storage that belongs to `space`.
@@ -135,7 +123,7 @@ class BackendContract:
         with ThreadPoolExecutor(racers) as pool:
             outcomes = list(pool.map(race, range(racers)))
         assert [sum(turn) for turn in zip(*outcomes, strict=True)] == [1] * rounds
-        assert _paths(backends[0], "race/") == sorted(f"race/{turn}" for turn in range(rounds))
+        assert paths_of(backends[0], "race/") == sorted(f"race/{turn}" for turn in range(rounds))
 
     def test_a_file_of_20_megabytes(self, backend: Backend) -> None:
         data = b"0123456789abcdef" * (20 * 1024 * 1024 // 16)
@@ -218,9 +206,9 @@ class BackendContract:
     def test_list_of_a_prefix(self, backend: Backend) -> None:
         for path in ["ops/a/1", "ops/a/2", "ops/ab/1", "ops/a.b/1", "opsx/1", "snapshots/1/p"]:
             backend.create(path, b"")
-        assert _paths(backend, "ops/") == ["ops/a.b/1", "ops/a/1", "ops/a/2", "ops/ab/1"]
-        assert _paths(backend, "ops/a/") == ["ops/a/1", "ops/a/2"]
-        assert len(_paths(backend)) == 6
+        assert paths_of(backend, "ops/") == ["ops/a.b/1", "ops/a/1", "ops/a/2", "ops/ab/1"]
+        assert paths_of(backend, "ops/a/") == ["ops/a/1", "ops/a/2"]
+        assert len(paths_of(backend)) == 6
 
     def test_list_after_a_path(self, backend: Backend) -> None:
         for path in ["a/1", "a/2", "a/3", "a.b", "b/1"]:
@@ -242,7 +230,7 @@ class BackendContract:
         assert {segment_path("c", number) for number in range(1, 6)} <= set(paths)
 
     def test_a_missing_prefix_is_an_empty_list(self, backend: Backend) -> None:
-        assert _paths(backend) == []
+        assert paths_of(backend) == []
         assert backend.list("ops/") == []
         backend.create("file", b"")
         assert backend.list("file/") == []
@@ -267,9 +255,9 @@ class BackendContract:
             writing = pool.submit(write)
             while not done.is_set() and not writing.done():
                 before = list(created)
-                assert set(before) <= set(_paths(reader))
+                assert set(before) <= set(paths_of(reader))
             writing.result(60)
-        assert _paths(reader) == created
+        assert paths_of(reader) == created
 
     # delete
 
@@ -277,10 +265,10 @@ class BackendContract:
         for path in ["snapshots/1-a/part", "snapshots/1-a/index", "archive/2026-Q4/a", "ops/a/1", "b"]:
             backend.create(path, b"")
         backend.delete(["snapshots/1-a/part", "never/was", "b", "b/c"])
-        assert _paths(backend) == ["archive/2026-Q4/a", "ops/a/1", "snapshots/1-a/index"]
+        assert paths_of(backend) == ["archive/2026-Q4/a", "ops/a/1", "snapshots/1-a/index"]
         for _ in range(2):
             backend.delete(path for path in ["snapshots/1-a/index", "archive/2026-Q4/a", "ops/a/1"])
-            assert _paths(backend) == []
+            assert paths_of(backend) == []
         backend.delete([])
 
     def test_a_deleted_path_can_be_created_again(self, opener: OpenBackend) -> None:
@@ -304,7 +292,7 @@ class BackendContract:
         other.persist([])
         assert other.list("manifests/") + other.list("ops/") == before
         appender.append(b"2\n")
-        assert _log(other, "a") == b"1\n2\n"
+        assert log_of(other, "a") == b"1\n2\n"
         appender.close()
 
     # appender
@@ -320,7 +308,7 @@ class BackendContract:
         for position, line in [(Position(1, 0), b"one\n"), (second, b"second\n"), (third, b"3\n")]:
             path = segment_path("planner", position.segment)
             assert backend.read(path, position.offset, position.offset + len(line)) == line
-        assert _log(backend, "planner") == b"one\nsecond\n3\n"
+        assert log_of(backend, "planner") == b"one\nsecond\n3\n"
         appender.close()
 
     def test_every_append_is_visible_to_others_at_once(self, opener: OpenBackend) -> None:
@@ -330,10 +318,10 @@ class BackendContract:
         for number in range(20):
             appender.append(b"%d\n" % number)
             expected += b"%d\n" % number
-            assert _log(reader, "a") == expected
+            assert log_of(reader, "a") == expected
             assert sum(entry.size for entry in reader.list("ops/a/")) == len(expected)
         appender.close()
-        assert _log(opener(), "a") == expected
+        assert log_of(opener(), "a") == expected
 
     def test_a_new_appender_begins_a_new_segment(self, opener: OpenBackend) -> None:
         for session in range(1, 4):
@@ -405,11 +393,11 @@ class BackendContract:
             for appender in (first, second):
                 if appender is not None:
                     appender.close()
-            assert _log(janitor, agent) == acknowledged
+            assert log_of(janitor, agent) == acknowledged
             third = opener().appender(agent)
             third.append(b"third\n")
             third.close()
-            assert _log(janitor, agent) == acknowledged + b"third\n"
+            assert log_of(janitor, agent) == acknowledged + b"third\n"
             with janitor.lock("compaction"):
                 pass
 
@@ -420,7 +408,7 @@ class BackendContract:
         appender.close()
         with pytest.raises(ClosedError):
             appender.append(b"y\n")
-        assert _log(backend, "a") == b"x\n"
+        assert log_of(backend, "a") == b"x\n"
 
     def test_agents_write_at_the_same_time(self, opener: OpenBackend) -> None:
         agents = [f"agent-{number}" for number in range(8)]
@@ -436,7 +424,7 @@ class BackendContract:
         with ThreadPoolExecutor(len(agents)) as pool:
             written = list(pool.map(write, agents))
         reader = opener()
-        assert [_log(reader, agent) for agent in agents] == written
+        assert [log_of(reader, agent) for agent in agents] == written
         assert {found[0] for entry in reader.list("ops/") if (found := segment_of(entry.path))} == set(agents)
 
     # lock
@@ -498,62 +486,6 @@ class BackendContract:
         for entry in (*backend.list("ops/"), *(entry for entry in backend.list("") if entry.path == "a")):
             assert before - 1 <= entry.modified <= after + 1
 
-    # names
-
-    @pytest.mark.parametrize("path", BAD_PATHS)
-    def test_paths_that_could_leave_the_storage_are_refused(self, backend: Backend, path: str) -> None:
-        with pytest.raises(InvalidNameError):
-            backend.create(path, b"")
-        with pytest.raises(InvalidNameError):
-            backend.read(path)
-        with pytest.raises(InvalidNameError):
-            backend.read_many([Range(path)])
-        with pytest.raises(InvalidNameError):
-            backend.map(path)
-        with pytest.raises(InvalidNameError):
-            backend.delete([path])
-        assert _paths(backend) == []
-
-    @pytest.mark.parametrize("prefix", ["ops", "/", "/ops/", "../", "ops//", "ops/../", "./", "o\0/"])
-    def test_prefixes_are_empty_or_directories(self, backend: Backend, prefix: str) -> None:
-        with pytest.raises(InvalidNameError):
-            backend.list(prefix)
-
-    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", ".a", "ä", "a b", "a\n", "a" * 129])
-    def test_names_of_agents_and_locks(self, backend: Backend, name: str) -> None:
-        with pytest.raises(InvalidNameError):
-            backend.appender(name)
-        with pytest.raises(InvalidNameError), backend.lock(name):
-            pytest.fail("the name was accepted")
-        longest = "a" * 128
-        backend.appender(longest).close()
-        with backend.lock(longest):
-            pass
-
-    @pytest.mark.parametrize(
-        "agent", ["build.tmp-1", "a.tmp-0123456789abcdef", "a..", "ops", "locks", "a.lock", "0.jsonl"]
-    )
-    def test_a_name_of_an_agent_that_looks_like_a_file(self, opener: OpenBackend, agent: str) -> None:
-        for segment in (1, 2):
-            appender = opener().appender(agent)
-            assert appender.append(b"x\n").segment == segment
-            appender.close()
-        reader = opener()
-        expected = [segment_path(agent, 1), segment_path(agent, 2)]
-        assert [entry.path for entry in reader.list_logs({})] == _paths(reader) == expected
-        with reader.lock(agent):
-            reader.appender(agent).close()
-        assert _log(reader, agent) == b"x\nx\n"
-
-    def test_odd_names_are_kept(self, backend: Backend) -> None:
-        paths = self.odd_paths
-        for path in paths:
-            backend.create(path, path.encode())
-        assert _paths(backend) == sorted(paths)
-        assert backend.read_many([Range(path) for path in paths]) == [path.encode() for path in paths]
-        backend.delete(paths)
-        assert _paths(backend) == []
-
     # close
 
     def test_a_closed_backend_refuses(self, opener: OpenBackend) -> None:
@@ -581,15 +513,3 @@ class BackendContract:
     def test_the_url_names_the_storage(self, backend: Backend) -> None:
         assert isinstance(backend.url, str)
         assert backend.url
-
-
-def _paths(backend: Backend, prefix: str = "") -> list[str]:
-    """The paths listed, without what the storage may keep for its locks."""
-    return [entry.path for entry in backend.list(prefix) if not entry.path.startswith(LOCKS)]
-
-
-def _log(backend: Backend, agent: str) -> bytes:
-    """All bytes of a log, segment by segment."""
-    parts = backend.read_many([Range(path) for path in _paths(backend, f"{OPS}{agent}/")])
-    assert None not in parts
-    return b"".join(part for part in parts if part is not None)

@@ -66,11 +66,13 @@ class Disk:
     """A tree of directories and files. Paths begin with a slash.
 
     :param now: its clock.
+    :param folds_case: whether it keeps the case of names and does not distinguish them by it, as some filesystems do.
     :ivar on_unlink: called with a path and the file that stood there, when it is removed.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, folds_case: bool = False) -> None:
         self.now = now
+        self._folds_case = folds_case
         self._number = 1
         self.root = Directory(1, now())
         self.root.links = 1
@@ -84,10 +86,17 @@ class Disk:
                 continue
             if not isinstance(node, Directory):
                 raise NotADirectoryError(20, "Not a directory", path)
-            if name not in node.entries:
+            spelled = self._spelled(node, name)
+            if spelled not in node.entries:
                 raise FileNotFoundError(2, "No such file or directory", path)
-            node = node.entries[name]
+            node = node.entries[spelled]
         return node
+
+    def _spelled(self, directory: Directory, name: str) -> str:
+        """The name as the directory has it, if it has it."""
+        if not self._folds_case or name in directory.entries:
+            return name
+        return next((other for other in directory.entries if other.lower() == name.lower()), name)
 
     def directory(self, path: str) -> Directory:
         node = self.find(path)
@@ -98,7 +107,8 @@ class Disk:
     def place(self, path: str) -> tuple[Directory, str]:
         """The directory that a path's last name is in, and that name."""
         parent, _, name = path.rstrip("/").rpartition("/")
-        return self.directory(parent), name
+        directory = self.directory(parent)
+        return directory, self._spelled(directory, name)
 
     def make_file(self, path: str) -> File:
         directory, name = self.place(path)

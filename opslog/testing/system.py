@@ -54,9 +54,9 @@ class _Open:
 class System:
     """What the modules of the directory backend find under `os`, `flock` and `forking`."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, *, folds_case: bool = False) -> None:
         self.simulation = simulation
-        self.disk = Disk(lambda: simulation.time)
+        self.disk = Disk(lambda: simulation.time, folds_case=folds_case)
         self.disk.make_directory(ROOT)
         self.disk.root.sync()
         self._open: dict[int, _Open] = {}

@@ -442,6 +442,23 @@ def test_files_that_vanish_while_listing_are_left_out(
     assert [entry.path for entry in backend.list("")] == ["a/1", "c/1"]
 
 
+def test_a_directory_that_is_deleted_between_opening_and_listing_it(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.create("snapshots/1-a/part", b"")
+    backend.create("snapshots/2-b/part", b"")
+    real = os.scandir
+
+    def scandir(descriptor: int) -> Any:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("1-a"):
+            (root / "snapshots" / "1-a" / "part").unlink()
+            (root / "snapshots" / "1-a").rmdir()
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [entry.path for entry in backend.list("")] == ["snapshots/2-b/part"]
+
+
 class _Scan(list[Any]):
     def __enter__(self) -> _Scan:
         return self
