@@ -4,8 +4,11 @@
 
     <directory>/
       layout.json     format, version, number of shards, how a path finds its shard, the storage's name
-      lock            held by the one process that serves the directory
+      lock            locked by the one process that serves the directory, and says which one that is
       shard-000/      data.mdb: see `opslog.server.lmdb_shard`
+
+The process locks the directory itself, too, so that nobody else gets in after somebody has removed the file. It then
+refuses to write, because nobody can be told any more who it is.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from opslog.backends import flock
+from opslog.backends import flock, forking
 from opslog.backends.posix import fsync_directory, write_all
 from opslog.environment import REAL, Environment
 from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageError
@@ -30,6 +33,8 @@ FORMAT, VERSION, HASH = "opslog-streams", 1, "blake2b-64-mod"
 SHARDS, SHARDS_MAX = 1, 256
 MAP_BYTES = 2**40
 _RETRY_SECONDS = 0.1
+_DATABASE = ("data.mdb", "lock.mdb")
+_MAP_BYTES_NEW = 2**20
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -67,12 +72,12 @@ class DirectoryStorage:
             raise UsageError(f"a directory has 1 to {SHARDS_MAX} shards, not {shards}")
         with ExitStack() as stack:
             _make_directory(self.path)
-            stack.callback(flock.release, _lock(self.path / "lock", wait_seconds, environment))
+            _lock(stack, self.path, wait_seconds, environment)
             layout = _layout(self.path, shards, environment)
             self.name = layout.name
             opened: list[Shard] = []
             for number in range(layout.shards):
-                shard = _open_shard(self.path / _shard_name(number), map_bytes)
+                shard = _open_shard(self.path, number, map_bytes)
                 stack.callback(shard.close)
                 opened.append(shard)
             self.shards = tuple(opened)
@@ -87,15 +92,31 @@ class DirectoryStorage:
         self._closing.close()
 
 
-def _lock(path: Path, wait_seconds: float, environment: Environment) -> int:
+def _lock(stack: ExitStack, path: Path, wait_seconds: float, environment: Environment) -> None:
+    """Lock the directory until the stack is left."""
     end = environment.monotonic() + wait_seconds
     while True:
         try:
-            return flock.take(str(path), "server")
+            with ExitStack() as locks:
+                locks.callback(flock.release, flock.take(str(path / "lock"), "server"))
+                _lock_itself(locks, path)
+                stack.push(locks.pop_all())
+                return
         except LockedError:
             if environment.monotonic() >= end:
                 raise
         environment.sleep(_RETRY_SECONDS)
+
+
+def _lock_itself(stack: ExitStack, path: Path) -> None:
+    descriptor = forking.open_descriptor(str(path), os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(flock.release, descriptor)
+    if not flock.try_lock(descriptor, str(path)):
+        raise LockedError(
+            f"{path} is served by another process, whose file {path / 'lock'} somebody has removed: stop that process",
+            "server",
+            "a process that cannot be told any more",
+        )
 
 
 def _layout(path: Path, shards: int | None, environment: Environment) -> Layout:
@@ -122,23 +143,38 @@ def _layout(path: Path, shards: int | None, environment: Environment) -> Layout:
 
 
 def _create(path: Path, layout: Layout) -> None:
-    """Lay out a new directory. The manifest comes last: without it, there is nothing in a directory yet."""
-    others = sorted(entry.name for entry in path.iterdir() if entry.name not in {"lock", "layout.json.new"})
-    if any(not name.startswith("shard-") or any((path / name).iterdir()) for name in others):
+    """Lay out a new directory. The manifest comes last. Without it there is nothing in a directory yet; with it every
+    shard has its database, so that one that was lost is not taken for a new one."""
+    new = path / "layout.json.new"
+    others = sorted(entry.name for entry in path.iterdir() if entry.name not in {"lock", new.name})
+    if any(not name.startswith("shard-") or not (_is_new(path / name) or new.exists()) for name in others):
         raise UsageError(
             f"{path} has no layout.json, but is not empty ({others[0]}): name an empty directory or a new one"
         )
+    _write(new, msgspec.json.format(msgspec.json.encode(layout)) + b"\n")
+    fsync_directory(str(path))  # what is in the shards counts for nothing as long as this file is there
     for number in range(layout.shards):
-        (path / _shard_name(number)).mkdir(exist_ok=True)
-    new = path / "layout.json.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        shard = path / _shard_name(number)
+        shard.mkdir(exist_ok=True)
+        for name in _DATABASE:
+            (shard / name).unlink(missing_ok=True)
+        LmdbShard(shard, _MAP_BYTES_NEW).close()
+        fsync_directory(str(shard))
+    new.rename(path / "layout.json")
+    fsync_directory(str(path))
+
+
+def _is_new(shard: Path) -> bool:
+    return not any(shard.iterdir())
+
+
+def _write(path: Path, text: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        write_all(descriptor, msgspec.json.format(msgspec.json.encode(layout)) + b"\n")
+        write_all(descriptor, text)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    new.rename(path / "layout.json")
-    fsync_directory(str(path))
 
 
 def _make_directory(path: Path) -> None:
@@ -147,12 +183,14 @@ def _make_directory(path: Path) -> None:
         fsync_directory(str(path.parent))
 
 
-def _open_shard(path: Path, map_bytes: int) -> LmdbShard:
-    if not path.is_dir():
-        raise CorruptError(f"{path} is missing: restore the directory from a backup", str(path))
-    shard = LmdbShard(path, map_bytes)
-    fsync_directory(str(path))
-    return shard
+def _open_shard(path: Path, number: int, map_bytes: int) -> LmdbShard:
+    shard = path / _shard_name(number)
+    data = shard / _DATABASE[0]
+    if not data.is_file() or not data.stat().st_size:
+        missing = data if shard.is_dir() else shard
+        state = "is empty" if data.is_file() else "is missing"
+        raise CorruptError(f"{missing} {state}: restore the directory from a backup", str(missing))
+    return LmdbShard(shard, map_bytes, path / "lock")
 
 
 def _shard_name(number: int) -> str:

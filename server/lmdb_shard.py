@@ -15,19 +15,23 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
+from struct import error as struct_error
 from typing import Any
 
 import lmdb
 import msgspec
 
 from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenError, WriteFailedError
+from opslog.server.lmdb_file import missing_page
 from opslog.server.model import Producer, Stream
+from opslog.server.place import Place
 from opslog.server.storage import Changes, Record, Usage
 
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 """How much one step of removing takes away: commits wait for it."""
 
 _PAGE_STREAMS = 256
+_RESTORE = "restore the directory from a backup"
 _EVERYTHING = 2**64 - 1
 _KEY_BYTES_MAX = 511
 _number = Struct(">Q")
@@ -40,17 +44,22 @@ _producer = msgspec.msgpack.Decoder(Producer)
 class LmdbShard:
     """A shard in the directory `path`, which exists.
 
-    :param map_bytes: how large the file may become; address space, not memory.
+    :param map_bytes: how large the file may become; address space, not memory. :param lock: a file that has to stay in
+        place, too: that of the lock of the whole storage.
+    :raises CorruptError: the file there is no database, or is too short for what it should hold.
     """
 
     durable = True
 
-    def __init__(self, path: Path, map_bytes: int) -> None:
+    def __init__(self, path: Path, map_bytes: int, lock: Path | None = None) -> None:
         self.path = path
         try:
             self._environment = lmdb.open(str(path), map_size=map_bytes, max_dbs=8, max_readers=512, meminit=False)
         except lmdb.Error as error:
             raise _unreadable(path, error) from error
+        self._check_length()
+        files = [path / "data.mdb", path / "lock.mdb"]
+        self._place = Place(files if lock is None else [*files, lock])
         opened = {name: self._environment.open_db(name) for name in (b"streams", b"records", b"producers", b"values")}
         self._streams, self._records = opened[b"streams"], opened[b"records"]
         self._producers, self._values = opened[b"producers"], opened[b"values"]
@@ -127,7 +136,21 @@ class LmdbShard:
         with self._reading() as txn:
             return self._count(txn, b"next id", 1)
 
+    def problem(self) -> str | None:
+        return self._place.problem()
+
     def commit(self, changes: Changes) -> None:
+        problem = self._place.problem()
+        if problem is not None:
+            raise WriteFailedError(f"nothing was changed: {problem}")
+        self._commit(changes)
+        problem = self._place.problem()
+        if problem is not None:
+            raise CommitUnknownError(
+                f"it is unknown whether the last changes were written to what was opened: {problem}"
+            )
+
+    def _commit(self, changes: Changes) -> None:
         try:
             txn = self._environment.begin(write=True)
         except lmdb.Error as error:
@@ -229,6 +252,25 @@ class LmdbShard:
     def close(self) -> None:
         self._environment.close()
 
+    def _check_length(self) -> None:
+        """Reading a page that the file does not have would end the process."""
+        path = self.path / "data.mdb"
+        last, page_bytes = self._environment.info()["last_pgno"], self._environment.stat()["psize"]
+        try:
+            missing = missing_page(str(path), page_bytes, last)
+        except (ValueError, struct_error) as error:
+            self.close()
+            raise CorruptError(f"{path} was truncated and cannot be read: {error}; {_RESTORE}", str(path)) from error
+        if missing is not None:
+            self.close()
+            place = missing * page_bytes
+            raise CorruptError(
+                f"{path} was truncated: it has {path.stat().st_size} bytes, and its newest commit needs those at "
+                f"{place}; {_RESTORE}",
+                str(path),
+                place,
+            )
+
     def _reading(self) -> Any:
         try:
             return self._environment.begin()
@@ -288,5 +330,5 @@ def _producer_key(stream_id: int, producer_id: str) -> bytes:
 
 def _unreadable(path: Path, error: lmdb.Error) -> OpslogError:
     if isinstance(error, lmdb.CorruptedError | lmdb.InvalidError | lmdb.VersionMismatchError):
-        return CorruptError(f"{path} cannot be read: {error}; restore the directory from a backup", str(path))
+        return CorruptError(f"{path} cannot be read: {error}; {_RESTORE}", str(path))
     return ReopenError(f"{path} cannot be read: {error}")

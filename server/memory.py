@@ -93,6 +93,9 @@ class MemoryShard:
                 else:
                     self._values[key] = value
 
+    def problem(self) -> str | None:
+        return None
+
     def _set_stream(self, path: str, stream: Stream | None) -> None:
         known = path in self._streams
         if stream is not None:

@@ -107,6 +107,10 @@ class Shard(Protocol):
         """
         ...
 
+    def problem(self) -> str | None:
+        """Why a commit would be refused now, as far as can be told without trying; None if it would not."""
+        ...
+
     def tidy(self) -> bool:
         """Do a bounded part of the work that `dropped` and `trimmed` left, if any; whether there is more.
 

@@ -212,7 +212,9 @@ class Streams:
     @property
     def failure(self) -> str | None:
         """Why nothing can be written any more, if so."""
-        return next((str(writer.failure) for writer in self._writers if writer.failure is not None), None)
+        failed = [str(writer.failure) for writer in self._writers if writer.failure is not None]
+        problems = (problem for shard in self.storage.shards if (problem := shard.problem()) is not None)
+        return failed[0] if failed else next(problems, None)
 
     @property
     def waiting(self) -> int:
