@@ -238,20 +238,24 @@ class AsyncStore(Generic[T]):
     # -- others' writes, and the past
 
     async def refresh(self) -> list[Commit]:
-        """Take in what other agents wrote, and return those commits."""
-        return await asyncio.to_thread(self._store.refresh)
+        """Take in what other agents wrote, and return those commits. What a cancelled call would have returned, the
+        next one does."""
+        await asyncio.to_thread(self._store._bring_news)
+        return self._store._news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
-        """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`."""
+        """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`, and each
+        commit once, as there; also when this is left, or cancelled."""
         while not self._store._closed:
             try:
-                commits, complete = await asyncio.to_thread(self._store._take_new)
+                await asyncio.to_thread(self._store._bring_news)
             except ClosedError:
                 return  # closed while it was looking
-            for commit in commits:
+            is_quiet = True
+            while (commit := self._store._next_news()) is not None:
+                is_quiet = False
                 yield commit
-            self._store._check_complete(complete)
-            if not commits:
+            if is_quiet:
                 await asyncio.sleep(poll_seconds)
 
     async def ops(self, since: int | None = None) -> list[Commit]:

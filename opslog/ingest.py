@@ -25,7 +25,7 @@ from opslog.log import Cursor, list_log, list_segments
 from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.sealing import take_name
-from opslog.state import read_new
+from opslog.state import read_on
 from opslog.torn import joined
 
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -171,8 +171,9 @@ class _Writer:
             # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
             if agent not in cursors or not cursors[agent].has_reached(cut):
                 cursors[agent] = Cursor.at(agent, cut)
-        for commit in read_new(self._backend, cursors, list_segments(self._backend)):
-            self.clock = max(self.clock, commit.clock)
+        for commits, cursor in read_on(self._backend, cursors, list_segments(self._backend)):
+            cursors[cursor.agent] = cursor
+            self.clock = max([self.clock, *(commit.clock for commit in commits)])
         return manifest
 
     def _append(self, agent: str, cut: Cut | None, lines: bytes, fence: Fence) -> None:

@@ -6,8 +6,9 @@ locking of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -33,6 +34,9 @@ from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
 from opslog.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
+
+_TOGETHER = 64
+"""How many commits are taken into a state at once: a fraction of a millisecond, for which those who read it wait."""
 
 _HEAVY = 10_000
 """So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
@@ -172,11 +176,14 @@ class State:
             self._uncounted.pop()
 
     def is_behind(self, newest: Manifest, skip: str | None) -> bool:
-        """Whether commits were folded that were not read here, or so much of this state is in the snapshot by now that
-        the winners of the old tail had better be forgotten, or runs that are looked into on storage were replaced.
+        """Whether it has to be loaded again before it can read on: it is torn, or commits were folded that were not
+        read here, or so much of it is in the snapshot by now that the winners of the old tail had better be forgotten,
+        or runs that are looked into on storage were replaced.
 
         :param skip: an agent whose log is known anyway.
         """
+        if self.is_torn or newest.number == self.manifest.number:
+            return self.is_torn
         retained = {run.name for run in newest.runs}
         return (
             self.is_heavy
@@ -319,31 +326,33 @@ class Loader:
         return list(self._runs.values())
 
 
-def read_new(
+def read_on(
     backend: Backend,
-    cursors: dict[str, Cursor],
+    cursors: Mapping[str, Cursor],
     segments: Segments,
     skip: str | None = None,
     check: Callable[[], None] | None = None,
-) -> Iterator[Commit]:
-    """The commits that the cursors have not seen yet, log by log; moves the cursors, and adds those of new logs.
+) -> Iterator[tuple[list[Commit], Cursor]]:
+    """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
+    (None of them, where it only moves.) The cursors that are given stay where they are.
 
     :param segments: a listing of all logs made just before; `skip`: an agent whose log is left alone.
-    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading,
-        and the cursors stay before what was read.
+    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
     logs = all_logs(segments, cursors)
     if skip is not None:
         logs.pop(skip, None)
-    for agent in logs:
-        cursors.setdefault(agent, Cursor(agent))
-    source = log_source(backend, cursors, logs)
+    starts = {agent: cursors.get(agent) or Cursor(agent) for agent in logs}
+    source = log_source(backend, starts, logs)
     if check is not None:
         source = _Checked(source, check)
     for agent, listed in logs.items():
-        for _, commit in cursors[agent].read(source, listed):
-            yield commit
+        cursor = msgspec.structs.replace(starts[agent])
+        commits = (commit for _, commit in cursor.read(source, listed))
+        while some := list(islice(commits, _TOGETHER)):
+            yield some, msgspec.structs.replace(cursor)
+        yield [], cursor
 
 
 class _Checked:

@@ -15,8 +15,8 @@ from opslog.backends import Backend, Position, open_backend
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.ingest import Ingested, ingest
 from opslog.layout import segment_path
-from opslog.log import Cursor, list_segments
-from opslog.state import read_new
+from opslog.log import list_segments
+from opslog.state import read_on
 from opslog.verify import verify
 
 TS = "2020-02-02T02:02:02.020202Z"
@@ -48,8 +48,8 @@ def content(root: Path) -> dict[str, Any]:
 
 
 def commits(backend: Backend) -> list[opslog.Commit]:
-    cursors: dict[str, Cursor] = {}
-    return sorted(read_new(backend, cursors, list_segments(backend)), key=lambda commit: commit.stamp)
+    found = [commit for commits, _ in read_on(backend, {}, list_segments(backend)) for commit in commits]
+    return sorted(found, key=lambda commit: commit.stamp)
 
 
 def test_commits_keep_their_order_across_agents_with_agent_ts_and_version(backend: Backend, root: Path) -> None:

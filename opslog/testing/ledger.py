@@ -16,7 +16,9 @@ from unittest.mock import patch
 
 from opslog.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
 from opslog.errors import CommitUnknownError, NotFoundError, OpslogError
+from opslog.log import Cursor
 from opslog.log_writer import LogWriter, Pending
+from opslog.news import News
 from opslog.store import Store
 
 Content = tuple[Any, ...]
@@ -92,7 +94,7 @@ class Ledger:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside the block it is known which call has queued which commit, and whether a refresh has missed any."""
-        append, take_new = LogWriter._append, Store._take_new
+        append, catch_up = LogWriter._append, News.catch_up
 
         def noting(writer: LogWriter, commit: Commit) -> Pending:
             pending = append(writer, commit)
@@ -101,14 +103,13 @@ class Ledger:
                 attempt.pending = pending
             return pending
 
-        def noting_gaps(store: Store[Any]) -> tuple[list[Commit], bool]:
-            commits, is_whole = take_new(store)
+        def noting_gaps(news: News, commits: Iterable[Commit], complete: bool, cursors: dict[str, Cursor]) -> None:
+            catch_up(news, commits, complete, cursors)
             for handout in self.handouts:
-                if handout.store is store:
-                    handout.is_whole &= is_whole
-            return commits, is_whole
+                if handout.store._news is news:
+                    handout.is_whole &= complete
 
-        with patch.object(LogWriter, "_append", noting), patch.object(Store, "_take_new", noting_gaps):
+        with patch.object(LogWriter, "_append", noting), patch.object(News, "catch_up", noting_gaps):
             yield
 
     @contextmanager
