@@ -146,8 +146,7 @@ class AsyncStore(Generic[T]):
 
     async def set(self, id: str, document: T) -> None:
         """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
-        # Only a tool that knows no schema version looks up what it replaces, to keep that one's.
-        if self._store._schema.version is None:
+        if self._store._schema.looks_back:
             commit = await self._look(lambda: self._store._setting(id, document))
         else:
             commit = self._store._setting(id, document)

@@ -138,6 +138,31 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
     version: int | None = 1
     migrate: Migrate | None = None
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether a set has to see what it replaces: to keep its version, or because of `check_known`."""
+        return self.type is not None or self.version is None
+
+    def check_known(self, data: bytes, replaced: Set | None) -> None:
+        """To replace this record by `data`, which `encode` gave, deletes no field that the type does not know.
+
+        :raises InvalidDocumentError: it does; names the field. :raises SchemaVersionError: the record was written under
+            a newer version, of which the type knows nothing. :raises CorruptError: it cannot be read.
+        """
+        if self.type is None or replaced is None:
+            return
+        from opslog.known_fields import lost_field  # only for those who have types
+
+        place = lost_field(self.type, self._document(replaced), orjson.loads(data))
+        if place is not None:
+            raise InvalidDocumentError(
+                f"to set document {replaced.id!r} would delete {place}, which {self.type.__name__} does not know: "
+                f"another version of this program (agent {replaced.agent}) has written it. Add the field to the type; "
+                "or, if the field is to go, raise `version` and let `migrate` remove it; or open the store without "
+                "`type`",
+                place,
+            )
+
     def encode(self, value: T) -> bytes:
         """:raises InvalidDocumentError: see `encode`; or it is not of the store's type."""
         if self.type is None:
@@ -151,15 +176,19 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
 
     def decode(self, record: Set) -> T:
         """:raises SchemaVersionError: written under a newer version. :raises CorruptError: not of the store's type."""
-        document = record.document
-        if self.version is not None and record.v != self.version:
-            document = self._migrate(document, record)
+        document = self._document(record)
         if self.type is None:
             return document  # type: ignore[return-value]  # T is Document where no type was given
         try:
             return msgspec.convert(document, self.type)
         except msgspec.ValidationError as error:
             raise record.corrupt(f"it is not a valid {self.type.__name__}: {error}") from error
+
+    def _document(self, record: Set) -> Document:
+        """In the form of the current version."""
+        if self.version is None or record.v == self.version:
+            return record.document
+        return self._migrate(record.document, record)
 
     def _migrate(self, document: Document, record: Set) -> Document:
         assert self.version is not None

@@ -54,7 +54,7 @@ class UsageError(OpslogError, ValueError):
 
 
 class InvalidDocumentError(UsageError):
-    """The document cannot be stored exactly.
+    """The document cannot be stored exactly, or would delete fields that the store's type does not know.
 
     :ivar place: where in the document, in the form ``$.tasks[3].due``.
     """

@@ -84,7 +84,8 @@ def open(
 
     :param url: a directory, or ``memory://name``; any scheme that a backend is installed for.
     :param agent: the name to write under; one live writer per name.
-    :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. None: plain dicts.
+    :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. Fields of stored documents that it
+        does not know are left out in reading, and a set that would delete them is refused. None: plain dicts.
     :param version: the schema version of documents, written with each of them. None: a tool that knows no schema.
     :param migrate: called with a document of an older version and that version, when it is read; returns it in the form
         of `version`. The stored document changes only when it is next set.

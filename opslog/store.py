@@ -100,8 +100,8 @@ class Store(Following[T]):
     def set(self, id: str, document: T) -> None:
         """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
 
-        :raises InvalidDocumentError: it cannot be stored exactly. :raises InvalidNameError: no document can have this
-            id.
+        :raises InvalidDocumentError: it cannot be stored exactly; or fields would be deleted that the store's type does
+            not know. :raises InvalidNameError: no document can have this id.
         :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been; reopen and look.
         """
         self._commit(self._setting(id, document))
@@ -110,8 +110,11 @@ class Store(Following[T]):
         """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
         batch."""
         check_id(id)
-        data = msgspec.Raw(self._schema.encode(document))
-        v = self._schema.version or self._version_of(id)
+        encoded = self._schema.encode(document)
+        replaced = self._record(id) if self._schema.looks_back else None
+        self._schema.check_known(encoded, replaced)
+        data = msgspec.Raw(encoded)
+        v = self._schema.version or (replaced.v if replaced is not None else 1)
         batch = self._open_batch
         if batch is None:
             return Set("", 0, "", id, data, v)
@@ -247,10 +250,6 @@ class Store(Following[T]):
             self._apply(commits)
         self._compaction.tail_cost += length
         self._compaction.note_commits(self._state.commits)
-
-    def _version_of(self, id: str) -> int:
-        record = self._record(id)
-        return record.v if record is not None else 1
 
     # -- the past
 

@@ -120,7 +120,19 @@ def test_core_knows_no_concrete_backend() -> None:
     assert not known, f"go through the contract and the registry of URL schemes: {known}"
 
 
-PURE = ("checksum", "commits", "documents", "exact", "layout", "leftovers", "manifest", "merge", "ordering", "snapshot")
+PURE = (
+    "checksum",
+    "commits",
+    "documents",
+    "exact",
+    "known_fields",
+    "layout",
+    "leftovers",
+    "manifest",
+    "merge",
+    "ordering",
+    "snapshot",
+)
 """Modules that decide and encode, and know nothing of files, threads and processes."""
 
 SERVER_PURE = (
