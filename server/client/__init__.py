@@ -11,14 +11,16 @@ server.
         for batch in stream.follow():                                # ends when the stream is closed
             print(batch.messages, batch.next_offset)
 
-`AsyncClient` is the same for asyncio. The core (`messages`, `retrying`, `events`, `following`, `producing`, `calls`)
-does no I/O.
+`AsyncClient` is the same for asyncio. `Client.subscription` and `Client.verify_webhook` are for workers that the server
+wakes. The core does no I/O: all modules but `sync`, `aio` and `transport`.
 """
 
 from __future__ import annotations
 
 from opslog.server.client.aio import AsyncClient, AsyncProducer, AsyncStream
 from opslog.server.client.errors import (
+    AlreadyClaimedError,
+    NoPendingWorkError,
     OutcomeUnknownError,
     ProducerError,
     ProducerFencedError,
@@ -30,23 +32,37 @@ from opslog.server.client.errors import (
     StreamError,
     StreamGoneError,
     StreamNotFoundError,
+    SubscriptionConflictError,
+    SubscriptionError,
+    SubscriptionNotFoundError,
     UnavailableError,
+    WakeLostError,
+    WebhookError,
 )
 from opslog.server.client.messages import NOW, START, Appended, Batch, Metadata
 from opslog.server.client.retrying import Retrying
+from opslog.server.client.subscribing import LinkedStream, PendingStream, SubscriptionInfo, Wake
+from opslog.server.client.subscriptions import AsyncClaim, AsyncSubscription, Claim, Subscription
 from opslog.server.client.sync import Client, Producer, Stream
 
 __all__ = [
     "NOW",
     "START",
+    "AlreadyClaimedError",
     "Appended",
+    "AsyncClaim",
     "AsyncClient",
     "AsyncProducer",
     "AsyncStream",
+    "AsyncSubscription",
     "Batch",
+    "Claim",
     "Client",
+    "LinkedStream",
     "Metadata",
+    "NoPendingWorkError",
     "OutcomeUnknownError",
+    "PendingStream",
     "Producer",
     "ProducerError",
     "ProducerFencedError",
@@ -60,5 +76,13 @@ __all__ = [
     "StreamError",
     "StreamGoneError",
     "StreamNotFoundError",
+    "Subscription",
+    "SubscriptionConflictError",
+    "SubscriptionError",
+    "SubscriptionInfo",
+    "SubscriptionNotFoundError",
     "UnavailableError",
+    "Wake",
+    "WakeLostError",
+    "WebhookError",
 ]

@@ -18,7 +18,10 @@ from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
+from opslog.server.client.subscribing import Subscribing
+from opslog.server.client.subscriptions import AsyncClaim, AsyncSubscription
 from opslog.server.client.transport import FAILURES, head_of, lost, settings
+from opslog.server.client.webhooks import Webhooks
 
 T = TypeVar("T")
 
@@ -45,6 +48,7 @@ class AsyncClient:
         self._url = arguments.address(url)
         self._policy = retrying or Retrying()
         self._extras = Extras(token, headers, params)
+        self._webhooks = Webhooks(self._url, self._policy)
         self._own = http is None
         self._http = http or httpx.AsyncClient(**settings())
 
@@ -54,6 +58,15 @@ class AsyncClient:
         :raises UsageError: that is no path.
         """
         return AsyncStream(self, Calls(stream_url(self._url, path), self._policy))
+
+    def subscription(self, id: str) -> AsyncSubscription:
+        """See `opslog.server.client.Client.subscription`."""
+        return AsyncSubscription(self._run, Subscribing(self._url, id, self._policy))
+
+    async def verify_webhook(self, body: bytes, signature: str) -> AsyncClaim:
+        """See `opslog.server.client.Client.verify_webhook`."""
+        wake = await self._run(self._webhooks.verified(body, signature))
+        return AsyncClaim(self._run, Subscribing(self._url, wake.subscription_id, self._policy), wake)
 
     async def close(self) -> None:
         if self._own:

@@ -8,6 +8,13 @@ StreamError                     `status` (None without an answer), `url`, `detai
 ├── ProducerError               stop this producer: another one, or another stream, is in its place
 │   ├── ProducerFencedError     403: another one with this id began a newer `epoch`; nothing of the batch was appended
 │   └── SequenceGapError        409: the server `expected` an earlier batch, which it had acknowledged
+├── SubscriptionError           what a subscription refused; `code` is the server's word for it
+│   ├── SubscriptionNotFoundError   404: no such subscription; create it
+│   ├── SubscriptionConflictError   409: it exists with another configuration
+│   ├── AlreadyClaimedError         409: `holder` is at it; wait for the next wake
+│   ├── NoPendingWorkError          409: everything is processed; wait for the next wake
+│   └── WakeLostError               409, 401: the lease ended, or a newer wake came; stop working on this one
+├── WebhookError                a request that says it is a webhook of the server is not: refuse it
 ├── RequestRefusedError         400, 401, 403, 405, 413, …: fix the request
 ├── UnavailableError            nothing was changed: try again later
 ├── OutcomeUnknownError         the request may or may not have been carried out: read the stream, then decide
@@ -81,6 +88,50 @@ class SequenceGapError(ProducerError):
         super().__init__(message, status=409, url=url, detail=detail)
         self.expected = expected
         self.received = received
+
+
+class SubscriptionError(StreamError):
+    """A subscription refused a request.
+
+    :ivar code: the server's word for it, for programs.
+    """
+
+    def __init__(self, message: str, *, code: str, status: int | None = None, url: str = "", detail: str = "") -> None:
+        super().__init__(message, status=status, url=url, detail=detail)
+        self.code = code
+
+
+class SubscriptionNotFoundError(SubscriptionError, KeyError):
+    """No such subscription."""
+
+
+class SubscriptionConflictError(SubscriptionError):
+    """The subscription exists with another configuration."""
+
+
+class AlreadyClaimedError(SubscriptionError):
+    """Another worker is at it.
+
+    :ivar holder: its name.
+    """
+
+    def __init__(
+        self, message: str, *, holder: str, code: str, status: int | None = None, url: str = "", detail: str = ""
+    ) -> None:
+        super().__init__(message, code=code, status=status, url=url, detail=detail)
+        self.holder = holder
+
+
+class NoPendingWorkError(SubscriptionError):
+    """There is nothing to do."""
+
+
+class WakeLostError(SubscriptionError):
+    """Whoever asked does not hold this wake any more. Nothing was acknowledged by this request."""
+
+
+class WebhookError(StreamError):
+    """A request that says it is a webhook is not from this server, or too old. Nothing in it can be believed."""
 
 
 class RequestRefusedError(StreamError):

@@ -107,11 +107,13 @@ def call(
     *,
     repeatable: bool,
     done_anyway: Callable[[Reply], bool] = lambda reply: False,
+    refused: Callable[[Request, Reply, bool], NoReturn] = lambda request, reply, uncertain: refuse(request, reply),
 ) -> Steps[T]:
     """Send a request until an answer decides it.
 
     :param meaning: of a success. :param repeatable: sending it twice does the same as once.
     :param done_anyway: an error that means success where an earlier try may have been carried out.
+    :param refused: raises what an error means; its last argument says whether an earlier try may have been carried out.
     :raises StreamError: what the answer means, or that none came.
     """
     tries = policy.tries()
@@ -131,7 +133,7 @@ def call(
         elif reply is not None:
             if 200 <= reply.status < 300 or (uncertain and done_anyway(reply)):
                 return meaning(request, reply)
-            refuse(request, reply)
+            refused(request, reply, uncertain)
         pause = None if uncertain and not repeatable else tries.again(asked_pause(reply) if reply else 0.0)
         if pause is None:
             give_up(request, reply, reason, uncertain=uncertain)

@@ -18,7 +18,10 @@ from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
 from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
+from opslog.server.client.subscribing import Subscribing
+from opslog.server.client.subscriptions import Claim, Subscription
 from opslog.server.client.transport import FAILURES, head_of, lost, settings
+from opslog.server.client.webhooks import Webhooks
 
 T = TypeVar("T")
 
@@ -53,6 +56,7 @@ class Client:
         self._url = arguments.address(url)
         self._policy = retrying or Retrying()
         self._extras = Extras(token, headers, params)
+        self._webhooks = Webhooks(self._url, self._policy)
         self._own = http is None
         self._http = http or httpx.Client(**settings())
 
@@ -62,6 +66,24 @@ class Client:
         :raises UsageError: that is no path.
         """
         return Stream(self, Calls(stream_url(self._url, path), self._policy))
+
+    def subscription(self, id: str) -> Subscription:
+        """A handle on a subscription, whether it exists or not; asks nothing. The client's address must be that of the
+        server's stream root.
+
+        :raises UsageError: that is no id.
+        """
+        return Subscription(self._run, Subscribing(self._url, id, self._policy))
+
+    def verify_webhook(self, body: bytes, signature: str) -> Claim:
+        """The wake that a webhook brings, if it is from this server; needs ``opslog[webhooks]``. The keys that the
+        server publishes are asked for when they are needed, and kept for five minutes.
+
+        :param body: of the request, byte by byte. :param signature: its header ``Webhook-Signature``.
+        :raises WebhookError: it is not, or older than five minutes: answer with 401.
+        """
+        wake = self._run(self._webhooks.verified(body, signature))
+        return Claim(self._run, Subscribing(self._url, wake.subscription_id, self._policy), wake)
 
     def close(self) -> None:
         if self._own:

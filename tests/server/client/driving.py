@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from inspect import isawaitable
 from typing import Any
 
 import httpx
@@ -19,6 +20,51 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 URL = "http://streams.example/v1/stream"
 KINDS = ("threads", "asyncio")
 QUICK = Retrying(seconds=60, first=0.0001, longest=0.001)
+
+
+class Blocking:
+    """An object of the client for asyncio whose calls block, so that one story is told for both clients."""
+
+    def __init__(self, runner: asyncio.Runner, it: Any) -> None:
+        self._runner = runner
+        self._it = it
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._it, name)
+        if not callable(found):
+            return found
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            done = found(*arguments, **options)
+            if isawaitable(done):
+                done = self._runner.run(self._awaited(done))
+            return Blocking(self._runner, done) if type(done).__name__.startswith("Async") else done
+
+        return called
+
+    async def _awaited(self, done: Any) -> Any:
+        return await done
+
+    def __enter__(self) -> Blocking:
+        self.__getattr__("__aenter__")()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.__getattr__("__aexit__")(*error)
+
+
+@contextmanager
+def connected(kind: str, url: str, transport: Any = None, **options: Any) -> Iterator[Any]:
+    """A client of either kind with blocking calls."""
+    options.setdefault("retrying", QUICK)
+    if kind == "threads":
+        with httpx.Client(transport=transport, verify=_NO_TLS) as http:
+            yield Client(url, http=http, **options)
+        return
+    with asyncio.Runner() as runner:
+        later = httpx.AsyncClient(transport=transport, verify=_NO_TLS)
+        yield Blocking(runner, AsyncClient(url, http=later, **options))
+        runner.run(later.aclose())
 
 
 class Driver:

@@ -31,10 +31,21 @@ def test_all_is_the_public_namespace() -> None:
     assert public == set(client.__all__)
 
 
-def test_the_example_in_the_documents_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"```python no-run\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
+EXAMPLES = [found[1] for found in re.finditer(r"```python no-run\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)]
+
+
+def printed_by(example: str, capsys: pytest.CaptureFixture[str]) -> str:
     with serving("--memory") as server:
-        exec(compile(found[1].replace("http://127.0.0.1:4437/v1/stream", server.url), str(DOCUMENT), "exec"), {})
-    printed = capsys.readouterr().out
+        exec(compile(example.replace("http://127.0.0.1:4437/v1/stream", server.url), str(DOCUMENT), "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_the_first_example_in_the_documents_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_by(EXAMPLES[0], capsys)
     assert re.findall(r"{'step': (\d+)}", printed) == [str(step) for step in range(1, 1000)]
+
+
+@pytest.mark.timeout(60)
+def test_the_worker_in_the_documents_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    _, worker = EXAMPLES
+    assert printed_by(worker, capsys) == "[{'built': 7}]\n"

@@ -1,0 +1,363 @@
+"""Subscriptions (sections 6 and 7 of the protocol), without I/O: what can be asked of one, and what its answers mean.
+
+A subscription is a cursor for each of some streams. When one of them has more, a worker is woken: by a webhook, or by
+an event in a stream that workers follow, who then claim the work. Whoever holds a wake acknowledges offsets, which
+moves the cursors; a newer wake fences whoever held the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, NoReturn, TypedDict, TypeVar
+from urllib.parse import quote
+
+from opslog.errors import UsageError
+from opslog.server.client import arguments, errors
+from opslog.server.client.answers import detail_of, refuse, senseless
+from opslog.server.client.arguments import is_offset
+from opslog.server.client.messages import JSON, Reply, Request, decoded, stream_url
+from opslog.server.client.retrying import Retrying, Steps, call
+
+T = TypeVar("T")
+
+Kind = Literal["webhook", "pull-wake"]
+
+
+class LinkedStream(NamedTuple):
+    """:ivar path: below the address of the client. :ivar link_type: "explicit", or "glob": matched by the pattern.
+    :ivar acked_offset: up to where it is processed.
+    """
+
+    path: str
+    link_type: str
+    acked_offset: str
+
+
+class PendingStream(NamedTuple):
+    """A stream as a wake knows it: read it from `acked_offset`, acknowledge up to where you came.
+
+    :ivar tail_offset: its end when the wake was made. :ivar has_pending: that is behind `acked_offset`.
+    """
+
+    path: str
+    link_type: str
+    acked_offset: str
+    tail_offset: str
+    has_pending: bool
+
+
+class SubscriptionInfo(NamedTuple):
+    """What a subscription is (section 6.3).
+
+    :ivar created_at: RFC 3339. :ivar status: "failed" while a webhook waits for its next try, else "active".
+    """
+
+    id: str
+    type: Kind
+    pattern: str | None
+    streams: tuple[LinkedStream, ...]
+    webhook_url: str | None
+    wake_stream: str | None
+    lease_seconds: float
+    status: str
+    created_at: str
+    description: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """What a worker holds: the right to acknowledge, until the lease ends or a newer wake comes.
+
+    :ivar generation: that of the newest wake is the greatest. :ivar lease_seconds: how long it is held without a word;
+    of a webhook None: that of the subscription. :ivar token: a secret, shown with each acknowledgement.
+    """
+
+    subscription_id: str
+    wake_id: str
+    generation: int
+    streams: tuple[PendingStream, ...]
+    type: Kind
+    lease_seconds: float | None
+    token: str = field(repr=False)
+
+
+class Subscribing:
+    """The calls on one subscription.
+
+    :param root: the address of the server's stream root. :raises UsageError: that can be no id.
+    """
+
+    def __init__(self, root: str, id: object, policy: Retrying) -> None:
+        if not isinstance(id, str) or not id or not id.isprintable() or id in {".", ".."}:
+            raise UsageError(f"{id!r} is not the id of a subscription: it is printable, and not empty")
+        self.id = id
+        self.url = f"{root}/__ds/subscriptions/{quote(id, safe='')}"
+        self._policy = policy
+
+    def create(
+        self,
+        *,
+        pattern: str | None,
+        streams: Sequence[str],
+        webhook_url: str | None,
+        wake_stream: str | None,
+        lease_seconds: float | None,
+        description: str | None,
+    ) -> Steps[SubscriptionInfo]:
+        """Section 6.2."""
+        if (webhook_url is None) == (wake_stream is None):
+            raise UsageError("a subscription wakes by a webhook_url or by a wake_stream: give one of them")
+        if pattern is None and not streams:
+            raise UsageError("a subscription is about streams: give a pattern, or streams, or both")
+        config: dict[str, Any] = {"type": "webhook" if wake_stream is None else "pull-wake"}
+        if pattern is not None:
+            config["pattern"] = _path("pattern", pattern)
+        if streams:
+            config["streams"] = _paths(streams)
+        if webhook_url is not None:
+            config["webhook"] = {"url": webhook_url}
+        if wake_stream is not None:
+            config["wake_stream"] = _path("wake_stream", wake_stream)
+        if lease_seconds is not None:
+            arguments.seconds("lease_seconds", lease_seconds, above_zero=True)
+            if not 1 <= lease_seconds <= 600:
+                raise UsageError(f"lease_seconds is from 1 to 600, not {lease_seconds!r}")
+            config["lease_ttl_ms"] = round(lease_seconds * 1000)
+        if description is not None:
+            config["description"] = description
+        return (yield from self._call(_asking("PUT", self.url, config), _info))
+
+    def get(self) -> Steps[SubscriptionInfo]:
+        return (yield from self._call(Request("GET", self.url), _info))
+
+    def delete(self) -> Steps[None]:
+        return (yield from self._call(Request("DELETE", self.url), _nothing))
+
+    def add(self, paths: Sequence[str]) -> Steps[None]:
+        """Section 6.4."""
+        if not paths:
+            raise UsageError("give at least one path of a stream")
+        return (yield from self._call(_asking("POST", f"{self.url}/streams", {"streams": _paths(paths)}), _nothing))
+
+    def remove(self, path: str) -> Steps[None]:
+        url = f"{self.url}/streams/{quote(_path('path', path), safe='')}"
+        return (yield from self._call(Request("DELETE", url), _nothing))
+
+    def claim(self, worker: object) -> Steps[Wake]:
+        """Section 7.2. Repeatable: a claim whose answer was lost ends with its lease."""
+        if not isinstance(worker, str) or not worker:
+            raise UsageError(f"a worker is a name, not {worker!r}")
+
+        def claimed(request: Request, reply: Reply) -> Wake:
+            found = _object(request, reply)
+            lease = _seconds(request, reply, found)
+            return wake(self.id, "pull-wake", found, _text(request, reply, found, "token"), lease, request, reply)
+
+        return (yield from self._call(_asking("POST", f"{self.url}/claim", {"worker": worker}), claimed))
+
+    def acknowledge(self, wake: Wake, offsets: Mapping[str, str], *, done: bool) -> Steps[bool]:
+        """Whether there is more to do, for which workers are woken again (sections 7.1 and 7.2)."""
+        for path, offset in offsets.items():
+            _path("a path", path)
+            arguments.offset("what is acknowledged", offset)
+        body = {**_held(wake), "acks": [{"stream": path, "offset": offset} for path, offset in offsets.items()]}
+        if done:
+            body["done"] = True
+        action = "ack" if wake.type == "pull-wake" else "callback"
+
+        def acknowledged(request: Request, reply: Reply) -> bool:
+            found = _object(request, reply)
+            if found.get("ok") is not True or not isinstance(found.get("next_wake", False), bool):
+                senseless(request, reply.status, "without ok and next_wake", _ADVICE)
+            return bool(found.get("next_wake", False))
+
+        return (yield from self._call(_asking("POST", f"{self.url}/{action}", body, wake.token), acknowledged))
+
+    def release(self, wake: Wake) -> Steps[None]:
+        """Section 7.2. Repeatable: whoever released it does not hold it any more."""
+        if wake.type != "pull-wake":
+            raise UsageError("only a claim can be released: answer a webhook with an error, or acknowledge it as done")
+        request = _asking("POST", f"{self.url}/release", _held(wake), wake.token)
+
+        def gone(reply: Reply) -> bool:
+            return _error(reply).get("code") == "FENCED"
+
+        steps = call(request, _nothing, self._policy, repeatable=True, done_anyway=gone, refused=refused)
+        return (yield from steps)
+
+    def _call(self, request: Request, meaning: Callable[[Request, Reply], T]) -> Steps[T]:
+        return (yield from call(request, meaning, self._policy, repeatable=True, refused=refused))
+
+
+def wake(  # noqa: PLR0917  (what one is made of)
+    id: str, type: Kind, found: Mapping[str, Any], token: str, lease: float | None, request: Request, reply: Reply
+) -> Wake:
+    """What the answer to a claim, or a webhook, tells."""
+    streams = found.get("streams")
+    if not isinstance(streams, list):
+        senseless(request, reply.status, "without streams", _ADVICE)
+    generation = found.get("generation")
+    if isinstance(generation, bool) or not isinstance(generation, int):
+        senseless(request, reply.status, "without generation", _ADVICE)
+    wake_id = _text(request, reply, found, "wake_id")
+    return Wake(id, wake_id, generation, tuple(_pending(request, reply, one) for one in streams), type, lease, token)
+
+
+class _Known(TypedDict):
+    code: str
+    status: int
+    url: str
+    detail: str
+
+
+def refused(request: Request, reply: Reply, uncertain: bool) -> NoReturn:
+    """Raise what the refusal of a subscription means.
+
+    :param uncertain: an earlier try of the request may have been carried out.
+    """
+    error = _error(reply)
+    code = error.get("code")
+    did = f"{request.method} {request.url}"
+    message = error.get("message")
+    detail = message if isinstance(message, str) else detail_of(reply)
+    known: _Known = {"code": str(code), "status": reply.status, "url": request.url, "detail": detail}
+    match code:
+        case "SUBSCRIPTION_NOT_FOUND":
+            raise errors.SubscriptionNotFoundError(f"{did}: no such subscription; create it first", **known)
+        case "SUBSCRIPTION_ALREADY_EXISTS":
+            advice = "it exists with another configuration; delete it, or take another id"
+            raise errors.SubscriptionConflictError(f"{did}: {advice}", **known)
+        case "NO_PENDING_WORK":
+            raise errors.NoPendingWorkError(f"{did}: everything is processed; wait for the next wake", **known)
+        case "ALREADY_CLAIMED":
+            holder = str(error.get("current_holder", ""))
+            perhaps = " (perhaps by this worker: an earlier answer was lost)" if uncertain else ""
+            advice = "wait for the next wake"
+            raise errors.AlreadyClaimedError(
+                f"{did}: it is claimed by {holder!r}{perhaps}; {advice}", holder=holder, **known
+            )
+        case "FENCED" | "TOKEN_INVALID" | "TOKEN_EXPIRED" if uncertain:
+            advice = "an answer was lost before, so it may or may not be acknowledged: the subscription says what is"
+            raise errors.OutcomeUnknownError(
+                f"{did}: {code}, and {advice}", status=reply.status, url=request.url, detail=detail
+            )
+        case "FENCED" | "TOKEN_INVALID" | "TOKEN_EXPIRED":
+            advice = "the lease ended, or a newer wake came: stop, and wait for the next one"
+            raise errors.WakeLostError(f"{did}: {code}: {advice}", **known)
+        case str():
+            said = f"refused with {reply.status} {code} ({detail})"
+            raise errors.RequestRefusedError(
+                f"{did}: {said}; fix the request", status=reply.status, url=request.url, detail=detail
+            )
+    refuse(request, reply)
+
+
+_ADVICE = "is that the address of the stream root of a server with subscriptions?"
+
+
+def _asking(method: str, url: str, body: Mapping[str, Any], token: str | None = None) -> Request:
+    headers = {"Content-Type": JSON}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        return Request(method, url, headers, json.dumps(body).encode())
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"that cannot be written as JSON: {error}") from None
+
+
+def _held(wake: Wake) -> dict[str, Any]:
+    return {"wake_id": wake.wake_id, "generation": wake.generation}
+
+
+def _path(name: str, path: object) -> str:
+    """The path of a stream, or a pattern of paths."""
+    if not isinstance(path, str):
+        raise UsageError(f"{name} is a path, as names/separated/by/slashes, not {path!r}")
+    stream_url("", path)
+    return path
+
+
+def _paths(paths: Sequence[str]) -> list[str]:
+    if isinstance(paths, str):
+        raise UsageError("streams are a list of paths, not one string")
+    return [_path("a stream", path) for path in paths]
+
+
+def _error(reply: Reply) -> Mapping[str, Any]:
+    """What an answer says about itself, empty if it is not from a server with subscriptions."""
+    try:
+        found = decoded(reply.content)
+    except ValueError:
+        return {}
+    error = found.get("error") if isinstance(found, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _object(request: Request, reply: Reply) -> dict[str, Any]:
+    try:
+        found = decoded(reply.content)
+    except ValueError as error:
+        senseless(request, reply.status, f"with {len(reply.content)} bytes that are not JSON ({error})", _ADVICE)
+    if not isinstance(found, dict):
+        senseless(request, reply.status, "with no JSON object", _ADVICE)
+    return found
+
+
+def _nothing(request: Request, reply: Reply) -> None:
+    if reply.status != 204 and not _error(reply):
+        senseless(request, reply.status, "instead of 204", _ADVICE)
+
+
+def _info(request: Request, reply: Reply) -> SubscriptionInfo:
+    found = _object(request, reply)
+    kind = found.get("type")
+    streams = found.get("streams", [])
+    webhook = found.get("webhook")
+    if kind not in {"webhook", "pull-wake"} or not isinstance(streams, list):
+        senseless(request, reply.status, "without type and streams", _ADVICE)
+    return SubscriptionInfo(
+        _text(request, reply, found, "id"),
+        kind,
+        _text_or_none(request, reply, found, "pattern"),
+        tuple(_linked(request, reply, one) for one in streams),
+        _text_or_none(request, reply, webhook if isinstance(webhook, dict) else {}, "url"),
+        _text_or_none(request, reply, found, "wake_stream"),
+        _seconds(request, reply, found),
+        _text(request, reply, found, "status"),
+        _text(request, reply, found, "created_at"),
+        _text_or_none(request, reply, found, "description"),
+    )
+
+
+def _linked(request: Request, reply: Reply, found: Any) -> LinkedStream:
+    if not isinstance(found, dict) or not is_offset(found.get("acked_offset")):
+        senseless(request, reply.status, "with a stream without acked_offset", _ADVICE)
+    path, link_type = (_text(request, reply, found, name) for name in ("path", "link_type"))
+    return LinkedStream(path, link_type, found["acked_offset"])
+
+
+def _pending(request: Request, reply: Reply, found: Any) -> PendingStream:
+    linked = _linked(request, reply, found)
+    if not is_offset(found.get("tail_offset")) or not isinstance(found.get("has_pending"), bool):
+        senseless(request, reply.status, "with a stream without tail_offset and has_pending", _ADVICE)
+    return PendingStream(*linked, found["tail_offset"], found["has_pending"])
+
+
+def _seconds(request: Request, reply: Reply, found: Mapping[str, Any]) -> float:
+    lease = found.get("lease_ttl_ms")
+    if isinstance(lease, bool) or not isinstance(lease, int) or not 0 < lease < 1e12:
+        senseless(request, reply.status, "without lease_ttl_ms", _ADVICE)
+    return lease / 1000
+
+
+def _text(request: Request, reply: Reply, found: Mapping[str, Any], name: str) -> str:
+    text = found.get(name)
+    if not isinstance(text, str) or not text:
+        senseless(request, reply.status, f"without {name}", _ADVICE)
+    return text
+
+
+def _text_or_none(request: Request, reply: Reply, found: Mapping[str, Any], name: str) -> str | None:
+    return None if found.get(name) is None else _text(request, reply, found, name)
