@@ -2,20 +2,21 @@
 
 A file is written first (the data, then its index, whose presence means that both are whole), and only then are its
 documents deleted. A crash in between leaves them in both places, never in none; a data file without index is such a
-crash's leftover.
+crash's leftover. Documents are deleted as they were written: what changed meanwhile stays in the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from opslog.backends import Backend
-from opslog.commits import Set, encode_commit
+from opslog.commits import Record, Set, Stamp, encode_commit
 from opslog.errors import NotFoundError
 from opslog.layout import ARCHIVE, archive_of, archive_path, index_path
 from opslog.runs import read_blocks
 from opslog.snapshot import Block, Row, build_archive, decode_index
+from opslog.state import State
 
 
 def quarter(seconds: float) -> str:
@@ -30,6 +31,37 @@ def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[S
     file = build_archive(path, (Row.of(record, encode_commit(record)) for record in records))
     backend.create(path, file.data)
     backend.create(index_path(path), file.index)
+
+
+class Chosen:
+    """Documents of a state that were chosen for an archive.
+
+    :param winners: what won in the tail when they were chosen. While the state is the same one, a document has changed
+        if, and only if, another record wins now.
+    """
+
+    def __init__(self, state: State, winners: Mapping[str, Record], records: list[Set]) -> None:
+        self.records = records
+        self._state = state
+        self._stamps = {record.id: _stamp(winners.get(record.id)) for record in records}
+
+    def is_of(self, state: State) -> bool:
+        return state is self._state
+
+    def unchanged(self) -> list[Set]:
+        """Those that still are what they were. Looks at nothing but memory."""
+        now = self._state.winners
+        return [record for record in self.records if _stamp(now.get(record.id)) == self._stamps[record.id]]
+
+    def in_another(self, state: State, get: Callable[[str], Set | None]) -> Chosen:
+        """The same documents in a state that was loaded since, as far as they have not changed. `get` looks into it."""
+        winners = {record.id: state.winners.get(record.id) for record in self.records}
+        same = [record for record in self.records if _stamp(get(record.id)) == record.stamp]
+        return Chosen(state, {id: record for id, record in winners.items() if record is not None}, same)
+
+
+def _stamp(record: Record | None) -> Stamp | None:
+    return None if record is None else record.stamp
 
 
 def list_periods(backend: Backend) -> list[str]:

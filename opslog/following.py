@@ -192,15 +192,14 @@ class Following(Documents[T]):
 
     def _take(self, commits: list[Commit], cursor: Cursor) -> None:
         """Commits of another agent come into the state and the news; the cursor is where they end."""
-        with self._state_lock:
-            outer, self._in_state = self._in_state, True
-            try:
-                if commits:
-                    # First, or a thread could read them, and answer with a smaller clock.
-                    self._clock.observe(commits[-1].clock)
-                self._state.apply(commits, partial(self._news.add, commits, cursor))
-            finally:
-                self._in_state = outer
+
+        def take(state: State) -> None:
+            if commits:
+                # First, or a thread could read them, and answer with a smaller clock.
+                self._clock.observe(commits[-1].clock)
+            state.apply(commits, partial(self._news.add, commits, cursor))
+
+        self._with_state(take)
 
     def _reload(self) -> None:
         """Load again, and read what that took in at once into the news."""
@@ -272,12 +271,7 @@ class Following(Documents[T]):
 
     def _apply(self, commits: Iterable[Commit]) -> None:
         """Take commits into the state."""
-        with self._state_lock:
-            outer, self._in_state = self._in_state, True
-            try:
-                self._state.apply(commits)
-            finally:
-                self._in_state = outer
+        self._with_state(lambda state: state.apply(commits))
 
     def _mend_state(self) -> None:
         """Load the state anew if it is torn."""

@@ -146,6 +146,15 @@ class Documents(MutableMapping[str, T], Generic[T]):
                         self._in_state = outer
             self._replace(state, missing)
 
+    def _with_state(self, call: Callable[[State], R]) -> R:
+        """What a call makes of the state, while no other thread reads or changes it. The state may be torn."""
+        with self._state_lock:
+            outer, self._in_state = self._in_state, True
+            try:
+                return call(self._state)
+            finally:
+                self._in_state = outer
+
     def _check_not_in_state(self) -> None:
         """To be called before anything that waits for other threads, which may wait for the state in turn.
 

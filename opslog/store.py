@@ -31,7 +31,7 @@ from opslog.following import Following
 from opslog.history import Revision
 from opslog.layout import ARCHIVE, check_name
 from opslog.log import SEGMENT_COST, list_segments
-from opslog.log_writer import Buffer, Hooks, LogWriter
+from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
 from opslog.state import Loader, State
 from opslog.stats import Stats
 
@@ -179,17 +179,33 @@ class Store(Following[T]):
         :returns: False when there is nothing left to undo.
         """
         log = self._writable_log("undo")
-        self._refresh_if_stale()
 
+        def undo(state: State) -> Undo | None:
+            target = state.merge.undoable(log.agent)
+            return None if target is None else Undo("", 0, "", target.clock)
+
+        return self._commit_decided(log, undo)
+
+    def _commit_decided(self, log: LogWriter, decide: Callable[[State], Commit | None]) -> bool:
+        """Commit what `decide` makes of the state, called when all own commits are in it and nobody changes it before
+        that commit has its clock.
+
+        :returns: False: it made None of it, so nothing was committed.
+        """
+        self._refresh_if_stale()
         while True:
             self._mend_state()
             with log.quiet() as queue:
+
+                def decided(state: State, queue: Callable[[Commit], Pending] = queue) -> Pending | None:
+                    commit = decide(state)
+                    return None if commit is None else queue(commit)
+
                 if self._state.is_torn:
                     continue  # since just now
-                target = self._state.merge.undoable(log.agent)
-                if target is None:
-                    return False
-                pending = queue(Undo("", 0, "", target.clock))
+                pending = self._with_state(decided)
+            if pending is None:
+                return False
             with suppress(SealedError):
                 log.finish(pending)
                 return True
@@ -298,26 +314,40 @@ class Store(Following[T]):
         """Move the documents that fulfil the predicate into an archive, and return how many.
 
         They are written there first and then deleted with one commit; a crash in between leaves them in both places.
+        A document that another thread writes to meanwhile stays in the store, as it is then, and does not count.
 
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
         """
         period = check_name(archive.quarter(self._environment.time()) if period is None else period, "period")
-        self._writable_log("archive")
+        log = self._writable_log("archive")
         self._refresh_quietly()
         # No document is from before 1970, however long ago "older" is.
         since = 0.0 if older_than is None else max(0.0, self._environment.time() - older_than.total_seconds())
         before = None if older_than is None else format_ts(since)
-        records = [
-            msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
-            for record in self.records()
-            if (before is None or record.ts < before) and predicate(self._schema.decode(record))
-        ]
-        if records:
-            archive.write_archive(self._backend, period, self._environment.nonce(), records)
-            ops = [DeleteOp(record.id, period) for record in records]
-            self._commit(Batch("", 0, "", [*ops]))
-        return len(records)
+        state, winners, records = self._look(lambda state: (state, dict(state.winners), state.records()))
+        chosen = archive.Chosen(
+            state,
+            winners,
+            [
+                msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
+                for record in records
+                if (before is None or record.ts < before) and predicate(self._schema.decode(record))
+            ],
+        )
+        if not chosen.records:
+            return 0
+        archive.write_archive(self._backend, period, self._environment.nonce(), chosen.records)
+        moved: list[Set] = []
+
+        def delete(state: State) -> Batch | None:
+            # What another thread wrote meanwhile, or a refresh brought, stays where it is.
+            moved[:] = chosen.unchanged() if chosen.is_of(state) else ()
+            return Batch("", 0, "", [DeleteOp(record.id, period) for record in moved]) if moved else None
+
+        while not self._commit_decided(log, delete) and not chosen.is_of(self._state):
+            chosen = chosen.in_another(self._state, self._record)
+        return len(moved)
 
     def archives(self) -> list[str]:
         """The periods that have archives, in order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -153,3 +155,136 @@ def test_damage_is_found_when_it_is_loaded(url: str) -> None:
         with pytest.raises(opslog.CorruptError, match="do not fit their checksum") as caught:
             store.load_archive("p")
         assert (caught.value.path, caught.value.offset) == (path, 0)
+
+
+# -- what changes while documents are moved
+
+
+CHANGES = ["set", "delete", "batch", "undo", "other", "other and compact", "compact"]
+
+
+def change(store: Store, other: Store, kind: str) -> None:
+    """What happens to "2é" while it is being moved."""
+    if kind == "set":
+        store["2é"] = {"number": 2, "even": True, "newer": True}
+    elif kind == "delete":
+        del store["2é"]
+    elif kind == "batch":
+        with store.batch():
+            store["2é"] = {"number": 2, "even": False}
+            store["new"] = {"number": 9, "even": False}
+    elif kind == "undo":
+        assert store.undo()
+    elif kind.startswith("other"):
+        other.refresh()
+        other["2é"] = {"number": 2, "even": True, "newer": True}
+    if kind.endswith("compact"):  # and what is folded was not read yet, so the store loads again
+        other["one"] = other["two"] = {"number": 9, "even": False}
+        other.compact()
+    if kind.endswith(("other", "compact")):
+        store.refresh()
+
+
+@pytest.mark.usefixtures("snapshots")
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("moment", ["while chosen", "when written"])
+def test_what_changed_meanwhile_stays(
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: str, durability: Any, moment: str
+) -> None:
+    """By another thread, at the two moments between which a document is read for the archive and deleted."""
+    settings = opslog.Settings(undo_window=1)
+    changes = [kind]
+
+    def change_once() -> None:
+        if changes:
+            store.flush()
+            thread = threading.Thread(target=change, args=(store, other, changes.pop()))
+            thread.start()
+            thread.join()
+
+    def chooses(document: dict[str, Any]) -> bool:
+        if moment == "while chosen" and document["number"] == 4:
+            change_once()
+        return even(document)
+
+    create = MemoryBackend.create
+
+    def create_and_change(self: MemoryBackend, path: str, data: bytes) -> None:
+        create(self, path, data)
+        if moment == "when written" and path.startswith("archive/") and path.endswith(".index"):
+            change_once()
+
+    with (
+        opslog.open(url, agent="a", durability=durability, settings=settings, compact_after=None) as store,
+        opslog.open(url, agent="b", compact_after=None) as other,
+    ):
+        fill(store)
+        store["2é"] = {"number": 2, "even": True, "last": True}
+        monkeypatch.setattr(MemoryBackend, "create", create_and_change)
+        assert store.archive(chooses, "p") == (3 if kind == "compact" else 2)
+        assert not changes
+        archived = store.load_archive("p")
+        stays = {
+            "set": {"number": 2, "even": True, "newer": True},
+            "other": {"number": 2, "even": True, "newer": True},
+            "other and compact": {"number": 2, "even": True, "newer": True},
+            "batch": {"number": 2, "even": False},
+            "undo": {"number": 2, "even": True},
+        }
+        assert store.get("2é") == stays.get(kind)
+        assert set(store) >= {"1é", "3é", "5é"}
+        assert not {"0é", "4é"} & set(store)
+        assert {"0é", "4é"} < set(archived)
+        if kind != "undo":
+            assert store.undo()
+            assert {"0é", "4é"} < set(store), "the whole of what was moved comes back"
+            assert store.get("2é") == stays.get(kind, None if kind == "delete" else archived["2é"])
+    with opslog.open(url, read_only=True) as fresh:
+        assert fresh.get("2é") == stays.get(kind, None if kind == "delete" else archived["2é"])
+
+
+def test_writers_in_other_threads_lose_nothing_to_an_archive_that_goes_on_and_on(url: str) -> None:
+    """Each document counts up; whatever was acknowledged last is in the store, or it is the archived one."""
+    ids = [f"{number}" for number in range(8)]
+    last = dict.fromkeys(ids, 0)
+    archived: dict[str, int] = {}
+    over = threading.Event()
+
+    def count_up(id: str) -> None:
+        while not over.is_set():
+            store[id] = {"n": last[id] + 1}
+            last[id] += 1
+
+    with opslog.open(url, agent="a", compact_after=None) as store:
+        threads = [threading.Thread(target=count_up, args=(id,)) for id in ids]
+        for thread in threads:
+            thread.start()
+        moved = sum(store.archive(lambda document: document["n"] % 2 == 0, f"p{number}") for number in range(60))
+        over.set()
+        for thread in threads:
+            thread.join()
+        for period in store.archives():
+            for id, document in store.load_archive(period).items():
+                archived[id] = max(archived.get(id, 0), document["n"])
+        for id in ids:
+            assert (store[id]["n"] if id in store else archived[id]) == last[id]
+        deletes = [commit for commit in store.ops() if isinstance(commit, opslog.Batch)]
+        assert sum(len(commit.ops) for commit in deletes) == moved
+
+
+def test_an_archive_beside_tasks_leaves_what_they_write(url: str) -> None:
+    async def run() -> None:
+        async with opslog.aio.open(url, agent="a") as store:
+            await store.set("task", {"done": True})
+            loop = asyncio.get_running_loop()
+
+            def is_done(document: dict[str, Any]) -> bool:
+                if document["done"]:
+                    asyncio.run_coroutine_threadsafe(store.set("task", {"done": False}), loop).result()
+                return bool(document["done"])
+
+            assert await store.archive(is_done, "p") == 0
+            assert await store.get("task") == {"done": False}
+
+    asyncio.run(run())
