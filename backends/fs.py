@@ -37,7 +37,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from opslog.backends import flock, forking, posix
+from opslog.backends import flock, forking, mounts, posix
 from opslog.backends.contract import Buffer, Entry, Range
 from opslog.backends.fs_log import FsAppender
 from opslog.backends.names import check_path, check_prefix
@@ -96,6 +96,8 @@ class FsBackend:
         self._generation = forking.generation
         self._durable: set[str] = set()
         """Directories whose entries this backend has fsynced."""
+        self._is_checked = False
+        """Whether locks mean something on this filesystem."""
         if not os.path.isdir(self.root):
             self._make_root(create)
         try:
@@ -318,8 +320,13 @@ class FsBackend:
                 flock.release(descriptor)
 
     def _take_lock(self, tree: Tree, path: str) -> int:
-        """A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
+        """Everybody who writes takes one first.
+
+        A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
         somebody else make and lock another one."""
+        if not self._is_checked:
+            mounts.check_writable(self.root, tree.descriptor)
+            self._is_checked = True
         name = path.removeprefix(LOCKS).removesuffix(".lock")
         try:
             for _ in range(_TRIES_MAX):

@@ -216,3 +216,8 @@ class HistoryGoneError(DataError):
     def __init__(self, message: str, oldest: int = 0) -> None:
         super().__init__(message)
         self.oldest = oldest
+
+
+class FilesystemWarning(UserWarning):
+    """A store is written on a filesystem that it was not tested on: one that machines share. Not an error; filter it
+    with the module `warnings` where you know better."""
