@@ -13,7 +13,8 @@ _JITTER_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """:ivar interval_seconds: how long a cursor stays the same; :ivar epoch: seconds since 1970 of interval 0."""
+    """:ivar interval_seconds: how long a cursor stays the same; :ivar epoch: seconds since 1970 of interval 0, which is
+    also the one of all times before."""
 
     interval_seconds: float = 20.0
     epoch: float = _EPOCH
@@ -24,7 +25,7 @@ class Cursors:
 
         :param random: a number from 0 up to its argument.
         """
-        current = int((now - self.epoch) // self.interval_seconds)
+        current = max(0, int((now - self.epoch) // self.interval_seconds))
         if given is None or not given.isdecimal() or len(given) > 18 or int(given) < current:
             return str(current)
         jitter_seconds = 1 + random(_JITTER_SECONDS)

@@ -33,6 +33,7 @@ _KNOWN = frozenset(
     b"producer-epoch producer-id producer-seq stream-closed stream-expires-at "
     b"stream-fork-offset stream-fork-sub-offset stream-forked-from stream-seq stream-ttl".split()
 )
+_LISTS = frozenset({b"accept-encoding", b"if-none-match"})
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*(;.*)?", re.ASCII)
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
@@ -40,8 +41,20 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d
 
 
 def fields(headers: Iterable[tuple[bytes, bytes]]) -> Fields:
-    """Of a header that comes twice, the last one."""
-    return {name: value.decode("latin-1") for name, value in headers if name in _KNOWN}
+    """The headers by name; what comes in several lists is one list.
+
+    :raises Refused: 400, a header that can come only once comes again: whoever is in between may take the other one.
+    """
+    found: Fields = {}
+    for name, value in headers:
+        if name in _KNOWN:
+            text = value.decode("latin-1")
+            if name in found:
+                if name not in _LISTS:
+                    raise Refused(400, f"the header {name.decode()} came more than once")
+                text = f"{found[name]}, {text}"
+            found[name] = text
+    return found
 
 
 def check_path(path: str) -> str:

@@ -15,6 +15,31 @@ from opslog.server.subscriptions import SubscriptionRefused
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # IETF protocol assignments; the public ones among them are no web servers
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays, deprecated
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarking
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+        "2001::/23",  # IETF protocol assignments
+        "2001:db8::/32",  # documentation
+        "3fff::/20",  # documentation
+    )
+)
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""What the registries of special-purpose addresses of IANA say (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
+changed several times: Python 3.11 takes 192.0.0.8 for public."""
 
 
 class Target(NamedTuple):
@@ -79,8 +104,14 @@ def check_address(target: Target, address: Address, *, allow_loopback: bool) -> 
         return
     if target.scheme != "https":
         raise rejected("webhook.url must use https")
-    if not address.is_global or address.is_multicast or address.is_reserved:
+    if not _is_public(address):
         raise rejected(f"{target.host} is {address}, which is not on the public internet")
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
+    return not any(address.version == network.version and address in network for network in _NOT_PUBLIC)
 
 
 def embedded(address: Address) -> Address:

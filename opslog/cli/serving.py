@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opslog.cli.output import say
 from opslog.cli.session import Session, StoreCommand
+
+if TYPE_CHECKING:
+    from opslog.server.cursors import Cursors
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -40,6 +44,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
 )
 @click.option("--retain-bytes", type=click.IntRange(1), help="Keep so much of each stream; older data goes.")
+@click.option("--compression/--no-compression", default=True, show_default=True, help="For clients that accept it.")
+@click.option(
+    "--cursor-seconds",
+    type=click.FloatRange(0.1, 86_400),
+    default=20,
+    show_default=True,
+    help="How long the cursor of live reads stays the same.",
+)
+@click.option("--cursor-epoch", metavar="TIME", help="When cursors begin.  [default: 2024-10-09T00:00:00Z]")
 @click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
@@ -84,12 +97,27 @@ def serve_command(session: Session, /, **given: Any) -> None:
         rate=given["rate"],
         retain_bytes=given["retain_bytes"],
         registry=given["registry"],
+        compression=given["compression"],
+        cursors=_cursors(given),
         public_url=given["public_url"],
         webhook_loopback=given["webhook_loopback"],
         rotate_keys=given["rotate_keys"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address, faults=given["faults"])
+
+
+def _cursors(given: dict[str, Any]) -> Cursors:
+    from opslog.environment import parse_ts
+    from opslog.server.cursors import Cursors
+
+    cursors = Cursors(interval_seconds=given["cursor_seconds"])
+    if given["cursor_epoch"] is None:
+        return cursors
+    try:
+        return replace(cursors, epoch=parse_ts(given["cursor_epoch"]))
+    except (ValueError, OverflowError) as error:
+        raise click.UsageError(f"--cursor-epoch is a time as in 2024-10-09T00:00:00Z: {error}") from error
 
 
 def _check(given: dict[str, Any]) -> None:

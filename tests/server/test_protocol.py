@@ -488,6 +488,35 @@ def test_cross_origin_requests_are_allowed(client: Caller) -> None:
         assert name in exposed
 
 
+def test_the_head_of_a_stream_says_nothing_of_a_length(client: Caller) -> None:
+    """A GET would answer with something else than nothing."""
+    client.put("a", content=b"x", headers=TEXT)
+    head = client.head("a")
+    assert head.status_code == 200
+    assert "content-length" not in head.headers
+    assert client.head("none").headers["content-length"] != "0", "of a refusal the length is known"
+
+
+def test_a_header_that_comes_twice_is_refused_unless_it_is_a_list(client: Caller) -> None:
+    client.put("a", content=b"x" * 2000, headers=TEXT)
+    twice = {
+        "authorization": ["Bearer a", "Bearer b"],
+        "content-type": ["text/plain", "text/plain"],
+        "producer-id": ["p", "q"],
+        "stream-closed": ["false", "true"],
+        "stream-seq": ["1", "2"],
+    }
+    for name, values in twice.items():
+        headers = [*TEXT.items(), *((name, value) for value in values)] if name != "content-type" else []
+        answer = client.post("a", content=b"x", headers=headers or [(name, value) for value in values])
+        assert (answer.status_code, name in answer.text) == (400, True)
+    assert client.get("a").content == b"x" * 2000
+    tag = client.get("a").headers["etag"]
+    assert client.get("a", headers=[("if-none-match", '"x"'), ("if-none-match", tag)]).status_code == 304
+    answer, _ = client.raw("a", [("accept-encoding", "br"), ("accept-encoding", "gzip")])
+    assert answer.headers["content-encoding"] == "gzip"
+
+
 def test_content_types_that_cannot_be_are_replaced(client: Caller) -> None:
     for value in ("", "nonsense", "text /plain", "a/b c"):
         client.delete("a")

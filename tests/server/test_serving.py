@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from opslog.environment import parse_ts
 from opslog.errors import LockedError, UsageError
 from opslog.server.directory import DirectoryStorage
 from opslog.server.serving import Address, check_access
@@ -284,10 +285,41 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         ("--memory", "--host", "0.0.0.0"),
         ("--memory", "--tokens", str(tmp_path / "none.toml")),
         ("--memory", "--port", "70000"),
+        ("--memory", "--cursor-epoch", "yesterday"),
+        ("--memory", "--cursor-epoch", "2020-01-01T00:00:00"),
         ("--memory", "--max-body-bytes", "1000", "--max-buffered-bytes", "999"),
     ):
         assert call(tmp_path, "serve", *options).code == 2, options
     assert not (tmp_path / "data").exists()
+
+
+def test_cursors_and_compression_are_options() -> None:
+    epoch = "2020-01-01T00:00:00Z"
+    options = ("--no-compression", "--cursor-seconds", "3600", "--cursor-epoch", epoch)
+    with serving("--memory", *options) as server:
+        http("PUT", f"{server.url}/a", content=b"x" * 5000, headers=TEXT)
+        before = time.time()
+        answer = http("GET", f"{server.url}/a?offset=-1&live=long-poll", headers={"accept-encoding": "gzip"})
+        assert "content-encoding" not in answer.headers
+        hours = [int((now - parse_ts(epoch)) // 3600) for now in (before, time.time())]
+        assert int(answer.headers["stream-cursor"]) in hours
+
+
+def test_a_token_that_comes_with_another_one_is_refused(tmp_path: Path) -> None:
+    hashed = sha256(b"secret").hexdigest()
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nname = "me"\nsha256 = "{hashed}"\nread = [""]\nwrite = [""]\n')
+    with serving("--memory", "--tokens", str(tokens)) as server:
+        given = ("authorization", "Bearer secret")
+        assert http("PUT", f"{server.url}/a", headers=[given]).status_code == 201
+        for method, url in (
+            ("HEAD", server.url + "/a"),
+            ("DELETE", server.url + "/a"),
+            ("GET", server.root + "/metrics"),
+        ):
+            for other in (given, ("authorization", "Bearer nonsense")):
+                assert http(method, url, headers=[other, given]).status_code == 400
+                assert http(method, url, headers=[given, other]).status_code == 400
 
 
 def test_an_address_that_is_taken(server: Server, tmp_path: Path) -> None:

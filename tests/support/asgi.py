@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -45,7 +45,7 @@ class Caller:
         assert len(set(names)) == len(names), f"a header of an answer comes twice: {answer.headers.raw}"
         return answer
 
-    def raw(self, path: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
+    def raw(self, path: str, headers: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[httpx.Response, bytes]:
         """A GET, and its body as it came."""
 
         async def get() -> tuple[httpx.Response, bytes]:
