@@ -92,10 +92,15 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
 
 
 class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
-    """A document goes away. :ivar archived: the period it went to, when an archive did it."""
+    """A document goes away.
+
+    :ivar archived: the period it went to, when an archive did it.
+    :ivar folded: of a tombstone in a snapshot, when it came into one, by the storage's clock. Says nothing in a log.
+    """
 
     id: str
     archived: str | None = None
+    folded: str | None = None
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -271,6 +276,8 @@ def encode_commit(commit: Commit) -> bytes:
         rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
     elif isinstance(commit, Delete):
         rest = b',"op":"delete",' + _delete_fields(commit.id, commit.archived)
+        if commit.folded is not None:
+            rest += b',"folded":' + orjson.dumps(commit.folded)
     elif isinstance(commit, Batch):
         rest = b',"op":"batch","ops":[' + b",".join(map(_encode_op, commit.ops)) + b"]"
     elif isinstance(commit, Undo):

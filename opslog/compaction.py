@@ -37,7 +37,7 @@ from opslog.merge import Merge
 from opslog.ordering import in_order
 from opslog.runs import BlockRun, merge_rows
 from opslog.sealing import seal_all
-from opslog.snapshot import Row, build_parts, expired, runs_to_merge
+from opslog.snapshot import Ages, Row, build_parts, runs_to_merge
 
 LOCK = "compaction"
 
@@ -117,11 +117,10 @@ class NewRows(Protocol):
     bytes: int
     documents: int
 
-    def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
 
-        :param merged: the newest runs, newest first. :param oldest_ts: tombstones from before it are left out, but
-            for those of documents that commits have which are not folded.
+        :param merged: the newest runs, newest first. :param ages: decide which tombstones are left out.
         """
 
 
@@ -307,16 +306,14 @@ class _Winners:
             stored = first_found(lookups, id)
             if stored is None or record.outranks(stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
-                yield Row.of(record, encode_commit(record))
+                yield Row.new(record)
 
-    def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         total = self.count + sum(stored.records for stored in merged)
         written = 0
         below = [BlockRun(self._backend, stored).rows() for stored in merged]
         rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
-        # An older set that is still recent in its log, and so not folded, must stay hidden.
-        kept = (row for row in rows if row.id in self._unfolded or not expired(row, oldest_ts))
-        for file in build_parts(run, kept):
+        for file in build_parts(run, ages.of(rows, self._unfolded)):
             self._backend.create(file.part.path, file.data)
             self._backend.create(index_path(file.part.path), file.index)
             yield file.part
@@ -354,7 +351,7 @@ class _Plan:
         number = self.old.number + 1
         run = Run(run_name(number, environment.nonce()), [])
         try:
-            run.parts.extend(self.folded.rows.write(run.name, self.merged, self._oldest_ts(environment)))
+            run.parts.extend(self.folded.rows.write(run.name, self.merged, self._ages()))
         except Exception:
             self._discard(run)
             raise
@@ -379,11 +376,12 @@ class _Plan:
             collect(self.backend, number),
         )
 
-    def _oldest_ts(self, environment: Environment) -> str:
-        """Tombstones from before it can go; none, where an older run may hold a document that one must go on hiding."""
-        if len(self.merged) < len(self.old.runs):
-            return ""
-        return format_ts(max(0.0, environment.time() - self.settings.tombstone_ttl_seconds))
+    def _ages(self) -> Ages:
+        # All that is folded was read before now, so everybody could read it.
+        now = self.backend.now()
+        takes_all = len(self.merged) == len(self.old.runs)
+        oldest = format_ts(max(0.0, now - self.settings.tombstone_ttl_seconds)) if takes_all else ""
+        return Ages(format_ts(now), oldest)
 
     def _discard(self, run: Run) -> None:
         self.backend.delete([entry.path for entry in self.backend.list(f"{SNAPSHOTS}{run.name}/")])

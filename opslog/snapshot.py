@@ -7,14 +7,14 @@ one read. Archives have the same two files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from opslog.checksum import crc32, decode_checked, encode_checked, sha256
-from opslog.commits import Delete, Record, decode_record, decode_records
+from opslog.commits import Delete, Record, decode_record, decode_records, encode_commit
 from opslog.errors import CorruptError
 from opslog.layout import index_path, part_path
 from opslog.manifest import Part
@@ -32,7 +32,8 @@ PART_BYTES = 4 * 1024 * 1024
 class Row(msgspec.Struct, frozen=True, gc=False):
     """A record as its line, with what sorting and copying need to know of it: copying never decodes or encodes.
 
-    :ivar deleted: the `ts` of a tombstone, None for a set.
+    :ivar deleted: of a tombstone, when it came into a snapshot first; empty if that is about to happen, or if an older
+        program did not say. None for a set.
     """
 
     id: str
@@ -41,7 +42,25 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, record: Record, line: bytes) -> Row:
-        return cls(record.id, line, record.ts if isinstance(record, Delete) else None)
+        """:param record: of a snapshot."""
+        return cls(record.id, line, (record.folded or "") if isinstance(record, Delete) else None)
+
+    @classmethod
+    def new(cls, record: Record) -> Row:
+        """The row of a record that comes from a log, whatever that says."""
+        if not isinstance(record, Delete):
+            return cls(record.id, encode_commit(record), None)
+        if record.folded is not None:
+            record = msgspec.structs.replace(record, folded=None)
+        return cls(record.id, encode_commit(record), "")
+
+    def stamped(self, folded: str) -> Row:
+        """A tombstone that says when it came into a snapshot first: at `folded`, if it does not say so yet."""
+        if self.deleted:
+            return self
+        record = self.record
+        assert isinstance(record, Delete)
+        return Row(self.id, encode_commit(msgspec.structs.replace(record, folded=folded)), folded)
 
     @property
     def record(self) -> Record:
@@ -230,6 +249,24 @@ def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
         previous = id
 
 
-def expired(row: Row, oldest_ts: str) -> bool:
-    """Whether a row is a tombstone written before `oldest_ts`, which no late set can need any more."""
-    return row.deleted is not None and row.deleted < oldest_ts
+class Ages(NamedTuple):
+    """How old tombstones are, by the storage's clock: counted from when they came into a snapshot first. By then they
+    could be read by everybody; their `ts` may be anything, as after an import.
+
+    :ivar now: the time of this compaction. :ivar expired: tombstones from then or before may go; empty for none, where
+        an older run may hold a document that one must go on hiding.
+    """
+
+    now: str
+    expired: str
+
+    def of(self, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+        """The rows without tombstones that have expired; all others say when they came into a snapshot.
+
+        :param unfolded: documents that commits have which are not folded. An older set among them must stay hidden.
+        """
+        for row in rows:
+            if row.deleted is None:
+                yield row
+            elif row.id in unfolded or not (row.deleted or self.now) <= self.expired:
+                yield row.stamped(self.now)

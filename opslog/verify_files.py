@@ -196,6 +196,8 @@ def _faults(commit: Commit, line: bytes) -> Iterator[str]:
                 check_name(op.archived, "period")
             except InvalidNameError as error:
                 yield str(error)
+    if isinstance(commit, Delete) and commit.folded is not None and not _is_ts(commit.folded):
+        yield f"folded is {commit.folded!r}, not a time in the form 2026-11-20T12:00:00.123456Z"
 
 
 def _inexactness(line: bytes) -> str | None:

@@ -36,7 +36,7 @@ from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError
 from opslog.manifest import Manifest, Part, Run
 from opslog.manifest_store import ManifestStore
-from opslog.snapshot import PartEnds
+from opslog.snapshot import Ages, PartEnds
 from opslog.spark import folding
 from opslog.spark.ends import Ends, look
 from opslog.spark.folding import Batches, Place, Stretch
@@ -169,17 +169,17 @@ class _Rows:
         self.frames = frames
         self.rows = rows
         self.unfolded = unfolded
-        (totals,) = rows.selectExpr("count(*)", "sum(length(line))", "sum(documents)").collect()
-        self.count, self.bytes, self.documents = (int(total or 0) for total in totals)
+        (totals,) = rows.selectExpr("count(*)", "sum(length(line))", "sum(documents)", "count(deleted)").collect()
+        self.count, self.bytes, self.documents, self._tombstones = (int(total or 0) for total in totals)
 
-    def write(self, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         with _others_first(self.place, self.manifest):
-            rows = self.frames.keep(self._merged(merged, oldest_ts))
+            rows = self.frames.keep(self._merged(merged, ages))
             stretches = _stretches(self._lengths(rows))
             yield from self._written(rows, run, stretches)
 
-    def _merged(self, merged: Sequence[Run], oldest_ts: str) -> DataFrame:
-        if not merged and not oldest_ts:
+    def _merged(self, merged: Sequence[Run], ages: Ages) -> DataFrame:
+        if not merged and not self._tombstones:
             return self.rows
         rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
         if merged:
@@ -190,7 +190,7 @@ class _Rows:
                 .repartitionByRange(_ranges(self.bytes + sum(run.bytes for run in merged)), "id")
                 .sortWithinPartitions("id", "age")
             )
-        return rows.mapInArrow(partial(folding.newest, oldest_ts=oldest_ts, unfolded=self.unfolded), folding.ROWS)
+        return rows.mapInArrow(partial(folding.newest, ages=ages, unfolded=self.unfolded), folding.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
         """Per range the lengths of its lines, in pieces, in order."""

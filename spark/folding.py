@@ -17,13 +17,13 @@ import msgspec
 import pyarrow as pa
 
 from opslog.backends import Backend
-from opslog.commits import Delete, Record, encode_commit
+from opslog.commits import Delete, Record
 from opslog.compaction import first_found
 from opslog.errors import AlreadyExistsError
 from opslog.layout import index_path, part_path
 from opslog.manifest import Part, Run
 from opslog.runs import BlockRun, read_part
-from opslog.snapshot import Row, build_archive, decode_rows, expired
+from opslog.snapshot import Ages, Row, build_archive, decode_rows
 from opslog.spark.planning import LogSplit
 from opslog.spark.source import open_store
 from opslog.spark.splits import LogReader, winners
@@ -80,8 +80,8 @@ def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[Log
         for task in _numbers(batches):
             reader, commits = LogReader(backend, tasks[task], window), 0
             for split in tasks[task]:
-                lines = ((record, encode_commit(record)) for record in winners(reader, [split]).values())
-                rows = ((r.id, r.clock, r.agent, _deleted(r), line, None, None) for r, line in lines)
+                new = ((record, Row.new(record)) for record in winners(reader, [split]).values())
+                rows = ((r.id, r.clock, r.agent, row.deleted, row.line, None, None) for r, row in new)
                 yield from _batched(rows, schema, 4)
                 counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts)
                 yield from _batched([counted], schema, None)
@@ -129,22 +129,22 @@ def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) ->
         backend.close()
 
 
-def newest(batches: Batches, oldest_ts: str, unfolded: frozenset[str]) -> Batches:
-    """Of rows sorted by id and age the first of each id, without expired tombstones, but for documents that commits
-    have which are not folded.
+def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
+    """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
 
-    :param batches: as `STORED`. :returns: as `ROWS`.
+    :param batches: as `STORED`. :param ages, unfolded: as of `Ages.of`. :returns: as `ROWS`.
     """
     range_number = _range_number()
 
-    def rows() -> Iterator[tuple[Any, ...]]:
+    def firsts() -> Iterator[Row]:
         previous = None
         for id, deleted, line in _rows(batches, "id", "deleted", "line"):
-            if id != previous and (id in unfolded or not expired(Row(id, line, deleted), oldest_ts)):
-                yield range_number, id, deleted, line, 0
+            if id != previous:
+                yield Row(id, line, deleted)
             previous = id
 
-    return _batched(rows(), _schema(ROWS), 3)
+    rows = ((range_number, row.id, row.deleted, row.line, 0) for row in ages.of(firsts(), unfolded))
+    return _batched(rows, _schema(ROWS), 3)
 
 
 def measure(batches: Batches) -> Batches:
@@ -227,10 +227,6 @@ def _create(backend: Backend, path: str, data: bytes) -> None:
 def _written(written: tuple[int, Part]) -> tuple[Any, ...]:
     number, part = written
     return number, None, None, None, msgspec.json.encode(part)
-
-
-def _deleted(record: Record) -> str | None:
-    return record.ts if isinstance(record, Delete) else None
 
 
 def _is_live(record: Record | None) -> bool:

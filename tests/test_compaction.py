@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import opslog
 from opslog import compaction, snapshot
 from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
-from opslog.commits import Delete, Record, Set
+from opslog.commits import Record, Set
 from opslog.compaction import Compaction, compact, fold
 from opslog.environment import REAL, Environment
 from opslog.fencing import Fence
@@ -60,6 +60,15 @@ def snapshot_of(backend: Backend) -> dict[str, Record]:
         for row in BlockRun(backend, run).rows():
             found.setdefault(row.id, row.record)
     return found
+
+
+@pytest.fixture
+def seconds(url: str) -> Iterator[list[float]]:
+    """The storage's clock, in seconds since 1970, set by hand. To be asked for before `backend`."""
+    now = [1_800_000_000.0]
+    first = open_backend(url, now=lambda: now[0])
+    yield now
+    first.close()
 
 
 def fill(store: Store, count: int, prefix: str = "") -> None:
@@ -195,18 +204,14 @@ def store_ids(url: str) -> list[str]:
         return list(store)
 
 
-def test_full_makes_one_run_of_what_is_live(url: str, backend: Backend) -> None:
-    now = [1_800_000_000.0]
-    environment = Environment(time=lambda: now[0])
-    with opslog.open(
-        url, agent="a", compact_after=None, environment=environment, settings=opslog.Settings(undo_window=0)
-    ) as store:
+def test_full_makes_one_run_of_what_is_live(url: str, seconds: list[float], backend: Backend) -> None:
+    with open_store(url, undo_window=0) as store:
         for turn in range(2):
             fill(store, 20, f"{turn}-")
             store.compact()
         del store["1-0003"]
         store.compact()
-        now[0] += 8 * DAY
+        seconds[0] += 8 * DAY
         assert len(newest(backend).runs) > 1
         progress: list[tuple[int, int]] = []
         done = store.compact(full=True, progress=lambda written, total: progress.append((written, total)))
@@ -230,88 +235,6 @@ def test_a_run_of_many_parts(url: str, backend: Backend, monkeypatch: pytest.Mon
     with opslog.open(url, read_only=True) as store:
         assert dict(store.items()) == before
     assert verify(backend).problems == []
-
-
-# -- tombstones
-
-
-def test_a_tombstone_hides_until_the_oldest_run_takes_part(url: str, backend: Backend) -> None:
-    now = [1_800_000_000.0]
-    environment = Environment(time=lambda: now[0])
-    settings = opslog.Settings(undo_window=0, tombstone_ttl_seconds=10)
-    with opslog.open(url, agent="a", compact_after=None, environment=environment, settings=settings) as store:
-        fill(store, 2000)
-        store.compact()
-        del store["0001"]
-        store.compact()
-        assert isinstance(snapshot_of(backend)["0001"], Delete)
-        now[0] += 11
-        store["new"] = {}
-        store.compact()
-        assert isinstance(snapshot_of(backend)["0001"], Delete), "expired, and the run below still has the document"
-        store.compact(full=True)
-        assert "0001" not in snapshot_of(backend)
-        assert "0001" not in store
-    assert "0001" not in store_ids(url)
-
-
-def test_a_young_tombstone_survives_a_full_compaction(url: str, backend: Backend) -> None:
-    """Somebody may still come with a set from before the delete."""
-    with open_store(url, undo_window=0) as store, open_store(url, "late") as late:
-        fill(store, 10)
-        del store["0001"]
-        store.compact(full=True)
-        assert isinstance(snapshot_of(backend)["0001"], Delete)
-        late["0001"] = {"from": "before"}
-        late.refresh()
-        assert "0001" not in late
-        late.compact(full=True)
-    assert "0001" not in store_ids(url)
-
-
-def test_an_expired_tombstone_stays_while_an_older_set_is_not_folded(url: str, backend: Backend) -> None:
-    now = [1_800_000_000.0]
-    environment = Environment(time=lambda: now[0])
-    settings = opslog.Settings(undo_window=4, tombstone_ttl_seconds=10)
-    with (
-        opslog.open(url, agent="a", compact_after=None, environment=environment, settings=settings) as slow,
-        opslog.open(url, agent="b", compact_after=None, environment=environment) as busy,
-    ):
-        slow["doomed"] = {}
-        busy.refresh()
-        del busy["doomed"]
-        fill(busy, 10)
-        now[0] += 11
-        busy.compact(full=True)
-        assert isinstance(snapshot_of(backend)["doomed"], Delete), "the set is still within its agent's undo window"
-        assert "doomed" not in store_ids(url)
-        slow.refresh()
-        fill(slow, 4)
-        slow.compact(full=True)
-        assert "doomed" not in snapshot_of(backend), "both are folded, and neither is needed any more"
-        assert "doomed" not in store_ids(url)
-
-
-def test_what_waited_in_a_buffer_for_most_of_the_ttl_is_not_written(url: str, backend: Backend) -> None:
-    """The tombstone that would hide it may be gone."""
-    now = [1000.0]
-    environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])
-    settings = opslog.Settings(undo_window=0, tombstone_ttl_seconds=100)
-    late = opslog.open(
-        url, agent="late", durability="buffered", buffer_seconds=3600, environment=environment, settings=settings
-    )
-    late["doomed"] = {}
-    late.flush()
-    now[0] += 45  # not too old a view to write with
-    late["doomed"] = {"again": True}
-    with opslog.open(url, agent="other", environment=environment) as other:
-        other["more"] = {}
-        del other["doomed"]
-    now[0] += 16
-    with pytest.raises(opslog.ReopenError, match="was paused for most of the tombstone TTL"):
-        late.flush()
-    late.close()
-    assert store_ids(url) == ["more"]
 
 
 # -- seals

@@ -26,6 +26,7 @@ from opslog.manifest import Run
 from opslog.runs import BlockRun, LoadedRun, merge_rows
 from opslog.snapshot import (
     BLOCK_BYTES,
+    Ages,
     Block,
     Index,
     Row,
@@ -33,7 +34,6 @@ from opslog.snapshot import (
     build_parts,
     decode_block,
     decode_index,
-    expired,
     runs_to_merge,
     tier,
 )
@@ -42,10 +42,10 @@ TS = "2026-11-20T12:00:00.123456Z"
 _numbers = itertools.count()
 
 
-def row(id: str, clock: int = 1, *, size: int = 0, dead: bool = False, ts: str = TS) -> Row:
-    record: Record = (
-        Delete(ts, clock, "a", id) if dead else Set(ts, clock, "a", id, msgspec.Raw(b'{"t":"%b"}' % (b"x" * size)))
-    )
+def row(id: str, clock: int = 1, *, size: int = 0, dead: bool = False, folded: str | None = None) -> Row:
+    record: Record = Set(TS, clock, "a", id, msgspec.Raw(b'{"t":"%b"}' % (b"x" * size)))
+    if dead:
+        record = Delete(TS, clock, "a", id, folded=folded)
     return Row.of(record, encode_commit(record))
 
 
@@ -132,10 +132,23 @@ def test_every_flipped_byte_of_a_block_or_index_is_found() -> None:
         assert caught.value.path == "archive/p/x.index"
 
 
-def test_what_expires() -> None:
-    assert expired(row("x", dead=True, ts="2026-01-01T00:00:00.000000Z"), TS)
-    assert not expired(row("x", dead=True), TS)
-    assert not expired(row("x", ts="2026-01-01T00:00:00.000000Z"), TS)
+NOW, THEN, BEFORE = "2027-02-01T00:00:00.000000Z", "2027-01-25T00:00:00.000000Z", "2027-01-24T23:59:59.999999Z"
+
+
+def test_tombstones_go_when_they_were_folded_long_ago() -> None:
+    """`TS`, when they were written, is longer ago than all of these."""
+    set_, new = row("a"), row("b", dead=True)
+    young, old, needed = (row(id, dead=True, folded=folded) for id, folded in (("c", NOW), ("d", BEFORE), ("e", THEN)))
+    kept = list(Ages(NOW, THEN).of([set_, new, young, old, needed], {"e"}))
+    assert kept == [set_, row("b", dead=True, folded=NOW), young, needed]
+    assert [one.line for one in kept if one.id != "b"] == [set_.line, young.line, needed.line]
+    assert list(Ages(NOW, "").of([old, new], ())) == [old, row("b", dead=True, folded=NOW)]
+    assert list(Ages(NOW, NOW).of([set_, young, old, new], ())) == [set_], "a TTL of 0"
+
+
+def test_the_row_of_a_record_from_a_log_does_not_say_when_it_was_folded() -> None:
+    record = Delete(TS, 1, "a", "x", "2026-Q4", folded=BEFORE)
+    assert Row.new(record) == Row("x", encode_commit(Delete(TS, 1, "a", "x", "2026-Q4")), "")
 
 
 # -- size tiers

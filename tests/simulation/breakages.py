@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from opslog import compaction, garbage, layout, leftovers, snapshot
+from opslog import compaction, garbage, layout, leftovers
 from opslog.backends import fs_log, objects, posix
 from opslog.backends.contract import Entry
 from opslog.backends.fs import FsBackend
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Record
-from opslog.compaction import Tail, _Winners
+from opslog.compaction import Tail
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, NotFoundError, OpslogError, WriteFailedError
 from opslog.fencing import Fence
@@ -29,10 +29,11 @@ from opslog.layout import run_of, segment_of
 from opslog.leftovers import Leftover
 from opslog.log import Segments
 from opslog.log_writer import LogWriter, Pending
-from opslog.manifest import Cut, Manifest, Part, Run, Settings
+from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge, Recent
 from opslog.runs import BlockRun
+from opslog.snapshot import Ages, Row
 from opslog.state import State
 from opslog.store import Store
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
@@ -254,17 +255,22 @@ def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: fl
 _leftover: Callable[..., Leftover | None] = vars(leftovers)["_leftover"]
 
 
-def _all_deletes(row: snapshot.Row, oldest_ts: str) -> bool:
-    return row.deleted is not None
+def _no_deletes(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+    return (row for row in rows if row.deleted is None)
 
 
-def _drop_expired(self: _Winners, run: str, merged: Sequence[Run], oldest_ts: str) -> Iterator[Part]:
+def _drop_expired(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
     """Whether something older is still in a log is not looked at."""
-    with patch.object(self, "_unfolded", {}):
-        yield from _write(self, run, merged, oldest_ts)
+    return _of(self, rows, ())
 
 
-_write = _Winners.write
+def _age_by_writers(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+    """By the time that a delete's writer claims."""
+    kept = (row for row in rows if row.deleted is None or row.id in unfolded or row.record.ts > self.expired)
+    return _of(Ages(self.now, ""), kept, unfolded)
+
+
+_of = Ages.of
 
 
 def _fold_of_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
@@ -386,9 +392,9 @@ ALL = [
     ),
     Breakage(
         "forget tombstones",
-        compaction,
-        "expired",
-        _all_deletes,
+        Ages,
+        "of",
+        _no_deletes,
         likely(
             "posix",
             {"pause": 1},
@@ -403,10 +409,26 @@ ALL = [
     ),
     Breakage(
         "drop a tombstone while an older set is not folded",
-        _Winners,
-        "write",
+        Ages,
+        "of",
         _drop_expired,
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
+    ),
+    Breakage(
+        "age tombstones by their writers' clocks",
+        Ages,
+        "of",
+        _age_by_writers,
+        likely(
+            "posix",
+            {},
+            undo_window=0,
+            agents=4,
+            documents=2,
+            nap_seconds=500.0,
+            skew_seconds=1e6,
+            weights={"set": 6, "delete": 6, "refresh": 0.5},
+        ),
     ),
     Breakage(
         "let what is folded win whatever its clock",

@@ -14,14 +14,18 @@ import opslog
 import opslog.spark
 from opslog import compaction
 from opslog.backends import open_backend
-from opslog.environment import Environment
+from opslog.backends.fs import FsBackend
+from opslog.commits import Delete
+from opslog.environment import Environment, format_ts
+from opslog.manifest_store import ManifestStore
+from opslog.runs import BlockRun
 from opslog.snapshot import PartEnds, Row, build_parts
 from opslog.spark import compacting
 from opslog.verify import verify
 
 NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0
-"""Seconds since 1970: tombstones have expired by then."""
+"""Seconds since 1970: tombstones that were folded at `NOW` have expired by then."""
 
 
 def environment(at: float) -> Environment:
@@ -32,7 +36,7 @@ def environment(at: float) -> Environment:
 def write(url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int = 60) -> None:
     """Sessions of three agents that set, delete, undo and write batches, taking turns."""
     dice = random.Random(seed)
-    settings = opslog.Settings(undo_window=5, grace_seconds=0)
+    settings = opslog.Settings(undo_window=5, grace_seconds=0, undo_ttl_seconds=1e12)
     with ExitStack() as stack:
         opened = (opslog.open(url, agent=name, compact_after=None, settings=settings) for name in ("a", "b", "Zz-9"))
         stores = [stack.enter_context(store) for store in opened]
@@ -66,14 +70,24 @@ def documents(url: Path) -> dict[str, Any]:
         return {record.id: (record.stamp, record.ts, bytes(record.data)) for record in store.records()}
 
 
+def tombstones(root: Path) -> list[Delete]:
+    """Of the newest snapshot."""
+    backend = open_backend(str(root))
+    runs = [BlockRun(backend, run) for run in ManifestStore(backend).newest().runs]
+    return [record for run in runs for record in run.records() if isinstance(record, Delete)]
+
+
 def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compaction.Compaction:
-    """Compact a store with Spark, and a copy of it with the library; both must have done the same."""
+    """Compact a store with Spark, and a copy of it with the library, at the same time by the storage's clock; both must
+    have done the same."""
     copy = root.with_name("copy")
     shutil.copytree(root, copy)
-    backend = open_backend(str(copy))
-    expected = compaction.compact(backend, environment(at), **options)
-    backend.close()
-    done = opslog.spark.compact(spark, str(root), environment=environment(at), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FsBackend, "now", lambda self: at)
+        backend = open_backend(str(copy))
+        expected = compaction.compact(backend, environment(at), **options)
+        backend.close()
+        done = opslog.spark.compact(spark, str(root), environment=environment(at), **options)
     assert snapshot_files(root) == snapshot_files(copy)
     assert (done.number, done.commits, done.records, done.bytes, done.runs_merged, done.sealed) == (
         expected.number,
@@ -92,14 +106,18 @@ def test_the_files_are_those_of_a_compaction_by_the_library(
 ) -> None:
     monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)  # so that little data is several tasks
     root = tmp_path / "store"
-    write(root, 1)
+    write(root, 1, ids=20)
     before = documents(root)
     assert both(spark, root, NOW).number == 2
     assert documents(root) == before
-    write(root, 2)
+    old = tombstones(root)
+    assert {tombstone.folded for tombstone in old} == {format_ts(NOW)}
+    write(root, 2, ids=20)
     before = documents(root)
-    assert both(spark, root, LATER, full=True).runs_merged == 1, "and expired tombstones go"
+    assert both(spark, root, LATER, full=True).runs_merged == 1
     assert documents(root) == before
+    assert tombstones(root)
+    assert {tombstone.folded for tombstone in tombstones(root)} == {format_ts(LATER)}, "and expired tombstones go"
     assert verify(open_backend(str(root))).ok
 
 
