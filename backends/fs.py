@@ -96,6 +96,8 @@ class FsBackend:
         self._generation = forking.generation
         self._durable: set[str] = set()
         """Directories whose entries this backend has fsynced."""
+        self._spelled: set[str] = set()
+        """Directories that were listed under these names, and are never removed."""
         self._is_checked = False
         """Whether locks mean something on this filesystem."""
         if not os.path.isdir(self.root):
@@ -410,13 +412,15 @@ class FsBackend:
         :raises OSError: that cannot be told.
         """
         folder, _, name = directory.rpartition("/")
-        if f"{folder}/" not in (OPS, ARCHIVE):
+        if f"{folder}/" not in (OPS, ARCHIVE) or directory in self._spelled:
             return
         try:
             os.lstat(tree.checked(directory), dir_fd=tree.descriptor)
             names = posix.names(folder, tree.descriptor)
         except FileNotFoundError:
             return
+        if not _is_removable(directory):
+            self._spelled.update(f"{folder}/{other}" for other in names)
         twin = next((other for other in names if other.lower() == name.lower()), name)
         if name not in names and twin != name:
             what = "agent" if f"{folder}/" == OPS else "period"

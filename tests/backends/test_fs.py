@@ -421,6 +421,26 @@ def test_segments_before_a_cursor_are_not_looked_at(backend: FsBackend) -> None:
     assert paths == [segment_path(*segment) for segment in (("a", 3), ("b", 1), ("b", 2), ("b", 3))]
 
 
+def test_many_agents_are_not_listed_for_each_of_them(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens all logs in turn, as a compaction that seals them, looks once which there are."""
+    agents = [f"agent-{number}" for number in range(50)]
+    for agent in agents:
+        append_once(backend, agent)
+    names, real = 0, os.listdir
+
+    def listdir(descriptor: int) -> list[str]:
+        nonlocal names
+        found = real(descriptor)
+        names += len(found)
+        return found
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    other = FsBackend(backend.root)
+    for agent in agents:
+        other.appender(agent).close()
+    assert names <= 5 * len(agents)
+
+
 def test_files_that_vanish_while_listing_are_left_out(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
