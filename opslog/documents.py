@@ -16,7 +16,7 @@ import msgspec
 import orjson
 
 from opslog.commits import CLOCK_MAX, Set
-from opslog.errors import InvalidDocumentError, InvalidNameError, SchemaVersionError, UsageError
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, SchemaVersionError, UsageError
 
 T = TypeVar("T")
 
@@ -147,13 +147,17 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         """To replace this record by `data`, which `encode` gave, deletes no field that the type does not know.
 
         :raises InvalidDocumentError: it does; names the field. :raises SchemaVersionError: the record was written under
-            a newer version, of which the type knows nothing. :raises CorruptError: it cannot be read.
+            a newer version, of which the type knows nothing.
         """
         if self.type is None or replaced is None:
             return
         from opslog.known_fields import lost_field  # only for those who have types
 
-        place = lost_field(self.type, self._document(replaced), orjson.loads(data))
+        try:
+            old = self._document(replaced)
+        except CorruptError:
+            return  # nobody can read what it has, and to set it anew is the way out
+        place = lost_field(self.type, old, orjson.loads(data))
         if place is not None:
             raise InvalidDocumentError(
                 f"to set document {replaced.id!r} would delete {place}, which {self.type.__name__} does not know: "

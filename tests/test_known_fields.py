@@ -190,6 +190,18 @@ def test_a_field_that_goes_takes_a_new_version(tmp_path: Path) -> None:
         assert fresh["x"] == {"title": "a", "status": "done"}
 
 
+def test_a_document_that_nobody_can_read_can_be_set_anew(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {"title": "a", "due": 1}
+    (segment,) = (tmp_path / "ops" / "a").iterdir()
+    segment.write_bytes(segment.read_bytes().replace(b'"due"', b'"title"'))
+    with opslog.open(tmp_path, agent="b", type=First) as typed:
+        with pytest.raises(opslog.CorruptError):
+            typed["x"]
+        typed["x"] = First("anew")
+        assert typed["x"] == First("anew")
+
+
 def test_a_program_without_types_replaces_what_it_wants(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="a", type=Second) as store:
         store["x"] = Second("a", due="tomorrow")
