@@ -120,8 +120,7 @@ class FsBackend:
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        firsts = {log_prefix(agent): segment_path(agent, number) for agent, number in seen.items()}
-        return self._scan(self._tree(), OPS, firsts)
+        return self._scan(self._tree(), OPS, _Firsts(seen))
 
     def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
         """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
@@ -467,6 +466,23 @@ class FsBackend:
         if error.errno == errno.ENAMETOOLONG:
             return InvalidNameError(f"{full} is too long a name for this filesystem: {posix.explain(error)}")
         return None
+
+
+class _Firsts(Mapping[str, str]):
+    """Per directory of a log the path of the first segment that is wanted; made when somebody asks for it."""
+
+    def __init__(self, seen: Mapping[str, int]) -> None:
+        self._seen = seen
+
+    def __getitem__(self, prefix: str) -> str:
+        agent = prefix[len(OPS) : -1]
+        return segment_path(agent, self._seen[agent])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(log_prefix, self._seen)
+
+    def __len__(self) -> int:
+        return len(self._seen)
 
 
 def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTES) -> FsBackend:

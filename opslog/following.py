@@ -20,7 +20,7 @@ from opslog.environment import Environment
 from opslog.errors import ClosedError, HistoryGoneError, MissingFileError, ReopenError, UsageError
 from opslog.fencing import Fence, OwnLog
 from opslog.layout import segment_path
-from opslog.log import Cursor, cost_after, list_log, list_segments
+from opslog.log import Cursor, all_logs, cost_after, list_log, list_segments
 from opslog.log_writer import LogWriter
 from opslog.news import GAP, News
 from opslog.reading import Documents
@@ -170,16 +170,20 @@ class Following(Documents[T]):
         if self._state.is_behind(newest, self._agent):
             self._reload()
             return
-        segments = list_segments(self._backend, self._state.cursors)
+        state = self._state
+        state.go_by(newest)
+        segments = list_segments(self._backend, state.cursors)
+        logs = all_logs(segments, state.listed)
+        state.listed = frozenset(logs)
         # What it writes itself is counted when it is written.
-        if self._own.has_more(segments.pop(self._agent or "", [])):
+        if self._own.has_more(logs.pop(self._agent or "", [])):
             self._reload()
             return
-        cost = cost_after(segments, self._state.cursors)
+        cost = cost_after(logs, state.cursors)
         # Where names are held by locks, nobody uses a number again.
         check = None if self._backend.segments_grow else self._fence.check_recent
         try:
-            for commits, cursor in read_on(self._backend, self._state.cursors, segments, self._agent, check):
+            for commits, cursor in read_on(self._backend, state.cursors, logs, check):
                 self._take(commits, cursor)
         except MissingFileError:
             self._reload()
@@ -187,6 +191,7 @@ class Following(Documents[T]):
         if self._state.is_torn:  # by a write of another thread, so that it has not taken in what came since
             self._reload()
             return
+        state.listed = frozenset(segments)
         self._compaction.tail_cost += cost
         self._looked = at
 

@@ -21,7 +21,7 @@ from opslog.errors import AgentFencedError, InvalidDocumentError, MissingFileErr
 from opslog.fencing import Fence
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
-from opslog.log import Cursor, list_log, list_segments
+from opslog.log import Cursor, all_logs, list_log, list_segments
 from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.sealing import take_name
@@ -171,7 +171,7 @@ class _Writer:
             # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
             if agent not in cursors or not cursors[agent].has_reached(cut):
                 cursors[agent] = Cursor.at(agent, cut)
-        for commits, cursor in read_on(self._backend, cursors, list_segments(self._backend)):
+        for commits, cursor in read_on(self._backend, cursors, all_logs(list_segments(self._backend), cursors)):
             cursors[cursor.agent] = cursor
             self.clock = max([self.clock, *(commit.clock for commit in commits)])
         return manifest

@@ -57,7 +57,23 @@ Segments = dict[str, list[Segment]]
 
 def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
     """All segments of all logs, or at least those that are not before a cursor. One listing."""
-    return _by_agent(backend.list_logs({agent: cursor.segment for agent, cursor in (cursors or {}).items()}))
+    return _by_agent(backend.list_logs(_Seen(cursors or {})))
+
+
+class _Seen(Mapping[str, int]):
+    """Per agent the segment where its cursor is. Costs nothing for agents that nobody asks about."""
+
+    def __init__(self, cursors: Mapping[str, Cursor]) -> None:
+        self._cursors = cursors
+
+    def __getitem__(self, agent: str) -> int:
+        return self._cursors[agent].segment
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cursors)
+
+    def __len__(self) -> int:
+        return len(self._cursors)
 
 
 def list_log(backend: Backend, agent: str) -> list[Segment]:
@@ -148,6 +164,19 @@ class Cursor(msgspec.Struct):
     def has_reached(self, cut: Cut) -> bool:
         """Whether everything before a cut of this log was read."""
         return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.needed_segment)
+
+    def is_at_end(self, segments: list[Segment]) -> bool:
+        """Whether `read` would find nothing, and nothing missing, in this listing of the log."""
+        if not segments or segments[-1].number < self.segment:
+            return not self.offset and self.needed != self.segment
+        return segments[-1].number == self.segment and segments[-1].bytes == self.offset
+
+    def moved_to(self, cut: Cut) -> Cursor:
+        """This cursor at a cut that lies farther on in the log without a commit in between, or this one itself: what
+        lies before a cut may be collected, though it was read."""
+        if cut.commits != self.commits or cut.place <= self.place:
+            return self
+        return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment)
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.

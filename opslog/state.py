@@ -21,7 +21,6 @@ from opslog.log import (
     LogSource,
     Segments,
     Stretch,
-    all_logs,
     bytes_after,
     cost_after,
     list_log,
@@ -51,6 +50,8 @@ class State:
     :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
         folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
         (`cost_after`), when it was loaded.
+    :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
+        it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
     :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way. What is here
         is then the state of no moment: nobody may read it, and it has to be loaded anew.
 
@@ -67,6 +68,9 @@ class State:
         self.commits = manifest.commits
         self.tail_cost = 0
         self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self.listed: frozenset[str] = frozenset()
+        self._known = manifest.number
+        """The newest manifest of which this state is known not to be behind."""
         self._documents = manifest.documents
         self._counted: dict[str, bool] = {}
         """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
@@ -184,16 +188,23 @@ class State:
         """
         if self.is_torn or newest.number == self.manifest.number:
             return self.is_torn
+        if self.is_heavy or newest.number == self._known:
+            return self.is_heavy
         retained = {run.name for run in newest.runs}
-        return (
-            self.is_heavy
-            or any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs)
-            or any(
-                cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
-                for agent, cut in newest.cut.items()
-                if agent != skip
-            )
+        return any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs) or any(
+            cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
+            for agent, cut in newest.cut.items()
+            if agent != skip
         )
+
+    def go_by(self, newest: Manifest) -> None:
+        """Read on from a manifest of which this state is not behind. What lies before its cut is not asked for any
+        more."""
+        if newest.number != self._known:
+            for agent, cut in newest.cut.items():
+                if agent in self.cursors:
+                    self.cursors[agent] = self.cursors[agent].moved_to(cut)
+            self._known = newest.number
 
     def get(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
@@ -305,6 +316,7 @@ class Loader:
     def _load(self, manifest: Manifest, included: Callable[[Commit], bool] | None) -> State:
         state = State(manifest, self._load_runs(manifest.runs))
         segments = list_segments(self.backend, state.cursors)
+        state.listed = frozenset(segments)
         state.tail_cost = cost_after(segments, manifest.cut)
         total = bytes_after(segments, manifest.cut)
         stretches = self._told(read_logs(self.backend, state.cursors, segments), total)
@@ -327,28 +339,26 @@ class Loader:
 
 
 def read_on(
-    backend: Backend,
-    cursors: Mapping[str, Cursor],
-    segments: Segments,
-    skip: str | None = None,
-    check: Callable[[], None] | None = None,
+    backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, check: Callable[[], None] | None = None
 ) -> Iterator[tuple[list[Commit], Cursor]]:
     """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
     (None of them, where it only moves.) The cursors that are given stay where they are.
 
-    :param segments: a listing of all logs made just before; `skip`: an agent whose log is left alone.
+    :param segments: a listing made just before of the logs to read, with those that may be gone (`all_logs`).
     :param check: called whenever something was read and before anything comes of it; what it raises ends the reading.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
-    logs = all_logs(segments, cursors)
-    if skip is not None:
-        logs.pop(skip, None)
-    starts = {agent: cursors.get(agent) or Cursor(agent) for agent in logs}
+    starts: dict[str, Cursor] = {}
+    for agent, listed in segments.items():
+        cursor = cursors.get(agent) or Cursor(agent)
+        if not cursor.is_at_end(listed):
+            starts[agent] = msgspec.structs.replace(cursor)
+    logs = {agent: segments[agent] for agent in starts}
     source = log_source(backend, starts, logs)
     if check is not None:
         source = _Checked(source, check)
     for agent, listed in logs.items():
-        cursor = msgspec.structs.replace(starts[agent])
+        cursor = starts[agent]
         commits = (commit for _, commit in cursor.read(source, listed))
         while some := list(islice(commits, _TOGETHER)):
             yield some, msgspec.structs.replace(cursor)
@@ -378,7 +388,7 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
         commits: list[Commit] = []
         complete = True
         for agent, end in state.cursors.items():
-            if agent != skip:
+            if agent != skip and end.commits > (old[agent].commits if agent in old else 0):
                 # A copy: if this fails half-way, it begins again where it began.
                 start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
                 found, all_there = _read_between(backend, start, end, oldest.cut.get(agent, START))

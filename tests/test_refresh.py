@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +16,7 @@ from opslog.backends import Entry
 from opslog.backends.memory import MemoryBackend
 from opslog.commits import encode_commit
 from opslog.layout import segment_path
+from tests.support.bucket import BUCKETS
 
 Store = opslog.Store[dict[str, Any]]
 _numbers = itertools.count()
@@ -270,3 +273,72 @@ def test_who_has_not_looked_for_long_looks_before_it_writes(url: str) -> None:
         assert len(idle) == 52
         assert idle.stats().clock == 51
         assert len(idle.refresh()) == 50, "what it saw on the way is still given"
+
+
+# -- agents that are gone
+
+
+def steps(call: Callable[[], object]) -> int:
+    """How many functions it calls."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def beside_gone_agents(name: str, count: int) -> tuple[Store, list[str]]:
+    """A store on an object storage beside agents that wrote and left, and whose logs are folded and collected."""
+    url = f"bucket://{name}-{count}"
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    store = opslog.open(url, agent="a", compact_after=None, settings=settings)
+    gone = [f"worker-{number:03}" for number in range(count)]
+    for agent in gone:
+        with opslog.open(url, agent=agent, compact_after=None) as worker:
+            worker[agent] = {}
+    for number in range(3):
+        store["mine"] = {"number": number}
+        store.compact()
+    store.refresh()
+    assert not [key for key in BUCKETS[f"{name}-{count}"].objects if "worker" in key and "/ops/" in f"/{key}"]
+    return store, gone
+
+
+def test_agents_whose_logs_are_collected_cost_a_refresh_nothing(url: str) -> None:
+    costs = []
+    for count in (3, 60):
+        store, _ = beside_gone_agents(url.partition("://")[2], count)
+        costs.append(steps(store.refresh))
+        store.close()
+    assert costs[0] == costs[1]
+
+
+def test_an_agent_that_comes_back_is_seen_at_once(url: str) -> None:
+    store, gone = beside_gone_agents(url.partition("://")[2], 5)
+    with store:
+        for agent in gone:
+            with opslog.open(store._backend.url, agent=agent, compact_after=None) as worker:
+                worker["back"] = {"by": agent}
+                assert [commit.agent for commit in store.refresh()] == [agent]
+                assert store["back"] == {"by": agent}
+                del worker["back"]
+            assert [commit.op for commit in store.refresh()] == ["delete"]
+            store.compact()
+            store.compact()
+            assert store.refresh() == []
+
+
+def test_a_log_that_was_there_and_is_not_any_more_is_noticed(url: str) -> None:
+    with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
+        writer["x"] = {}
+        reader.refresh()
+        reader._backend.delete([segment_path("writer", 1)])
+        assert reader.refresh() == []
+        assert set(reader) == set(), "as whoever opens the store now sees it"
