@@ -1,8 +1,9 @@
 """Test your own agents with what opslog is tested with: many processes, simulated storage and time, one seed.
 
 A `Simulation` runs processes; `make_storage` gives it a storage, "posix" or "s3"; `open_store` opens a store on that in
-a simulated process. What goes wrong is a list of `Fault`s. `opslog.testing.invariants` says what must hold of every
-store, and `opslog.testing.scenario` has whole runs of many agents, as opslog's own tests have them.
+a simulated process, and `run_tasks` is its `asyncio.run`. What goes wrong is a list of `Fault`s.
+`opslog.testing.invariants` says what must hold of every store, and `opslog.testing.scenario` has whole runs of many
+agents, as opslog's own tests have them.
 
 Needs the extra: ``pip install 'opslog[testing]'``.
 """
@@ -10,7 +11,8 @@ Needs the extra: ``pip install 'opslog[testing]'``.
 from opslog.testing.faults import Fault, random_faults
 from opslog.testing.invariants import ViolationError
 from opslog.testing.simulation import Process, Simulation
-from opslog.testing.storages import all_commits, make_storage, open_store
+from opslog.testing.storages import all_commits, make_storage, open_async_store, open_store
+from opslog.testing.tasks import run_tasks
 
 __all__ = [
     "Fault",
@@ -19,6 +21,8 @@ __all__ = [
     "ViolationError",
     "all_commits",
     "make_storage",
+    "open_async_store",
     "open_store",
     "random_faults",
+    "run_tasks",
 ]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opslog.aio import Opening
 from opslog.errors import (
     HistoryGoneError,
     LockedError,
@@ -26,7 +27,7 @@ from opslog.testing import invariants
 from opslog.testing.invariants import State
 from opslog.testing.ledger import Handout, Ledger
 from opslog.testing.simulation import Process
-from opslog.testing.storages import SimulatedStorage, open_store
+from opslog.testing.storages import SimulatedStorage, open_async_store, open_store
 
 PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
 """Documents that are only ever written together."""
@@ -95,6 +96,10 @@ class Shared:
     def open(self, process: Process, **options: Any) -> Store[Any]:
         options.setdefault("compact_after", self.compact_after)
         return open_store(self.storage, process, settings=self.settings, **options)
+
+    def open_async(self, process: Process, **options: Any) -> Opening[Any]:
+        options.setdefault("compact_after", self.compact_after)
+        return open_async_store(self.storage, process, settings=self.settings, **options)
 
     def flush(self, store: Store[Any]) -> None:
         waiting = self.ledger.buffered(store)

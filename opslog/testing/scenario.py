@@ -15,6 +15,7 @@ from opslog.errors import OpslogError
 from opslog.manifest import Settings
 from opslog.testing import invariants
 from opslog.testing.agents import Agent, Reader, Shared
+from opslog.testing.asynchronous import AsyncAgent
 from opslog.testing.audit import Audit
 from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
 from opslog.testing.invariants import ViolationError
@@ -75,6 +76,7 @@ class Scenario:
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
     :ivar threaded: how many of the agents have several threads, so many: `threads`; `leaving`: how likely one that
         watches leaves its loop, and begins another one, at each commit.
+    :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
     :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 
@@ -97,6 +99,7 @@ class Scenario:
     compact_after: int | None = None
     threaded: int = 0
     threads: int = 3
+    asynchronous: int = 0
     leaving: float = 0.2
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
@@ -172,6 +175,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         compact_after=threads.choice([None, None, None, 20, 60]),
         threaded=threads.choice([1, agents]) if concurrent else 0,
         threads=threads.choice([2, 3, 5]),
+        asynchronous=threads.choice([0, 1, 2]),
     )
 
 
@@ -249,15 +253,10 @@ def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names
     def agent(number: int) -> Agent:
         is_buffered = number < scenario.buffered
         if scenario.agents - number <= scenario.threaded:
-            return ThreadedAgent(
-                shared,
-                names[number],
-                scenario.calls,
-                scenario.weights,
-                is_buffered,
-                threads=scenario.threads,
-                leaving=scenario.leaving,
-            )
+            common = shared, names[number], scenario.calls, scenario.weights, is_buffered
+            if number % 2 < scenario.asynchronous:
+                return AsyncAgent(*common, tasks=scenario.threads, leaving=scenario.leaving)
+            return ThreadedAgent(*common, threads=scenario.threads, leaving=scenario.leaving)
         return Agent(shared, names[number], scenario.calls, scenario.weights, is_buffered)
 
     for number in range(scenario.agents):

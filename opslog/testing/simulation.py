@@ -113,14 +113,15 @@ class Thread:
         self.ended = True
 
     def _enter(self, switch: Callable[..., object], *arguments: object) -> None:
-        if self.ambience is None:
-            switch(*arguments)
-            return
-        outside = Ambience.now()
-        self.ambience.restore()
+        if self.ambience is not None:
+            self.ambience.restore()
         switch(*arguments)
-        self.ambience = Ambience.now()
-        outside.restore()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.ambience is not None:  # possibly since this turn
+            self.ambience = Ambience.now()
+            Ambience(None, (None, None)).restore()
 
     def _main(self) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import opslog
+from opslog import aio
 from opslog.backends import Backend, objects, register
 from opslog.backends.fs import FsBackend
 from opslog.commits import Commit, decode_commits
@@ -154,6 +155,12 @@ def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> S
     """`opslog.open` on a simulated storage, in a simulated process; options as there."""
     options.setdefault("environment", process.environment)
     return opslog.open("simulated://store", storage=storage, process=process, **options)
+
+
+def open_async_store(storage: SimulatedStorage, process: Process, **options: Any) -> aio.Opening[Document]:
+    """`opslog.aio.open` likewise, in what `opslog.testing.tasks.run_tasks` runs."""
+    options.setdefault("environment", process.environment)
+    return aio.open("simulated://store", storage=storage, process=process, **options)
 
 
 def _open_url(url: str, *, storage: SimulatedStorage, process: Process | None, create: bool = True) -> Backend:

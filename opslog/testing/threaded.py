@@ -36,7 +36,7 @@ class _Called(Exception):
 
 
 @dataclass
-class _Crew:
+class Crew:
     """The threads that use one open store.
 
     :ivar left: how many calls they still make.
@@ -81,7 +81,7 @@ class ThreadedAgent(Agent):
         self._poll_seconds = _POLL_SECONDS + shared.nap_seconds / 100
 
     def use(self, process: Process, store: Store[Any]) -> None:
-        crew = _Crew(store, self.shared.ledger.opened(store, process.name), process.random.randint(5, 40))
+        crew = Crew(store, self.shared.ledger.opened(store, process.name), process.random.randint(5, 40))
         watches = process.random.random() < 0.5
 
         def sleep(seconds: float) -> None:
@@ -110,8 +110,8 @@ class ThreadedAgent(Agent):
         else:
             self.shared.ledger.catch_up(store)
 
-    def _work(self, process: Process, crew: _Crew, name: str) -> None:
-        session = _ThreadSession(self, process, crew, name)
+    def _work(self, process: Process, crew: Crew, name: str) -> None:
+        session = ThreadSession(self, process, crew, name)
         while crew.left > 0 and self.left > 0 and not crew.is_over:
             crew.left -= 1
             self.left -= 1
@@ -132,7 +132,7 @@ class ThreadedAgent(Agent):
                 if not crew.closed:
                     raise
 
-    def _watch(self, process: Process, crew: _Crew) -> None:
+    def _watch(self, process: Process, crew: Crew) -> None:
         while not crew.ending and not crew.is_over:
             try:
                 for commit in crew.store.watch(self._poll_seconds):
@@ -155,10 +155,10 @@ class ThreadedAgent(Agent):
                     raise
 
 
-class _ThreadSession(Session):
+class ThreadSession(Session):
     """What one of the threads does."""
 
-    def __init__(self, agent: Agent, process: Process, crew: _Crew, name: str) -> None:
+    def __init__(self, agent: Agent, process: Process, crew: Crew, name: str) -> None:
         super().__init__(agent, process, crew.store, crew.handout)
         self.crew = crew
         self.name = name
@@ -170,14 +170,14 @@ class _ThreadSession(Session):
         with self.attempt("set", (self.own, text)) as attempt:
             self.store.set(self.own, document)
         seen = self.store.get(self.own)
-        if not self._may_be_undone(attempt):
+        if not self.may_be_undone(attempt):
             invariants.own_writes_are_read({self.own: seen}, {self.own: document}, self.name)
 
     def delete(self) -> None:
         with self.attempt("delete", self.own) as attempt:
             self.store.delete(self.own)
         seen = self.store.get(self.own)
-        if not self._may_be_undone(attempt):
+        if not self.may_be_undone(attempt):
             invariants.own_writes_are_read({self.own: seen}, {self.own: None}, self.name)
 
     def answer(self) -> None:
@@ -223,7 +223,7 @@ class _ThreadSession(Session):
         self.store.close()
         self.crew.buffered = waiting
 
-    def _may_be_undone(self, attempt: Attempt) -> bool:
+    def may_be_undone(self, attempt: Attempt) -> bool:
         """Whether an undo of another thread, or of another process under this name, may have cancelled what this call
         wrote."""
         return any(
