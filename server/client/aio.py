@@ -162,8 +162,12 @@ class AsyncStream:
     ) -> Metadata:
         return await self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
 
-    async def append(self, *contents: Content, seq: str | None = None, close: bool = False) -> Appended:
-        return await self._client._run(self._calls.append(list(contents), seq, close=close))
+    async def append(
+        self, *contents: Content, seq: str | None = None, close: bool = False, at_least_once: bool = False
+    ) -> Appended:
+        return await self._client._run(
+            self._calls.append(list(contents), seq, close=close, at_least_once=at_least_once)
+        )
 
     async def close(self) -> Appended:
         return await self._client._run(self._calls.close())

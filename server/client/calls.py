@@ -77,8 +77,8 @@ class Calls:
             yield from self.head()
         return self.content_type
 
-    def append(self, contents: list[Content], seq: str | None, *, close: bool) -> Steps[Appended]:
-        """Not repeatable: nothing in it tells the server that it has it already."""
+    def append(self, contents: list[Content], seq: str | None, *, close: bool, at_least_once: bool) -> Steps[Appended]:
+        """Not repeatable, unless it may be there twice: nothing in it tells the server that it has it already."""
         if seq is not None:
             arguments.header_value("seq", seq)
         if not contents:
@@ -91,7 +91,7 @@ class Calls:
         if not body:
             raise UsageError(_NOTHING)
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
-        return (yield from call(request, answers.appended, self.policy, repeatable=False))
+        return (yield from call(request, answers.appended, self.policy, repeatable=at_least_once))
 
     def close(self) -> Steps[Appended]:
         request = messages.append(self.url, "", b"", close=True)

@@ -187,13 +187,17 @@ class Stream:
         """
         return self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
 
-    def append(self, *contents: Content, seq: str | None = None, close: bool = False) -> Appended:
+    def append(
+        self, *contents: Content, seq: str | None = None, close: bool = False, at_least_once: bool = False
+    ) -> Appended:
         """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
 
         :param seq: must be greater than that of the append before, byte by byte. :param close: nothing will follow.
-        :raises OutcomeUnknownError: the answer was lost. A `producer` has no such errors.
+        :param at_least_once: if the answer is lost, or the server fails, send it again, though it may be there twice
+        then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
+        :raises OutcomeUnknownError: the answer was lost: this may be there, or not.
         """
-        return self._client._run(self._calls.append(list(contents), seq, close=close))
+        return self._client._run(self._calls.append(list(contents), seq, close=close, at_least_once=at_least_once))
 
     def close(self) -> Appended:
         """Nothing can be appended any more. Closing twice is the same as once."""

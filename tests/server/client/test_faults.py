@@ -153,6 +153,15 @@ def test_an_append_whose_answer_was_lost_is_not_repeated(kind: str) -> None:
     assert [request.method for request in server.requests] == ["HEAD", "POST"]
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_append_that_may_be_there_twice_is_repeated(kind: str, answered: bool) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    failure = httpx.Response(500) if answered else httpx.ReadError("lost")
+    server.answers = [server._told(server.streams[PATH], 200), failure]
+    assert Driver(kind, server).call("s", "append", "x", at_least_once=True).next_offset == "00001"
+
+
 def test_an_append_that_was_not_carried_out_is_repeated(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
