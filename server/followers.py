@@ -21,11 +21,17 @@ class Answer(NamedTuple):
     stop: int
 
 
+_TURN = 32
+"""How many followers are woken at once: between two such turns the loop takes appends and other requests."""
+
+
 class Followers:
     """Waiting readers by path. All of it belongs to the event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
+        self._following: dict[str, int] = {}
+        self._newest: dict[str, Stream] = {}
         self._answers: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self.count = 0
         self.stopped = False
@@ -42,6 +48,7 @@ class Followers:
         waiting = self._waiting.setdefault(path, set())
         waiting.add(woken)
         self.count += 1
+        self._following[path] = self._following.get(path, 0) + 1
         timer = loop.call_later(seconds, _wake, woken, False)
         on_gone = lambda _: _wake(woken, True)  # noqa: E731
         gone.add_done_callback(on_gone)
@@ -51,14 +58,34 @@ class Followers:
             timer.cancel()
             gone.remove_done_callback(on_gone)
             self.count -= 1
+            self._following[path] -= 1
+            if not self._following[path]:
+                del self._following[path]
+                self._newest.pop(path, None)
             waiting.discard(woken)
             if not waiting and self._waiting.get(path) is waiting:
                 del self._waiting[path]
 
-    def wake(self, path: str) -> None:
-        """Something happened to the stream."""
-        for woken in self._waiting.pop(path, ()):
+    def wake(self, path: str, stream: Stream | None = None) -> None:
+        """Something happened to the stream: it became `stream`, or None if that has to be read."""
+        if path not in self._following:
+            return
+        if stream is None:
+            self._newest.pop(path, None)
+        else:
+            self._newest[path] = stream
+        self._wake_in_turns(list(self._waiting.pop(path, ())))
+
+    def newest(self, path: str) -> Stream | None:
+        """What the last commit made of a stream that is followed, so that not every follower reads it; None if that is
+        not known here."""
+        return self._newest.get(path)
+
+    def _wake_in_turns(self, waiting: list[asyncio.Future[bool]]) -> None:
+        for woken in waiting[:_TURN]:
             _wake(woken, True)
+        if len(waiting) > _TURN:
+            asyncio.get_running_loop().call_soon(self._wake_in_turns, waiting[_TURN:])
 
     def stop(self) -> None:
         """End all waiting, now and from now on."""
@@ -67,10 +94,8 @@ class Followers:
             self.wake(path)
 
     def shared(self, stream: Stream, position: int, form: str, read: Callable[[], Answer]) -> Answer:
-        """What there is of the stream from `position` on, in some form: read once for all who are there."""
-        if position == stream.tail:
-            return Answer(b"", position)
-        key = (stream.path, stream.id, position, stream.earliest, stream.tail, form)
+        """What there is of the stream from `position` on, in some form: made once for all who are there."""
+        key = (stream.path, stream.id, position, stream.earliest, stream.tail, stream.closed, form)
         answer = self._answers.get(key)
         if answer is None:
             answer = read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Self
 
 from opslog.server import sse
 from opslog.server.followers import Answer
@@ -13,7 +14,7 @@ from opslog.server.options import Options
 from opslog.server.ranges import Range
 from opslog.server.refusals import Headers, Refused
 from opslog.server.replies import begin
-from opslog.server.requests import DisconnectedError, Receive, Send
+from opslog.server.requests import DisconnectedError, Message, Receive, Send
 from opslog.server.streams import Streams
 
 _EVENT_BYTES = 256 * 1024
@@ -35,6 +36,47 @@ async def watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
         gone.cancel()
 
 
+class Patience:
+    """Ends the current task when one of its sends takes too long.
+
+    One timer looks at all of them. A timer for each send would cost more than the send, which nearly never waits.
+
+    :param seconds: how long one may take.
+    :raises DisconnectedError: (when it is left) one took longer.
+    """
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send = send
+        self._seconds = seconds
+        self._since: float | None = None
+        self._late = False
+
+    async def send(self, message: Message) -> None:
+        self._since = self._loop.time()
+        await self._send(message)
+        self._since = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        self._timer.cancel()
+        if self._late and kind is asyncio.CancelledError and self._task is not None and not self._task.uncancel():
+            raise DisconnectedError from error
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        end = (now if self._since is None else self._since) + self._seconds
+        if end > now:
+            self._timer = self._loop.call_at(end, self._look)
+        elif self._task is not None:
+            self._late = True
+            self._task.cancel()
+
+
 class Live:
     """:param cursor: from the cursor that a client was given before, or None, the next one."""
 
@@ -52,16 +94,12 @@ class Live:
         if not sse.is_text(stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
         await begin(send, 200, headers)
-        async with watching(receive) as gone:
+        async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
             try:
                 async for events in self._events(stream, position, cursor, gone):
-                    async with asyncio.timeout(self._options.send_seconds):
-                        await send({"type": "http.response.body", "body": events, "more_body": True})
+                    await patient.send({"type": "http.response.body", "body": events, "more_body": True})
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
-            except TimeoutError:
-                gone.cancel()
-                raise DisconnectedError from None
         await send({"type": "http.response.body", "body": b""})
         return 200
 
@@ -88,12 +126,19 @@ class Live:
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
         """A data event, if there is data, and the control event that goes with it; and the position behind them."""
-        found = self._streams.followers.shared(stream, position, "sse", lambda: self._data_event(stream, position))
-        at_end = found.stop == stream.tail
-        control = sse.control_event(
-            found.stop, cursor=self._cursor(cursor), up_to_date=at_end, closed=at_end and stream.closed
-        )
-        return found.data + control, found.stop
+        shared, following = self._streams.followers.shared, self._cursor(cursor)
+
+        def events() -> Answer:
+            data = Answer(b"", position)
+            if position < stream.tail:
+                data = shared(stream, position, "sse", lambda: self._data_event(stream, position))
+            end = data.stop == stream.tail
+            control = sse.control_event(data.stop, cursor=following, up_to_date=end, closed=end and stream.closed)
+            return Answer(data.data + control, data.stop)
+
+        if following != self._cursor(None):
+            return events()  # a cursor that was drawn for this client alone
+        return shared(stream, position, f"sse {following}", events)
 
     def _data_event(self, stream: Stream, position: int) -> Answer:
         found = self._read(stream, position)

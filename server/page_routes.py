@@ -16,13 +16,13 @@ from urllib.parse import parse_qs
 import msgspec
 
 from opslog.environment import format_ts
-from opslog.server.live import watching
+from opslog.server.live import Patience, watching
 from opslog.server.model import Stream
 from opslog.server.offsets import format_offset
 from opslog.server.options import Options
 from opslog.server.refusals import Headers, Refused
 from opslog.server.replies import NO_STORE, begin, reply
-from opslog.server.requests import DisconnectedError, Receive, Scope, Send
+from opslog.server.requests import Receive, Scope, Send
 from opslog.server.streams import Streams
 from opslog.server.transaction import Events
 
@@ -150,9 +150,9 @@ class PageRoutes:
         watcher = Watcher()
         self._watchers.add(watcher)
         try:
-            async with watching(receive) as gone:
+            async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
                 gone.add_done_callback(lambda _: watcher.woken.set())
-                await self._tell(watcher, send, gone)
+                await self._tell(watcher, patient.send, gone)
         finally:
             self._watchers.discard(watcher)
         await send({"type": "http.response.body", "body": b""})
@@ -161,12 +161,7 @@ class PageRoutes:
     async def _tell(self, watcher: Watcher, send: Send, gone: asyncio.Future[object]) -> None:
         event = b": hello\n\n"
         while True:
-            try:
-                async with asyncio.timeout(self._options.send_seconds):
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-            except TimeoutError:
-                gone.cancel()
-                raise DisconnectedError from None
+            await send({"type": "http.response.body", "body": event, "more_body": True})
             event = b": still here\n\n"
             try:
                 async with asyncio.timeout(self._options.long_poll_seconds):

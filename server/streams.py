@@ -133,7 +133,11 @@ class Streams:
 
         :raises Refused: it is there no more; another one with its path does not count.
         """
-        current = self.stream(stream.path)
+        newest = self.followers.newest(stream.path)
+        if newest is None or newest.ttl is not None:  # accesses that are recorded are no news to followers
+            current = self.stream(stream.path)
+        else:
+            current = lifetimes.check(newest, self.environment.time(), self._accesses)
         if current.id != stream.id:
             raise not_found()
         return current
@@ -258,9 +262,11 @@ class Streams:
         for stream in events.deleted:
             self._accesses.pop(stream.id, None)
             self._background.spawn(self._forget(stream.path))
-            self.followers.wake(stream.path)
-        for path in events.appended:
+        ended = {stream.path for stream in events.deleted}
+        for path in ended - events.appended.keys():
             self.followers.wake(path)
+        for path, stream in events.appended.items():
+            self.followers.wake(path, None if path in ended else stream)
         for observer in self.observers:
             try:
                 observer(events)

@@ -134,8 +134,7 @@ class Writer:
             self._metrics.failed_commits += 1
         else:
             self._metrics.changes += len(answers)
-            if events:
-                self._told(events)
+        # The loop resumes tasks in the order of these calls: those who wait for an answer before all followers.
         for future, value, error in answers:
             if future.done():  # whoever asked has gone
                 continue
@@ -143,6 +142,8 @@ class Writer:
                 future.set_exception(failure or error or AssertionError)
             else:
                 future.set_result(value)
+        if failure is None and events:
+            self._told(events)
         if self._pending:
             self._loop.call_soon(self._next_group)
         else:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from opslog.environment import Environment
+from opslog.server import Options
+from opslog.server.asgi import App
 from opslog.server.directory import DirectoryStorage
 from opslog.server.memory import MemoryStorage
 from opslog.server.storage import Storage
+from tests.support.asgi import Caller
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -61,3 +65,43 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+class Clock:
+    """Time that passes when a test says so; also that of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+Make = Callable[..., Caller]
+
+
+@pytest.fixture
+def make(storage: Storage, clock: Clock) -> Iterator[Make]:
+    """Makes a client of an application with these options."""
+    opened: list[Caller] = []
+
+    def make_it(**options: object) -> Caller:
+        environment = Environment(time=clock, monotonic=clock)
+        application = App(storage, Options(**options), environment=environment)  # type: ignore[arg-type]
+        client = Caller(application)
+        opened.append(client)
+        return client
+
+    yield make_it
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def client(make: Make) -> Caller:
+    return make(long_poll_seconds=0.05)

@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from opslog.environment import Environment
-from opslog.server import Options
-from opslog.server.asgi import App
-from opslog.server.model import Stream
-from opslog.server.ranges import Range
 from opslog.server.storage import Storage
+from tests.server.conftest import Clock, Make
 from tests.support.asgi import Caller
 
 TEXT = {"content-type": "text/plain"}
 JSON = {"content-type": "application/json"}
 ZERO = f"{0:016}_{0:016}"
-
-
-class Clock:
-    """Time that passes when a test says so; also that of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-Make = Callable[..., Caller]
-
-
-@pytest.fixture
-def make(storage: Storage, clock: Clock) -> Iterator[Make]:
-    """Makes a client of an application with these options."""
-    opened: list[Caller] = []
-
-    def make_it(**options: object) -> Caller:
-        environment = Environment(time=clock, monotonic=clock)
-        application = App(storage, Options(**options), environment=environment)  # type: ignore[arg-type]
-        client = Caller(application)
-        opened.append(client)
-        return client
-
-    yield make_it
-    for client in opened:
-        client.close()
-
-
-@pytest.fixture
-def client(make: Make) -> Caller:
-    return make(long_poll_seconds=0.05)
 
 
 def test_a_body_that_is_not_json_leaves_no_stream(client: Caller) -> None:
@@ -542,38 +497,3 @@ def test_the_registry_tells_of_every_stream(make: Make) -> None:
     ]
     assert found[1]["value"] == {"path": "b", "contentType": "application/json", "createdAt": 1_800_000_000_000}
     assert all(message["type"] == "stream" for message in found)
-
-
-@pytest.mark.parametrize("kind", [TEXT, JSON])
-def test_new_bytes_are_read_once_for_all_who_follow(
-    make: Make, monkeypatch: pytest.MonkeyPatch, kind: dict[str, str]
-) -> None:
-    """Of each form, that is: as they are, and as server-sent events."""
-    client = make(long_poll_seconds=100.0)
-    client.put("s", headers=kind)
-    streams = client.application.streams
-    read, places = streams.read, []
-
-    def counted(stream: Stream, position: int, limit: int) -> Range:
-        places.append(position)
-        return read(stream, position, limit)
-
-    monkeypatch.setattr(streams, "read", counted)
-
-    async def scenario() -> list[httpx.Response]:
-        asked = [
-            asyncio.create_task(client.client.get("s", params={"offset": "now", "live": live}))
-            for live in ("sse", "long-poll")
-            for _ in range(20)
-        ]
-        while streams.followers.count < len(asked):
-            await asyncio.sleep(0)
-        await client.client.post("s", headers={**kind, "stream-closed": "true"}, content=b"[1]")
-        return await asyncio.gather(*asked)
-
-    answers = client.run(scenario())
-    events, polls = answers[:20], answers[20:]
-    assert {answer.content for answer in polls} == {b"[1]"}
-    assert len({answer.content for answer in events}) == 1
-    assert b"[1]" in events[0].content
-    assert places == [0, 0]

@@ -9,6 +9,7 @@ import pytest
 
 from opslog.server.appending import Append, Appended
 from opslog.server.creation import Create, ForkOf
+from opslog.server.model import Stream
 from opslog.server.producers import Stamp
 from opslog.server.refusals import Refused
 from opslog.server.storage import Storage
@@ -202,6 +203,92 @@ def test_followers_are_woken_by_all_that_concerns_them(run: Callable[[Scenario],
             await change()
             await asyncio.gather(*waiting)
         assert streams.followers.count == 0
+
+    run(scenario)
+
+
+def test_an_append_is_answered_before_its_followers_are_served(run: Callable[[Scenario], None]) -> None:
+    async def scenario(streams: Streams) -> None:
+        gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        await streams.create(Create("a", TYPE))
+        order: list[str] = []
+
+        async def follow() -> None:
+            await streams.followers.wait("a", 100, gone)
+            order.append("follower")
+
+        following = [asyncio.create_task(follow()) for _ in range(200)]
+        while streams.followers.count < len(following):
+            await asyncio.sleep(0)
+        await streams.append(Append("a", TYPE, b"x"))
+        order.append("answer")
+        await asyncio.sleep(0)
+        order.append("other work")
+        await asyncio.gather(*following)
+        assert order[0] == "answer"
+        assert order.index("other work") < 100, "followers are served in turns"
+        assert len(order) == 202
+
+    run(scenario)
+
+
+def test_followers_do_not_read_what_was_committed(run: Callable[[Scenario], None]) -> None:
+    """They are given what the commit made of the stream."""
+
+    async def scenario(streams: Streams) -> None:
+        gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        await streams.create(Create("a", TYPE))
+        stream = streams.stream("a")
+        shard = streams.storage.shards[streams.place("a")]
+        reads: list[str] = []
+        original = shard.stream
+
+        def counted(path: str) -> Stream | None:
+            reads.append(path)
+            return original(path)
+
+        async def follow() -> int:
+            await streams.followers.wait("a", 100, gone)
+            return streams.again(stream).tail
+
+        following = [asyncio.create_task(follow()) for _ in range(100)]
+        while streams.followers.count < len(following):
+            await asyncio.sleep(0)
+        shard.stream = counted  # type: ignore[method-assign]
+        await streams.append(Append("a", TYPE, b"x"))
+        assert set(await asyncio.gather(*following)) == {1}
+        assert len(reads) <= 3
+        assert streams.followers.newest("a") is None, "nothing is kept of streams that nobody follows"
+
+    run(scenario)
+
+
+def test_followers_see_that_another_stream_took_the_path(run: Callable[[Scenario], None]) -> None:
+    async def scenario(streams: Streams) -> None:
+        gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        await streams.create(Create("a", TYPE))
+        stream = streams.stream("a")
+
+        async def follow() -> Stream:
+            await streams.followers.wait("a", 100, gone)
+            return streams.again(stream)
+
+        following = [asyncio.create_task(follow()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.gather(
+            streams.append(Append("a", TYPE, b"x")),
+            streams.delete("a"),
+            streams.create(Create("a", content_type=TYPE, data=b"other")),
+            return_exceptions=True,
+        )
+        for answer in await asyncio.gather(*following, return_exceptions=True):
+            if isinstance(answer, Stream):
+                assert (answer.id, answer.tail) == (stream.id, 1), "as it was before it was deleted"
+            else:
+                assert isinstance(answer, Refused)
+        await asyncio.sleep(0)
+        with_another = streams.stream("a")
+        assert with_another.id != stream.id
 
     run(scenario)
 
