@@ -350,13 +350,14 @@ class _Plan:
         """
         number = self.old.number + 1
         run = Run(run_name(number, environment.nonce()), [])
+        ages = self._ages()
         try:
-            run.parts.extend(self.folded.rows.write(run.name, self.merged, self._ages()))
+            run.parts.extend(self.folded.rows.write(run.name, self.merged, ages))
         except Exception:
             self._discard(run)
             raise
         try:
-            manifest = self._manifest(number, run, environment)
+            manifest = self._manifest(number, run, environment, ages.now)
             self.backend.persist(self.folded.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
@@ -392,7 +393,7 @@ class _Plan:
         manifests = ManifestStore(self.backend)
         return manifests.newest_number() != number and number not in dict(manifests.retained())
 
-    def _manifest(self, number: int, run: Run, environment: Environment) -> Manifest:
+    def _manifest(self, number: int, run: Run, environment: Environment, folded: str) -> Manifest:
         kept = self.old.runs[len(self.merged) :]
         oldest = oldest_retained(self.backend, self.backend.now(), self.settings)
         return Manifest(
@@ -405,6 +406,7 @@ class _Plan:
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
             oldest=min(number, oldest),
+            folded=folded,
         )
 
 

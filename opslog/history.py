@@ -1,9 +1,11 @@
 """The past: states as they were, and what happened since, as far back as manifests and segments are retained.
 
 A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to
-c; at time t, of all commits whose `ts` is not later. It is rebuilt from the newest retained manifest for which nothing
-beyond the point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is
-in the logs.
+c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was folded by the
+storage's clock, whichever is earlier: a commit from the future, of a machine whose clock is wrong, was there at the
+latest when somebody folded it. The state is rebuilt from the newest retained manifest for which nothing beyond the
+point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is in the
+logs.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from datetime import datetime
 
 import msgspec
 
-from opslog.backends import Backend
+from opslog.backends import Backend, Entry
 from opslog.commits import Commit, Record, Stamp, Undo
 from opslog.environment import format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
@@ -58,24 +60,24 @@ def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Comm
         ts = format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
     except ValueError as error:
         raise UsageError(f"as_of takes a clock (an integer) or a time with a zone, not {point!r}: {error}") from error
-    return lambda manifest: manifest.ts <= ts, lambda commit: commit.ts <= ts
+    return lambda manifest: manifest.complete_from <= ts, lambda commit: commit.ts <= ts
 
 
 def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
     """The newest retained manifest that saw nothing beyond the point; `before` is the first of its `conditions`. A
-    binary search: clock and ts only grow with the number.
+    binary search: clock, ts and the time by the storage's clock only grow with the number.
 
     :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises NotFoundError: no store.
     """
     manifests.newest()  # there is a store, or this says that there is none
-    numbers = [number for number, _ in manifests.retained()]
+    retained = manifests.retained()
     oldest: Manifest | None = None
-    low, high = 0, len(numbers)
+    low, high = 0, len(retained)
     chosen: Manifest | None = None
     while low < high:
         middle = (low + high) // 2
         try:
-            manifest = manifests.read(numbers[middle])
+            manifest = _dated(manifests.read(retained[middle][0]), retained[middle][1])
         except MissingFileError:
             low = middle + 1  # collected since the listing, so everything older is
             continue
@@ -87,12 +89,18 @@ def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool]
         return manifest_before(manifests, before, point)  # all were collected since the listing
     if chosen is None:
         assert oldest is not None
+        time = f" (all commits up to {oldest.complete_from})" if oldest.ts else ""
         raise HistoryGoneError(
-            f"the state at {point} was compacted away; the oldest that can be had is at clock {oldest.clock}"
-            f"{f' (all commits up to {oldest.ts})' if oldest.ts else ''}. To keep more, compact with keep_history",
+            f"the state at {point} was compacted away; the oldest that can be had is at clock {oldest.clock}{time}. To "
+            "keep more, compact with keep_history",
             oldest.clock,
         )
     return chosen
+
+
+def _dated(manifest: Manifest, entry: Entry) -> Manifest:
+    """A manifest that says when it was made, also if an older program made it: its file does."""
+    return manifest if manifest.folded else msgspec.structs.replace(manifest, folded=format_ts(entry.modified))
 
 
 def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:

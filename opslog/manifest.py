@@ -129,6 +129,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     :ivar documents: how many documents the snapshot shows.
     :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
         collected, also one that is there, or that a late write brings back. 0: an older program made it.
+    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
+        older program made it.
     """
 
     format: int = FORMAT
@@ -141,6 +143,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run] = []
     settings: Settings = Settings()
     oldest: int = 0
+    folded: str = ""
+
+    @property
+    def complete_from(self) -> str:
+        """The state at any time from here on can be rebuilt from this manifest. What it folded and every undo that it
+        applied was written before it was made, also where a clock that was wrong says otherwise."""
+        return min(self.ts, self.folded) if self.folded else self.ts
 
     @property
     def commits(self) -> int:

@@ -187,6 +187,7 @@ def create_store(
             created=format_ts(environment.time()),
             clock=clock,
             ts=ts,
+            folded=format_ts(target.now()),
             documents=run.records,
             runs=[run] if run.parts else [],
             settings=settings,

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 import opslog
+from opslog.backends.fs import FsBackend
 from opslog.checksum import encode_checked
 from opslog.commits import DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.environment import Environment
@@ -175,7 +176,8 @@ def stored_files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
-def test_the_example_is_what_a_store_writes(tmp_path: Path) -> None:
+def test_the_example_is_what_a_store_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FsBackend, "now", lambda self: 1795521608.5)
     ticks, nonces = iter(range(1795521600, 1795525200)), iter(range(1, 100))
     environment = Environment(time=lambda: float(next(ticks)), nonce=lambda: f"{next(nonces):016x}")
     settings = opslog.Settings(undo_window=2)

@@ -7,16 +7,18 @@ import random
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Commit, Set
+from opslog.commits import Commit, Set, Undo
 from opslog.compaction import compact
 from opslog.environment import REAL, Environment, format_ts, parse_ts
 from opslog.layout import manifest_path
+from opslog.manifest_store import ManifestStore
 from opslog.merge import reference
 
 _numbers = itertools.count()
@@ -58,6 +60,7 @@ def test_every_state_that_ever_was_can_be_had_again(url: str, seed: int) -> None
     chance = random.Random(seed)
     ticks = itertools.count(1_800_000_000)
     environment = Environment(time=lambda: float(next(ticks)))
+    open_backend(url, now=environment.time)
     settings = opslog.Settings(undo_window=3)
     agents = [
         opslog.open(url, agent=name, settings=settings, compact_after=None, environment=environment) for name in "pqr"
@@ -80,6 +83,106 @@ def test_every_state_that_ever_was_can_be_had_again(url: str, seed: int) -> None
             with opslog.open(url, as_of=as_of) as past:
                 assert dict(past.items()) == wanted
                 assert len(past) == len(wanted)
+
+
+class Clocks:
+    """A store whose storage has the right time, set by hand, and agents whose clocks are off by some seconds each."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.url = url
+        self.seconds = 1_800_000_000.0
+        self.settings = opslog.Settings(keep_history_seconds=None, **settings)
+        self.backend = open_backend(url, now=lambda: self.seconds)
+
+    def open(self, agent: str, ahead: float = 0.0) -> opslog.Store[Any]:
+        environment = Environment(time=lambda: self.seconds + ahead)
+        return opslog.open(self.url, agent=agent, environment=environment, settings=self.settings, compact_after=None)
+
+    @property
+    def ts(self) -> str:
+        return format_ts(self.seconds)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_wrong_clocks_a_commit_was_written_when_it_was_folded_at_the_latest(url: str, seed: int) -> None:
+    """At any time, however clocks are off: each commit from its `ts` on, or from the first manifest on that folded it,
+    and an undo at the latest from when its target would have been folded."""
+    chance = random.Random(seed)
+    clocks = Clocks(url, undo_window=chance.choice([0, 1, 3]))
+    agents = [
+        clocks.open(name, ahead) for name, ahead in (("p", 0.0), ("q", chance.choice([40.0, 1e7])), ("r", -300.0))
+    ]
+    folded: dict[tuple[str, int], str] = {}
+    """Per agent and place in its log, by which time a commit was folded."""
+    for number in range(80):
+        clocks.seconds += chance.choice([0.001, 1.0, 20.0])
+        act(chance.choice(agents), chance, number)
+        if chance.random() < 0.15:
+            clocks.seconds += 1.0
+            compact(clocks.backend, REAL)
+            manifest = ManifestStore(clocks.backend).newest()
+            for agent, cut in manifest.cut.items():
+                for place in range(cut.commits):
+                    folded.setdefault((agent, place), manifest.folded)
+    logs: dict[str, list[Commit]] = {}
+    for commit in agents[0].ops():
+        logs.setdefault(commit.agent, []).append(commit)
+    written: list[tuple[str, Commit]] = []
+    for agent, log in logs.items():
+        places = {commit.clock: place for place, commit in enumerate(log)}
+        for place, commit in enumerate(log):
+            of = places[commit.target] if isinstance(commit, Undo) else place
+            written.append((min(commit.ts, folded.get((agent, of), commit.ts)), commit))
+    for store in agents:
+        store.close()
+    points = sorted({when for when, _ in written} | {commit.ts for _, commit in written} | set(folded.values()))
+    for point in points:
+        with opslog.open(url, as_of=point) as past:
+            assert dict(past.items()) == documents([commit for when, commit in written if when <= point]), point
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("older", [False, True], ids=["", "by an older program"])
+def test_a_commit_from_the_future_takes_away_no_past(url: str, window: int, older: bool) -> None:
+    """Not even where older programs made the manifests that folded it."""
+    clocks = Clocks(url, undo_window=window)
+    expected: list[tuple[str, Any]] = []
+    with clocks.open("good") as good:
+        with clocks.open("bad", ahead=60 * 86400.0) as bad:
+            for number in range(5):
+                bad[f"oops-{number}"] = {}
+        for number in range(10):
+            good["x"] = {"n": number}
+            good.refresh()
+            clocks.seconds += 1
+            made = compact(clocks.backend, REAL).number
+            clocks.seconds += 1
+            if older and made and number < 5:
+                manifests = ManifestStore(clocks.backend)
+                newest = manifests.newest()
+                clocks.backend.delete([manifest_path(newest.number)])
+                manifests.create(msgspec.structs.replace(newest, folded=""))
+            expected.append((clocks.ts, good["x"]))
+            clocks.seconds += 1
+    for point, document in expected:
+        with opslog.open(url, as_of=point) as past:
+            assert past["x"] == document
+            assert "oops-0" in past, "it was folded by then"
+
+
+def test_a_commit_from_the_future_is_not_there_before_it_was_folded(url: str) -> None:
+    clocks = Clocks(url, undo_window=0)
+    with clocks.open("bad", ahead=60 * 86400.0) as bad, clocks.open("good") as good:
+        good["x"] = {}
+        bad["oops"] = {}
+        before = clocks.ts
+        clocks.seconds += 10
+        good.compact()
+        after = clocks.ts
+    with opslog.open(url, as_of=before) as past:
+        assert set(past) == {"x"}
+    with opslog.open(url, as_of=after) as past:
+        assert set(past) == {"x", "oops"}
 
 
 def test_the_past_does_not_move_and_cannot_be_written(url: str) -> None:

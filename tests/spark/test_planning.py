@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.compaction import Tail
+from opslog.compaction import Tail, compact
+from opslog.environment import Environment, format_ts
 from opslog.errors import CorruptError, NotFoundError
 from opslog.layout import segment_path
 from opslog.manifest_store import ManifestStore
@@ -160,3 +162,21 @@ def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
 def test_small_things_share_a_task() -> None:
     assert pack([3, 3, 3, 9, 1, 1], lambda size: size, 6) == [(3, 3), (3,), (9,), (1, 1)]
     assert pack([], len, 6) == []
+
+
+def test_a_commit_from_the_future_takes_away_no_past() -> None:
+    """By the rule of the library: what is folded was written by then, whatever time it claims."""
+    now = [1_800_000_000.0]
+    url = f"memory://planning-{next(_numbers)}"
+    backend = open_backend(url, now=lambda: now[0])
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    for ahead in (60 * 86400.0, 0.0, 0.0):
+        claimed = now[0] + ahead
+        environment = Environment(time=partial(float, claimed))
+        with opslog.open(url, agent="a", settings=settings, environment=environment, compact_after=None) as store:
+            store["x"] = {}
+        now[0] += 1
+        compact(backend, environment)
+        found = survey(backend, format_ts(now[0]))
+        assert found.manifest == ManifestStore(backend).newest()
+        now[0] += 1
