@@ -91,8 +91,8 @@ def _by_agent(entries: Iterable[Entry]) -> Segments:
 
 
 def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
-    """A listing with every known log in it: an empty one where the listing shows nothing of it."""
-    return {agent: [] for agent in known} | segments
+    """A listing with every known log in it: an empty one where the listing shows nothing of it, after the others."""
+    return segments | {agent: [] for agent in sorted(set(known) - segments.keys())}
 
 
 def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
