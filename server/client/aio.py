@@ -256,16 +256,17 @@ class AsyncProducer:
     async def append(self, *contents: Content) -> None:
         async with self._changed:
             self._check_open()
-            for content in contents:
+            for body in self._core.encoded(contents):
                 await self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
-                self._core.add(content)
+                self._core.add(body)
                 self._changed.notify_all()
 
     async def flush(self) -> str | None:
         async with self._changed:
             if not self._tasks or not self._core.idle:
                 self._check_open()
-            await self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
+            added = self._core.added
+            await self._changed.wait_for(lambda: self._core.reached(added) or self._core.failed is not None)
             if self._core.failed is not None:
                 raise self._core.failed
             return self._core.next_offset

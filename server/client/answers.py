@@ -187,10 +187,15 @@ def refuse(request: Request, reply: Reply) -> NoReturn:
             )
         case 409:
             raise errors.StreamConflictError(f"{did}: it contradicts what the stream is{said}", **known)
-        case 429 | 503:
+        case 429 | 503 | 507:
             raise errors.UnavailableError(f"{did}: the server has no capacity{said}; try again later", **known)
+        case 501 | 505:
+            raise errors.RequestRefusedError(f"{did}: the server cannot do this, {reply.status}{said}", **known)
         case status if 400 <= status < 500:
             raise errors.RequestRefusedError(f"{did}: refused with {status}{said}; fix the request", **known)
+        case status if status >= 500 and request.method in {"GET", "HEAD"}:
+            message = f"{did}: the server failed with {status}{said}; nothing was changed, try again later"
+            raise errors.UnavailableError(message, **known)
         case status if status >= 500:
             raise errors.OutcomeUnknownError(
                 f"{did}: the server failed with {status}{said}; look at the stream before you repeat it", **known

@@ -23,6 +23,13 @@ from opslog.server.client.retrying import OVERLOADED, Lost, Retrying, asked_paus
 Live = Literal["sse", "long-poll"]
 
 
+_FRUITLESS_SECONDS = 0.05
+"""A live read that ends sooner, and brings nothing, did not wait."""
+
+_FRUITLESS_FREE = 3
+"""So many of these in a row are nothing special."""
+
+
 class Following:
     """:param live: how to wait for more once everything there is was read; None: do not wait, end there.
     "auto" takes server-sent events, except for text, whose line ends do not survive them.
@@ -45,6 +52,9 @@ class Following:
         self._body = bytearray()
         self._parser: EventParser | None = None
         self._pending: list[bytes] = []
+        self._asked_at = 0.0
+        self._brought = False
+        self._fruitless = 0
 
     def request(self) -> Request | None:
         """What to ask next; None: this is through."""
@@ -55,6 +65,8 @@ class Following:
         self._pending.clear()
         self._parser = None
         self.pause = 0.0
+        self._asked_at = self._policy.environment.monotonic()
+        self._brought = False
         return self._request
 
     def opened(self, status: int, headers: dict[str, str]) -> None:
@@ -87,11 +99,13 @@ class Following:
         """The answer ended as it should."""
         reply = self._reply._replace(content=bytes(self._body))
         if self._parser is not None:
-            return  # servers end event streams every minute or so; the next request goes on
+            self._rest()  # servers end event streams every minute or so; the next request goes on
+            return
         if reply.status in OVERLOADED or reply.status >= 500 or reply.status == 408:
             self._try_again(reply, "")
         elif reply.status == 200 or (reply.status == 204 and self._live == "long-poll"):
             yield from self._answer(reply)
+            self._rest()
         else:
             refuse(self._request, reply)
 
@@ -104,6 +118,19 @@ class Following:
         if lost.answered:
             give_up_reading(self._request, lost)
         self._try_again(None, str(lost))
+
+    def _rest(self) -> None:
+        """Ask less often where answers come at once and bring nothing, as from a cache that keeps what it should not,
+        or a proxy that ends event streams."""
+        if self.ended:
+            return
+        if self._brought or self._policy.environment.monotonic() - self._asked_at >= _FRUITLESS_SECONDS:
+            self._fruitless = 0
+            return
+        self._fruitless += 1
+        if self._fruitless > _FRUITLESS_FREE:
+            doublings = min(self._fruitless - _FRUITLESS_FREE - 1, 60)
+            self.pause = min(self._policy.longest, self._policy.first * 2**doublings)
 
     def _try_again(self, reply: Reply | None, reason: str) -> None:
         pause = self._tries.again(asked_pause(reply) if reply else 0.0)
@@ -151,6 +178,7 @@ class Following:
                 senseless(self._request, self._reply.status, f"with an end at {offset}, before this offset", advice)
             if data and offset == self.offset:
                 senseless(self._request, self._reply.status, "with data, and the same offset behind it")
+        self._brought = self._brought or offset != self.offset
         self.offset = offset
         self._tries = self._policy.tries()
 

@@ -16,7 +16,9 @@ Two more things that this protocol leaves to clients:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from opslog.errors import UsageError
 from opslog.server.client import arguments, messages
@@ -64,6 +66,7 @@ class Sending:
 
     :ivar number: from 0 in its epoch. :ivar size: bytes of its messages. :ivar uncertain: a try of it may have been
     carried out.
+    :ivar last: of its messages, as `Producing.added` counts them.
     :ivar first: all its predecessors were settled when it was sent last.
     :ivar waits: they come first. :ivar pause: seconds before it is sent again.
     """
@@ -71,6 +74,7 @@ class Sending:
     number: int
     body: bytes
     size: int
+    last: int
     ends: bool
     tries: Tries
     uncertain: bool = False
@@ -83,7 +87,7 @@ class Sending:
 
 
 class Producing:
-    """:ivar failed: what ended this producer.
+    """:ivar failed: what ended this producer. :ivar added: messages so far; the end of the stream counts as one.
     :ivar next_offset: the end of the stream after the last batch that was acknowledged, None before.
     """
 
@@ -96,6 +100,9 @@ class Producing:
         self._json = messages.media_type(content_type) == messages.JSON
         self._options = options
         self._policy = policy
+        self.added = 0
+        self._taken = 0
+        self._acknowledged = 0
         self._waiting: deque[bytes] = deque()
         self._unsettled_bytes = 0
         self._flying: deque[Sending] = deque()
@@ -111,23 +118,36 @@ class Producing:
     @property
     def idle(self) -> bool:
         """Everything that was added is acknowledged."""
-        return not self._waiting and not self._flying and (self._end_sent or not self._ending)
+        return self.reached(self.added)
 
-    def add(self, content: Content) -> None:
-        """:raises UsageError: the stream was ended, or takes other content."""
+    def reached(self, added: int) -> bool:
+        """Whether as many messages are acknowledged."""
+        return self._acknowledged >= added
+
+    def encoded(self, contents: Iterable[Content]) -> list[bytes]:
+        """What `add` takes.
+
+        :raises UsageError: one of them cannot be appended to this stream.
+        """
+        found = [messages.encoded(content, is_json=self._json) for content in contents]
+        bodies = [body[1:-1] if self._json else body for body in found]
+        if not all(bodies):
+            raise UsageError("there is nothing to append: an empty message cannot be stored")
+        return bodies
+
+    def add(self, body: bytes) -> None:
+        """:raises UsageError: the stream was ended."""
         self._raise_failure()
         if self._ending:
             raise UsageError("this producer has ended the stream: nothing can follow")
-        body = messages.encoded(content, is_json=self._json)
-        body = body[1:-1] if self._json else body
-        if not body:
-            raise UsageError("there is nothing to append: an empty message cannot be stored")
         self._waiting.append(body)
         self._unsettled_bytes += len(body)
+        self.added += 1
 
     def end(self) -> None:
         """Close the stream with the last batch."""
         self._raise_failure()
+        self.added += 0 if self._ending else 1
         self._ending = True
 
     def _raise_failure(self) -> None:
@@ -148,7 +168,8 @@ class Producing:
         if not parts and not ends:
             return None
         body = b"[" + b",".join(parts) + b"]" if self._json and parts else b"".join(parts)
-        sending = Sending(self._number, body, size, ends, self._policy.tries())
+        self._taken += len(parts) + (1 if ends else 0)
+        sending = Sending(self._number, body, size, self._taken, ends, self._policy.tries())
         self._number += 1
         self._end_sent = self._end_sent or ends
         self._flying.append(sending)
@@ -206,8 +227,23 @@ class Producing:
             case status if status >= 500 or status == 408:
                 sending.uncertain = True
                 self._again(sending, reply, "")
+            case _ if sending.uncertain:
+                self._refuse_after_a_lost_answer(sending, reply)
             case _:
                 refuse(sending.request, reply)
+
+    def _refuse_after_a_lost_answer(self, sending: Sending, reply: Reply) -> NoReturn:
+        """The stream was closed or deleted by others, say, before this try of the batch, or before an earlier one."""
+        try:
+            refuse(sending.request, reply)
+        except StreamError as error:
+            raise OutcomeUnknownError(
+                f"{error}; and an answer was lost before: batch {sending.number} may or may not be appended; read the "
+                "stream before you repeat it",
+                status=reply.status,
+                url=self._url,
+                detail=detail_of(reply),
+            ) from error
 
     def _settle(self, sending: Sending, reply: Reply) -> None:
         request = sending.request
@@ -223,7 +259,7 @@ class Producing:
         self._established = True
         self._unsettled_bytes -= sending.size
         while self._flying and self._flying[0].settled:
-            self._flying.popleft()
+            self._acknowledged = self._flying.popleft().last
 
     def _restart(self, sending: Sending, reply: Reply, why: str) -> None:
         """Begin the next epoch, which is possible before anything of this one was accepted."""

@@ -293,18 +293,19 @@ class Producer:
     def _add(self, contents: Iterable[Content]) -> None:
         with self._changed:
             self._check_open()
-            for content in contents:
+            for body in self._core.encoded(contents):
                 self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
-                self._core.add(content)
+                self._core.add(body)
                 self._changed.notify_all()
 
     def flush(self) -> str | None:
-        """Wait until all that was appended is acknowledged. Returns the end of the stream, None if nothing was
-        appended."""
+        """Wait until all that was appended before is acknowledged, whatever others append meanwhile. Returns the end of
+        the stream, None if nothing was appended."""
         with self._changed:
             if not self._core.idle:
                 self._check_open()
-            self._changed.wait_for(lambda: self._core.idle or self._core.failed is not None)
+            added = self._core.added
+            self._changed.wait_for(lambda: self._core.reached(added) or self._core.failed is not None)
             if self._core.failed is not None:
                 raise self._core.failed
             return self._core.next_offset
@@ -366,12 +367,14 @@ class Producer:
                     self._changed.notify_all()
 
     def _deliver(self, sending: Sending) -> None:
-        while not sending.settled and self._core.failed is None and not self._abandoned(sending):
+        while not sending.settled:
             with self._changed:
                 if sending.waits:
-                    self._changed.wait_for(lambda: self._core.ready(sending))
-                if sending.pause:
-                    self._changed.wait(sending.pause)
+                    self._changed.wait_for(lambda: self._core.ready(sending) or self._closed)
+                if sending.pause:  # the answers to other batches do not shorten it
+                    self._changed.wait_for(lambda: self._core.failed is not None or self._closed, sending.pause)
+                if self._core.failed is not None or (self._closed and sending.attempts > 0):
+                    return
                 request = self._core.request(sending)
             try:
                 reply = self._client._send(request)
@@ -382,6 +385,3 @@ class Producer:
                 with self._changed:
                     self._core.replied(sending, reply)
                     self._changed.notify_all()
-
-    def _abandoned(self, sending: Sending) -> bool:
-        return self._closed and sending.attempts > 0

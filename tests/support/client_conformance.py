@@ -307,7 +307,11 @@ class Threads(Adapter):
         self._http = httpx.Client(timeout=30)
 
     def open(self, url: str) -> None:
-        self._client = Client(url, headers=self.headers, params=self.params, retrying=PATIENCE, http=self._http)
+        self._url = url
+        self._client = self._over(self._http)
+
+    def _over(self, connections: httpx.Client) -> Client:
+        return Client(self._url, headers=self.headers, params=self.params, retrying=PATIENCE, http=connections)
 
     def disconnect(self) -> None:
         self._http.close()
@@ -325,9 +329,12 @@ class Threads(Adapter):
         arrived = threading.Condition()
         found: list[Batch | BaseException | None] = []
 
+        connections = httpx.Client(timeout=30, verify=False)
+        stream = self._over(connections).stream(path.removeprefix("/"))
+
         def follow() -> None:
             try:
-                for batch in self.stream(path).follow(command["offset"], live(command)):
+                for batch in stream.follow(command["offset"], live(command)):
                     with arrived:
                         found.append(batch)
                         arrived.notify()
@@ -338,7 +345,15 @@ class Threads(Adapter):
                 found.append(ended)
                 arrived.notify()
 
-        threading.Thread(target=follow, daemon=True).start()  # who waits no longer leaves it to its end
+        threading.Thread(target=follow, daemon=True).start()
+        try:
+            yield from self._arriving(arrived, found, seconds)
+        finally:
+            connections.close()  # which ends the thread
+
+    def _arriving(
+        self, arrived: threading.Condition, found: list[Batch | BaseException | None], seconds: float
+    ) -> Iterator[Batch | None]:
         while True:
             with arrived:
                 if not arrived.wait_for(lambda: found, seconds):

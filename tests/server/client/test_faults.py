@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+import threading
+from typing import Any
 
 import httpx
 import pytest
 
+from opslog.environment import Environment
 from opslog.errors import OpslogError, UsageError
 from opslog.server.client import (
+    AsyncClient,
+    Client,
     OutcomeUnknownError,
     ProducerFencedError,
     ProtocolError,
@@ -22,7 +28,7 @@ from opslog.server.client import (
     StreamNotFoundError,
     UnavailableError,
 )
-from tests.server.client.driving import KINDS, QUICK, Driver
+from tests.server.client.driving import KINDS, QUICK, Driver, connected
 from tests.support.fake_streams import FakeServer, FakeStream
 
 PATH = "/v1/stream/s"
@@ -31,6 +37,10 @@ PATH = "/v1/stream/s"
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def mock(kind: str, server: FakeServer) -> Any:
+    return httpx.MockTransport(server.handle if kind == "threads" else server.handle_later)
 
 
 def messages(server: FakeServer) -> list[object]:
@@ -236,3 +246,132 @@ def test_a_stream_that_disappears_ends_its_followers(kind: str) -> None:
     driver = Driver(kind, server, retrying=QUICK)
     with pytest.raises(StreamNotFoundError):
         driver.read("s", "follow", until=lambda batch: server.streams.pop(PATH, None) is None)
+
+
+@pytest.mark.timeout(60)
+def test_the_answers_to_other_batches_do_not_shorten_a_pause() -> None:
+    """A server without capacity was asked by each of a producer's threads as fast as the others were refused."""
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    others = threading.Semaphore(0)
+    handle = server.handle
+
+    def refusing_the_second(request: httpx.Request) -> httpx.Response:
+        number = request.headers.get("producer-seq", "0")
+        if number == "1":
+            server.requests.append(request)
+            return httpx.Response(503)
+        answer = handle(request)
+        if number != "0":
+            others.release()
+        return answer
+
+    def appended() -> None:
+        with httpx.Client(transport=httpx.MockTransport(refusing_the_second)) as http:
+            patient = Retrying(seconds=600, first=300, longest=300)
+            stream = Client("http://streams.example/v1/stream", http=http, retrying=patient).stream("s")
+            with stream.producer("p", max_batch_bytes=1, max_in_flight=5) as producer:
+                producer.append(0, 1, 2, 3, 4)
+                for _ in range(3):
+                    assert others.acquire(timeout=60)
+                raise LookupError("that is all")
+
+    with pytest.raises(LookupError):
+        appended()
+    assert [request.headers.get("producer-seq") for request in server.requests].count("1") == 1
+
+
+def test_flushing_waits_for_what_was_appended_before_and_not_for_what_others_append(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    more = iter(range(1, 100))
+    appended_when_flushed: list[int] = []
+
+    def run_threads() -> None:
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.method == "POST" and (number := next(more, None)) is not None:
+                producer.append(number)
+            return server.handle(request)
+
+        with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+            stream = Client("http://streams.example/v1/stream", http=http).stream("s")
+            with stream.producer("p", max_batch_bytes=1, max_in_flight=1) as producer:
+                producer.append(0)
+                producer.flush()
+                appended_when_flushed.append(len(messages(server)))
+
+    async def run_tasks() -> None:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if request.method == "POST" and (number := next(more, None)) is not None:
+                await producer.append(number)
+            for _ in range(10):  # as a network would, let the others have their turn
+                await asyncio.sleep(0)
+            return server.handle(request)
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            stream = AsyncClient("http://streams.example/v1/stream", http=http).stream("s")
+            async with stream.producer("p", max_batch_bytes=1, max_in_flight=1) as producer:
+                await producer.append(0)
+                await producer.flush()
+                appended_when_flushed.append(len(messages(server)))
+
+    if kind == "threads":
+        run_threads()
+    else:
+        asyncio.run(run_tasks())
+    assert appended_when_flushed[0] < 100
+    assert messages(server) == [*range(len(messages(server)))], "leaving the block waits for the rest"
+
+
+def test_what_cannot_be_appended_keeps_what_came_with_it_out(kind: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    with (
+        connected(kind, "http://streams.example/v1/stream", mock(kind, server)) as client,
+        client.stream("s").producer("p") as producer,
+    ):
+        with pytest.raises(UsageError):
+            producer.append(1, b"bytes", 2)
+        producer.append(3)
+    assert messages(server) == [3]
+
+
+@pytest.mark.parametrize("refusal", [404, 409, 401, 410])
+def test_a_refusal_after_a_lost_answer_says_that_the_batch_may_be_there(kind: str, refusal: int) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    told = server._told(server.streams[PATH], 200)
+    server.answers = [told, httpx.ReadError("lost"), httpx.Response(refusal, headers={"Stream-Closed": "true"})]
+    with pytest.raises(OutcomeUnknownError, match="batch 0 may or may not be appended") as raised:
+        Driver(kind, server).produce("s", "p", ["x"])
+    assert raised.value.status == refusal
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+def test_answers_that_come_at_once_and_bring_nothing_are_asked_for_less_and_less_often(live: str) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream([1])
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 6:
+            server.streams[PATH].closed = True
+
+    environment = Environment(monotonic=lambda: 5.0, sleep=sleep)
+    patient = Retrying(first=0.5, longest=4.0, environment=environment)
+    (first, last) = Driver("threads", server, retrying=patient).read("s", "follow", live=live)
+    assert (first.messages, last.closed) == ([1], True)
+    assert slept == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(("status", "error"), [(507, UnavailableError), (501, RequestRefusedError)])
+def test_what_a_server_certainly_did_not_do_is_not_unknown(kind: str, status: int, error: type[StreamError]) -> None:
+    server = FakeServer()
+    server.streams[PATH] = FakeStream()
+    server.answers = [server._told(server.streams[PATH], 200), httpx.Response(status)]
+    with pytest.raises(error):
+        Driver(kind, server).call("s", "append", 1)
+    server.answers = [httpx.Response(520)]
+    with pytest.raises(UnavailableError, match="nothing was changed"):
+        Driver(kind, server).call("s", "head")
