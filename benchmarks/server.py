@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,9 @@ def _workloads() -> dict[str, Workload]:
         options = {"followers": 200, "messages": 50, "live": live}
         small = {"followers": 5, "messages": 3, "live": live}
         found[f"deliver to 200 followers, {live}"] = Workload("follow", options, small)
+        options = {"followers": 1000, "appends": 30, "live": live, "pause": 0.5}
+        small = {"followers": 5, "appends": 3, "live": live, "pause": 0.01}
+        found[f"append to a stream that 1,000 follow, {live}"] = Workload("append_followed", options, small)
     return found
 
 
@@ -165,6 +169,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", action="append", default=[], help="only workloads whose name contains this (repeat)")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write a page there, and results.json in its folder")
     given = parser.parse_args(arguments)
+    # A thousand followers are a thousand descriptors, in the server and in its clients: both inherit this.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     contenders = [name for name in CONTENDERS if name != REFERENCE or package("server") is not None]
     if REFERENCE not in contenders:
         print("without the reference server: it needs node and npm", file=sys.stderr)

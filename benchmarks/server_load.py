@@ -182,6 +182,42 @@ async def follow(url: str, *, followers: int, messages: int, live: str) -> Figur
     return {"p50 ms": percentile(delays, 0.5) * 1e3, "p99 ms": percentile(delays, 0.99) * 1e3}
 
 
+async def append_followed(url: str, *, followers: int, appends: int, live: str, pause: float) -> Figures:
+    """What one append after the other waits for its answer while others follow the stream, in a process of their own.
+    A pause after each lets all followers get it."""
+    writer = await Connection.open(url)
+    await writer.request("PUT", "followed")
+    options = json.dumps({"followers": followers, "live": live})
+    command = [sys.executable, "-m", "benchmarks.server_load", url, "only_follow", options]
+    others = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert others.stdout is not None
+    await others.stdout.readline()
+    await asyncio.sleep(pause)  # the last requests are on their way
+    taken: list[float] = []
+    for number in range(appends):
+        start = time.perf_counter()
+        await writer.request("POST", "followed", b"[%d]" % number)
+        taken.append(time.perf_counter() - start)
+        await asyncio.sleep(pause)
+    others.kill()
+    await others.wait()
+    await writer.close()
+    return {"p50 ms": percentile(taken, 0.5) * 1e3, "p99 ms": percentile(taken, 0.99) * 1e3}
+
+
+async def only_follow(url: str, *, followers: int, live: str) -> Figures:
+    """Say when all followers are there, and follow until the process is ended."""
+    opened = [await Connection.open(url) for _ in range(followers)]
+    listening = asyncio.Semaphore(0)
+    listen = _listen_to_events if live == "sse" else _poll
+    tasks = [asyncio.create_task(listen(one, lambda _: None, sys.maxsize, listening)) for one in opened]
+    for _ in range(followers):
+        await listening.acquire()
+    print(flush=True)
+    await asyncio.gather(*tasks)
+    return {}
+
+
 async def _listen_to_events(connection: Connection, got: Any, messages: int, listening: asyncio.Semaphore) -> None:
     connection.send("GET", "followed?live=sse&offset=now")
     left = messages
@@ -221,6 +257,8 @@ WORKLOADS: dict[str, Callable[..., Coroutine[Any, Any, Figures]]] = {
     "append": append,
     "catch_up": catch_up,
     "follow": follow,
+    "append_followed": append_followed,
+    "only_follow": only_follow,
 }
 
 if __name__ == "__main__":
