@@ -20,7 +20,7 @@ from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
 from opslog.server.client.subscribing import Subscribing
 from opslog.server.client.subscriptions import AsyncClaim, AsyncSubscription
-from opslog.server.client.transport import FAILURES, head_of, lost, settings
+from opslog.server.client.transport import FAILURES, head_of, lost, patience, settings
 from opslog.server.client.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -114,8 +114,9 @@ class AsyncClient:
         while (request := following.request()) is not None:
             self._check_open()
             url, headers = await _asked(self._extras.prepared(request))
+            timeout = patience(self._http, live=following.is_live)
             try:
-                async with self._http.stream(request.method, url, headers=headers) as answer:
+                async with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
                     following.opened(*head_of(answer))
                     async for piece in answer.aiter_bytes():
                         for batch in following.received(piece):

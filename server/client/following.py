@@ -56,6 +56,11 @@ class Following:
         self._brought = False
         self._fruitless = 0
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the request at hand waits for what comes."""
+        return self._live is not None
+
     def request(self) -> Request | None:
         """What to ask next; None: this is through."""
         if self.ended:
@@ -133,7 +138,7 @@ class Following:
             self.pause = min(self._policy.longest, self._policy.first * 2**doublings)
 
     def _try_again(self, reply: Reply | None, reason: str) -> None:
-        pause = self._tries.again(asked_pause(reply) if reply else 0.0)
+        pause = self._tries.again(asked_pause(reply, self._policy.environment))
         if pause is None:
             give_up(self._request, reply, reason, uncertain=reply is None or reply.status not in OVERLOADED)
         else:

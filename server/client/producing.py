@@ -300,7 +300,7 @@ class Producing:
         )
 
     def _again(self, sending: Sending, reply: Reply | None, reason: str) -> None:
-        pause = sending.tries.again(asked_pause(reply) if reply else 0.0)
+        pause = sending.tries.again(asked_pause(reply, self._policy.environment))
         if pause is not None:
             sending.pause = pause.seconds
             return

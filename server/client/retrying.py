@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple, NoReturn, TypeVar
 
 from opslog.environment import REAL, Environment
@@ -94,10 +96,18 @@ class Tries:
         return Pause(pause) if policy.environment.monotonic() + pause <= self._until else None
 
 
-def asked_pause(reply: Reply) -> float:
-    """Seconds that the server asked to wait: only the form in seconds, not the one with a date."""
-    value = reply.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0
+def asked_pause(reply: Reply | None, environment: Environment) -> float:
+    """Seconds that the server asked to wait, 0 if it did not, or not in a form that HTTP has."""
+    value = "" if reply is None else reply.headers.get("retry-after", "")
+    if value.isascii() and value.isdecimal():
+        return float(value)
+    try:
+        until = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return 0.0
+    if until.tzinfo is None:  # "-0000", which says nothing about the zone; HTTP knows no other than GMT
+        until = until.replace(tzinfo=UTC)
+    return max(0.0, until.timestamp() - environment.time())
 
 
 def call(
@@ -134,7 +144,7 @@ def call(
             if 200 <= reply.status < 300 or (uncertain and done_anyway(reply)):
                 return meaning(request, reply)
             refused(request, reply, uncertain)
-        pause = None if uncertain and not repeatable else tries.again(asked_pause(reply) if reply else 0.0)
+        pause = None if uncertain and not repeatable else tries.again(asked_pause(reply, policy.environment))
         if pause is None:
             give_up(request, reply, reason, uncertain=uncertain)
         yield pause

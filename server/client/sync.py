@@ -20,7 +20,7 @@ from opslog.server.client.producing import Options, Producing, Sending
 from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
 from opslog.server.client.subscribing import Subscribing
 from opslog.server.client.subscriptions import Claim, Subscription
-from opslog.server.client.transport import FAILURES, head_of, lost, settings
+from opslog.server.client.transport import FAILURES, head_of, lost, patience, settings
 from opslog.server.client.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class Client:
     request, also for each retry and reconnection; or one function that gives all of them. What such a function raises
     ends the call. :param params: likewise, in the address; errors do not show them.
     :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed.
+    Live reads wait 90 seconds for a byte, or longer if it says so.
     """
 
     def __init__(
@@ -131,8 +132,9 @@ class Client:
         while (request := following.request()) is not None:
             self._check_open()
             url, headers = _asked(self._extras.prepared(request))
+            timeout = patience(self._http, live=following.is_live)
             try:
-                with self._http.stream(request.method, url, headers=headers) as answer:
+                with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
                     following.opened(*head_of(answer))
                     for piece in answer.iter_bytes():
                         yield from following.received(piece)

@@ -24,6 +24,13 @@ def settings() -> dict[str, Any]:
     }
 
 
+def patience(http: httpx.Client | httpx.AsyncClient, *, live: bool) -> httpx.Timeout:
+    """The timeouts of the caller's own client, but for live reads: there a server may say nothing for so long."""
+    known = http.timeout
+    read = known.read if known.read is None or not live else max(known.read, IDLE_SECONDS)
+    return httpx.Timeout(connect=known.connect, read=read, write=known.write, pool=known.pool)
+
+
 def lost(error: Exception) -> Lost:
     """:param error: one of `FAILURES`."""
     not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)

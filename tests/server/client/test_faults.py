@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from opslog.environment import Environment
+from opslog.environment import Environment, parse_ts
 from opslog.errors import OpslogError, UsageError
 from opslog.server.client import (
     AsyncClient,
@@ -27,7 +27,9 @@ from opslog.server.client import (
     StreamGoneError,
     StreamNotFoundError,
     UnavailableError,
+    retrying,
 )
+from opslog.server.client.messages import Reply
 from tests.server.client.driving import KINDS, QUICK, Driver, connected
 from tests.support.fake_streams import FakeServer, FakeStream
 
@@ -375,3 +377,40 @@ def test_what_a_server_certainly_did_not_do_is_not_unknown(kind: str, status: in
     server.answers = [httpx.Response(520)]
     with pytest.raises(UnavailableError, match="nothing was changed"):
         Driver(kind, server).call("s", "head")
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+def test_a_client_with_short_timeouts_can_follow_a_quiet_stream(kind: str, live: str) -> None:
+    """httpx gives up after five seconds without a byte; a server may wait half a minute."""
+    server = FakeServer()
+    server.streams[PATH] = FakeStream([1])
+    with connected(kind, "http://streams.example/v1/stream", mock(kind, server)) as client:
+        driver = Driver(kind, server)
+
+        def close(batch: object) -> bool:
+            server.streams[PATH].closed = True
+            return False
+
+        driver.read("s", "follow", live=live, until=close)
+        client.stream("s").head()
+    waits = {request.url.params.get("live"): request.extensions["timeout"]["read"] for request in server.requests}
+    assert waits == {None: 5.0, live: 90.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "pause"),
+    [
+        ("7", 7.0),
+        ("Fri, 20 Nov 2026 12:00:30 GMT", 30.0),
+        ("Fri, 20 Nov 2026 12:00:30 -0000", 30.0),
+        ("Fri, 20 Nov 2026 11:00:00 GMT", 0.0),
+        ("", 0.0),
+        ("-5", 0.0),
+        ("soon", 0.0),
+        ("Fri, 99 Nov 2026 12:00:30 GMT", 0.0),
+        ("Fri, 20 Nov 99999 12:00:30 GMT", 0.0),
+    ],
+)
+def test_a_server_may_say_when_to_come_back(value: str, pause: float) -> None:
+    noon = Environment(time=lambda: parse_ts("2026-11-20T12:00:00Z"))
+    assert retrying.asked_pause(Reply(503, {"retry-after": value}), noon) == pause
