@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opslog import archive, compaction
 from opslog.commits import Commit, Undo
+from opslog.environment import format_ts
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError
 from opslog.garbage import TEMPORARY_SECONDS
 from opslog.manifest_store import ManifestStore
 from opslog.testing import invariants
 from opslog.testing.agents import Shared, view
 from opslog.testing.invariants import State
-from opslog.testing.simulation import Process, Simulation
+from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify import verify
 
@@ -61,6 +62,7 @@ class Audit:
         invariants.readers_converge(states)
         self._check_handouts()
         self._check_past(process, commits)
+        past = self._past_by_time(process)
         self._check_archives(backend)
         invariants.verify_is_clean(verify(backend))
         for full in (False, True):
@@ -69,6 +71,8 @@ class Audit:
             states[name] = self._read(process)
             states |= self._refreshed(f" after a {'full ' if full else ''}compaction")
         invariants.readers_converge(states)
+        for time, state in self._past_by_time(process, past).items():
+            invariants.the_past_does_not_change(past[time], state, time)
         self.shared.close_all()
         for name in self.undoing:
             self._undo_all(process, name)
@@ -133,6 +137,22 @@ class Audit:
                 except HistoryGoneError:
                     continue
                 invariants.history_is_complete(told, commits, clock)
+
+    def _past_by_time(self, process: Process, times: Iterable[str] | None = None) -> dict[str, State]:
+        """What the store shows as of some times, those left out that are gone.
+
+        :param times: None given: now, and some that have passed since the beginning, by the storage's clock.
+        """
+        now = self.simulation.time
+        drawn = [now, *(process.random.uniform(EPOCH, now) for _ in range(3))]
+        states: dict[str, State] = {}
+        for time in map(format_ts, drawn) if times is None else times:
+            try:
+                with self.shared.open(process, as_of=time) as past:
+                    states[time] = view(past)
+            except HistoryGoneError:
+                continue
+        return states
 
     def _check_archives(self, backend: Any) -> None:
         periods = {period: archive.read_archive(backend, period) for period in archive.list_periods(backend)}

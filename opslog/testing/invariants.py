@@ -222,6 +222,13 @@ def time_travel_shows_what_was(state: State, commits: Iterable[Commit], clock: i
 
 
 @_invariant
+def the_past_does_not_change(before: State, after: State, time: str) -> str | None:
+    """What a store shows as of a time that has passed is the same before a compaction and after it, if it is not
+    gone."""
+    return _difference(after, before, f"as_of={time!r} after a compaction")
+
+
+@_invariant
 def history_is_complete(told: Sequence[Commit], commits: Iterable[Commit], since: int) -> str | None:
     """What `ops` tells since a clock is every commit after it, in the order of their stamps."""
     expected = sorted(commit.stamp for commit in commits if commit.clock > since)
