@@ -25,6 +25,7 @@ from opslog.server.storage import Changes
 from tests.server.conftest import MAP_BYTES
 from tests.support.asgi import Caller
 from tests.support.servers import http, serving
+from tests.support.waiting import until
 
 TEXT = {"content-type": "text/plain"}
 
@@ -131,7 +132,7 @@ def test_a_running_server_whose_directory_is_deleted(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "data")
         assert http("POST", f"{server.url}/a", content=b"x", headers=TEXT).status_code == 507
         assert http("GET", f"{server.root}/readyz").status_code == 503
-        assert any("deleted or moved" in str(log.get("error")) for log in server.logs)
+        until(lambda: any("deleted or moved" in str(log.get("error")) for log in server.logs))
         with serving("--data", str(tmp_path / "data")) as other:  # it is another directory by now
             assert http("PUT", f"{other.url}/a", headers=TEXT).status_code == 201
             assert http("POST", f"{server.url}/a", content=b"x", headers=TEXT).status_code == 507
