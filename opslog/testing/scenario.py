@@ -77,6 +77,7 @@ class Scenario:
     :ivar threaded: how many of the agents have several threads, so many: `threads`; `leaving`: how likely one that
         watches leaves its loop, and begins another one, at each commit.
     :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
+    :ivar switching: how likely another thread goes on at an operation on a lock.
     :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 
@@ -100,6 +101,7 @@ class Scenario:
     threaded: int = 0
     threads: int = 3
     asynchronous: int = 0
+    switching: float = 0.2
     leaving: float = 0.2
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
@@ -183,7 +185,11 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
     """Run a scenario and check everything."""
     outcome = Outcome(scenario)
     simulation = Simulation(
-        scenario.seed, scenario.faults, skew_seconds=scenario.skew_seconds, keep_timeline=keep_timeline
+        scenario.seed,
+        scenario.faults,
+        skew_seconds=scenario.skew_seconds,
+        switching=scenario.switching,
+        keep_timeline=keep_timeline,
     )
     storage = make_storage(scenario.storage, simulation)
     names, ids, periods = _names(scenario)

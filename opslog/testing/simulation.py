@@ -337,7 +337,7 @@ class Simulation:
         if thread is not None and len(thread.process.threads) > 1 and not thread.process.dead:
             choices = thread.process.random
             if choices.random() < self._switching:
-                self.wait(self._latency(choices))
+                self.wait(self._latency(choices, 0.1))  # a thread that lost the processor may be away for long
 
     def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
         """Hold the running thread until it is woken, or for so many seconds; whether it was woken.
@@ -484,9 +484,12 @@ class Simulation:
         """Of everything that happened so far."""
         return self._digest.hexdigest()
 
-    def _latency(self, choices: random.Random) -> float:
-        """Mostly a millisecond; now and then much longer than others need for a whole transaction."""
-        return 0.001 * choices.expovariate(1.0) * (200.0 if choices.random() < 0.02 else 1.0)
+    def _latency(self, choices: random.Random, long: float = 0.02) -> float:
+        """Mostly a millisecond; now and then much longer than others need for a whole transaction.
+
+        :param long: how likely that is.
+        """
+        return 0.001 * choices.expovariate(1.0) * (200.0 if choices.random() < long else 1.0)
 
     def _strike(self, thread: Thread, fault: Fault, call: str) -> None:
         """What a fault does to the thread, the process or the machine."""

@@ -87,6 +87,8 @@ def likely(
             "imports": 0,
             "inspectors": 0,
             "odd": False,
+            "compact_after": None,
+            "asynchronous": 0,
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
@@ -525,12 +527,14 @@ def caught(breakage: Breakage, seed: int) -> str | None:
     return None if violation is None else violation.invariant
 
 
-def table(seeds: int) -> Iterator[str]:
+def table(seeds: int, breakages: Iterable[Breakage]) -> Iterator[str]:
     """The whole table, in Markdown: in how many of so many seeds each is caught, and by which invariants."""
     yield f"| breakage | storage | caught in n of {seeds} seeds | first by |"
     yield "| --- | --- | --- | --- |"
-    for breakage in ALL:
+    for breakage in breakages:
+        scenario = breakage.scenario(0)
+        inside = (", tasks" if scenario.asynchronous else ", threads") if scenario.threaded else ""
         tried = range(breakage.first, breakage.first + seeds)
         found = [invariant for seed in tried if (invariant := caught(breakage, seed))]
         by = found[0] if found else "-"
-        yield f"| {breakage.name} | {breakage.scenario(0).storage} | {len(found)} | `{by}` |"
+        yield f"| {breakage.name} | {scenario.storage}{inside} | {len(found)} | `{by}` |"

@@ -7,17 +7,20 @@ import pytest
 from opslog.testing.scenario import run
 from opslog.testing.shrinking import shrink, story
 from tests.simulation.breakages import ALL, Breakage, caught
+from tests.simulation.concurrent_breakages import CONCURRENT
+
+EVERY = [*ALL, *CONCURRENT]
 
 SEEDS_MAX = 40
 """In so many runs each has to show; `python -m tests.simulation --breakages 200` says in how many it does."""
 
 
 def test_there_are_many_breakages_each_with_a_name_of_its_own() -> None:
-    assert len(ALL) >= 15
-    assert len({breakage.name for breakage in ALL}) == len(ALL)
+    assert len(EVERY) >= 30
+    assert len({breakage.name for breakage in EVERY}) == len(EVERY)
 
 
-@pytest.mark.parametrize("breakage", ALL, ids=[breakage.name.replace(" ", "-") for breakage in ALL])
+@pytest.mark.parametrize("breakage", EVERY, ids=[breakage.name.replace(" ", "-") for breakage in EVERY])
 def test_a_breakage_is_caught(breakage: Breakage) -> None:
     seeds = range(breakage.first, breakage.first + SEEDS_MAX)
     seed = next((seed for seed in seeds if caught(breakage, seed)), None)

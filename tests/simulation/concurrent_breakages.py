@@ -1,0 +1,97 @@
+"""Breakages of what threads and tasks of one process rely on, as those in `tests.simulation.breakages`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from opslog.aio import AsyncStore
+from opslog.archive import Chosen
+from opslog.commits import Commit, Set
+from opslog.errors import ClosedError
+from opslog.following import Following
+from opslog.log import Cursor
+from opslog.state import State
+from tests.simulation.breakages import Breakage, likely
+
+BUSY: dict[str, Any] = {
+    "threaded": 3,
+    "threads": 5,
+    "think_seconds": 0.01,
+    "documents": 1,
+    "calls": 80,
+    "compactors": 0,
+    "readers": 0,
+    "switching": 0.5,
+}
+
+
+def _take_unobserved(self: Following[Any], commits: list[Commit], cursor: Cursor) -> None:
+    """The clock observes commits when they can be read already."""
+
+    def take(state: State) -> None:
+        state.apply(commits, partial(self._news.add, commits, cursor))
+
+    self._with_state(take)
+    if commits:
+        self._clock.observe(commits[-1].clock)
+
+
+def _watch_all_at_once(self: Following[Any], poll_seconds: float = 0.2) -> Iterator[Commit]:
+    """What a refresh brought belongs to the watch that made it, also if that is left."""
+    while not self._closed:
+        try:
+            commits = self.refresh()
+        except ClosedError:
+            return
+        yield from commits
+        if not commits:
+            self._environment.sleep(poll_seconds)
+
+
+async def _refresh_in_thread(self: AsyncStore[Any]) -> list[Commit]:
+    """The commits are taken in the thread, whether or not anybody still waits for it."""
+    return await asyncio.to_thread(self._store.refresh)
+
+
+def _all_chosen(self: Chosen) -> list[Set]:
+    """Whether somebody wrote to them meanwhile is not looked at."""
+    return list(self.records)
+
+
+def _is_always_of(self: Chosen, state: State) -> bool:
+    return True
+
+
+CONCURRENT = [
+    Breakage(
+        "observe a clock after what came with it can be read",
+        Following,
+        "_take",
+        _take_unobserved,
+        likely("posix", {}, **BUSY, weights={"set": 1, "refresh": 4}),
+    ),
+    Breakage(
+        "lose what a watch that is left has not given",
+        Following,
+        "watch",
+        _watch_all_at_once,
+        likely("s3", {}, threaded=3, leaving=0.5, think_seconds=0.1, calls=40),
+    ),
+    Breakage(
+        "lose what a cancelled refresh has read",
+        AsyncStore,
+        "refresh",
+        _refresh_in_thread,
+        likely("s3", {}, threaded=3, asynchronous=2, leaving=0.3, think_seconds=0.01),
+    ),
+    Breakage(
+        "archive what was written to meanwhile",
+        Chosen,
+        "unchanged",
+        _all_chosen,
+        likely("posix", {}, **BUSY, weights={"set": 1, "archive": 4}),
+    ),
+]
