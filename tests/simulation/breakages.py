@@ -87,7 +87,6 @@ def likely(
             "imports": 0,
             "inspectors": 0,
             "odd": False,
-            "compact_after": None,
             "asynchronous": 0,
             "settings": settings,
         } | changes
