@@ -119,7 +119,7 @@ class Backend(Protocol):
         """Many reads at once, results in the order asked for; None where there is no such file."""
 
     def map(self, path: str) -> Buffer | None:
-        """All bytes of a file that is not empty, to look into without reading it; None where this storage cannot do
+        """All bytes of a file (which may be empty), to look into without reading it; None where this storage cannot do
         that. They stay as they are when the file is deleted.
 
         :raises MissingFileError: there is no such file.

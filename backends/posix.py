@@ -91,12 +91,14 @@ def _regular(descriptor: int) -> os.stat_result:
     return status
 
 
-def map_file(path: str, at: int | None = None) -> mmap.mmap:
-    """All of a file that is not empty."""
+def map_file(path: str, at: int | None = None) -> mmap.mmap | bytes:
+    """All of a file."""
     descriptor = os.open(path, _READ, dir_fd=at)
     try:
         _regular(descriptor)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except ValueError:  # it is empty, which mmap refuses
+        return b""
     finally:
         os.close(descriptor)
 

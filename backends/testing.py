@@ -192,6 +192,11 @@ class BackendContract(NamesContract):
                 backend.map("digits")
             assert caught.value.path == "digits"
 
+    def test_an_empty_file_can_be_mapped(self, backend: Backend) -> None:
+        backend.create("empty", b"")
+        mapped = backend.map("empty")
+        assert mapped is None or (len(mapped), mapped[:], mapped.find(b"x")) == (0, b"", -1)
+
     # list
 
     def test_list_is_sorted_by_path_and_has_sizes(self, backend: Backend) -> None:
