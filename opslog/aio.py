@@ -13,7 +13,10 @@ A store belongs to the event loop that opened it.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import os
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, suppress
@@ -29,7 +32,7 @@ from opslog.batch import OpenBatch
 from opslog.commits import Commit
 from opslog.compaction import Compaction, KeepHistory
 from opslog.documents import Document
-from opslog.errors import ClosedError, SealedError, UsageError
+from opslog.errors import ClosedError, UsageError
 from opslog.history import Revision
 from opslog.log_writer import LogWriter, Pending
 from opslog.stats import Stats
@@ -69,7 +72,7 @@ class Opening(Generic[T]):
         return self._open().__await__()
 
     async def _open(self) -> AsyncStore[T]:
-        opened = asyncio.ensure_future(asyncio.to_thread(self._open_store))
+        opened = asyncio.ensure_future(_in_thread(self._open_store))
         try:
             return AsyncStore(await asyncio.shield(opened))
         except asyncio.CancelledError:
@@ -86,6 +89,27 @@ class Opening(Generic[T]):
     ) -> None:
         assert self._store is not None
         await self._store.close()
+
+
+async def _in_thread(call: Callable[[], R]) -> R:
+    """What a call returns that may have to wait, made in asyncio's pool of threads. Where that can start no thread, it
+    is made here, and the event loop waits."""
+    done: concurrent.futures.Future[R] = concurrent.futures.Future()
+    claim = threading.Lock()
+
+    def run() -> None:
+        # Once: what a pool refused can still be in its queue.
+        if claim.acquire(blocking=False) and done.set_running_or_notify_cancel():
+            try:
+                done.set_result(call())
+            except BaseException as error:  # noqa: BLE001  (it is raised where the outcome is awaited)
+                done.set_exception(error)
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run)
+    except RuntimeError:
+        run()
+    return await asyncio.wrap_future(done)
 
 
 def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
@@ -107,7 +131,7 @@ class AsyncStore(Generic[T]):
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
-        self._writer = Worker("opslog-aio", self._write)
+        self._writer = Worker("opslog-aio", self._write, what="writing for tasks")
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
         self._looks_are_quick = store._backend.segments_grow
@@ -125,16 +149,16 @@ class AsyncStore(Generic[T]):
         """How many documents fulfil the predicate; without one, how many there are."""
         if predicate is None:
             return await self._look(lambda: len(self._store))
-        return await asyncio.to_thread(self._store.count, predicate)
+        return await _in_thread(partial(self._store.count, predicate))
 
     async def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, which is called in another thread."""
-        return await asyncio.to_thread(self._store.filter, predicate)
+        return await _in_thread(partial(self._store.filter, predicate))
 
     async def items(self) -> AsyncIterator[tuple[str, T]]:
         """(id, document) pairs in order of id, all of them as they were when the iteration began."""
-        found = await asyncio.to_thread(lambda: iter(self._store.items()))
-        while some := await asyncio.to_thread(lambda: list(islice(found, _AT_ONCE))):
+        found = await _in_thread(lambda: iter(self._store.items()))
+        while some := await _in_thread(lambda: list(islice(found, _AT_ONCE))):
             for item in some:
                 yield item
 
@@ -172,11 +196,11 @@ class AsyncStore(Generic[T]):
 
     async def undo(self) -> bool:
         """As `Store.undo`."""
-        return await asyncio.to_thread(self._store.undo)
+        return await _in_thread(self._store.undo)
 
     async def flush(self) -> None:
         """Return when everything written so far is durable."""
-        await asyncio.to_thread(self._store.flush)
+        await _in_thread(self._store.flush)
 
     async def _commit(self, commit: Commit | None) -> None:
         if commit is None:
@@ -184,20 +208,15 @@ class AsyncStore(Generic[T]):
         store = self._store
         log = store._writable_log()
         if store._is_stale:
-            await asyncio.to_thread(store._refresh_if_stale)
-        while True:
-            try:
-                await self._finish(log, log.queue(commit))
-            except SealedError:
-                continue  # once more, after the seal
-            break
+            await _in_thread(store._refresh_if_stale)
+        await self._finish(log, log.queue(commit))
         if store._compaction.is_far_behind:
-            await asyncio.to_thread(store._compaction.wait)
+            await _in_thread(store._compaction.wait)
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:
         if self._store._buffered:
             if log.is_full:
-                await asyncio.to_thread(log.finish, pending)
+                await _in_thread(partial(log.finish, pending))
             else:
                 log.finish(pending)
             return
@@ -205,15 +224,16 @@ class AsyncStore(Generic[T]):
         self._waiting.append(_Waiting(pending, told))
         if not self._waking:
             # Not at once: all tasks that are ready now come first, and share the append.
-            self._waking = True
             self._loop.call_soon(self._wake)
+            self._waking = True
         await told
         if pending.error is not None:
             raise pending.error
 
     def _wake(self) -> None:
         self._waking = False
-        self._writer.wake()
+        if not self._writer.wake():
+            self._write()  # no thread can be started: tasks that wait for an answer come before all others
 
     def _write(self) -> None:
         """In the writer's thread: write what is queued, and have those told who wait for it."""
@@ -232,14 +252,14 @@ class AsyncStore(Generic[T]):
                 told.set_result(None)
 
     async def _look(self, look: Callable[[], R]) -> R:
-        return look() if self._looks_are_quick else await asyncio.to_thread(look)
+        return look() if self._looks_are_quick else await _in_thread(look)
 
     # -- others' writes, and the past
 
     async def refresh(self) -> list[Commit]:
         """Take in what other agents wrote, and return those commits. What a cancelled call would have returned, the
         next one does."""
-        await asyncio.to_thread(self._store._bring_news)
+        await _in_thread(self._store._bring_news)
         return self._store._news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
@@ -247,7 +267,7 @@ class AsyncStore(Generic[T]):
         commit once, as there; also when this is left, or cancelled."""
         while not self._store._closed:
             try:
-                await asyncio.to_thread(self._store._bring_news)
+                await _in_thread(self._store._bring_news)
             except ClosedError:
                 return  # closed while it was looking
             is_quiet = True
@@ -259,41 +279,41 @@ class AsyncStore(Generic[T]):
 
     async def ops(self, since: int | None = None) -> list[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps."""
-        return await asyncio.to_thread(lambda: list(self._store.ops(since)))
+        return await _in_thread(lambda: list(self._store.ops(since)))
 
     async def history(self, id: str) -> list[Revision]:
         """What happened to one document, oldest first."""
-        return await asyncio.to_thread(self._store.history, id)
+        return await _in_thread(partial(self._store.history, id))
 
     # -- maintenance
 
     async def compact(self, *, full: bool = False, keep_history: KeepHistory | None = None) -> Compaction:
         """As `Store.compact`."""
-        return await asyncio.to_thread(partial(self._store.compact, full=full, keep_history=keep_history))
+        return await _in_thread(partial(self._store.compact, full=full, keep_history=keep_history))
 
     async def archive(
         self, predicate: Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
     ) -> int:
         """As `Store.archive`; the predicate is called in another thread."""
-        return await asyncio.to_thread(partial(self._store.archive, predicate, period, older_than=older_than))
+        return await _in_thread(partial(self._store.archive, predicate, period, older_than=older_than))
 
     async def archives(self) -> list[str]:
         """The periods that have archives, in order."""
-        return await asyncio.to_thread(self._store.archives)
+        return await _in_thread(self._store.archives)
 
     async def load_archive(self, period: str) -> dict[str, T]:
         """The documents of an archive by id."""
-        return await asyncio.to_thread(self._store.load_archive, period)
+        return await _in_thread(partial(self._store.load_archive, period))
 
     async def stats(self) -> Stats:
         """Figures of the store."""
-        return await asyncio.to_thread(self._store.stats)
+        return await _in_thread(self._store.stats)
 
     # -- life
 
     async def close(self) -> None:
         """Write what is queued and give the agent's name back. Idempotent."""
-        closing = asyncio.ensure_future(asyncio.to_thread(self._close))
+        closing = asyncio.ensure_future(_in_thread(self._close))
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:

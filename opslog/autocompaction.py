@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from opslog import compaction
 from opslog.backends import Backend
-from opslog.background import Worker, logger
+from opslog.background import Worker
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
 from opslog.log import cost_after, list_segments
@@ -24,6 +24,13 @@ commits: 64 MiB, or about a thousand segments."""
 _FAR_BEHIND = 4
 """From so many times `COMPACT_AFTER_COST` on, writers wait for the compaction under way."""
 
+_RETRY_SECONDS = 60.0
+"""How soon a compaction that failed is tried again, also when nothing is written. Each try reads the tail."""
+
+_NEXT_START = 100
+"""Where no thread can be started, that is tried again each time the tail has grown by this part of what makes a
+compaction due, and not at every commit."""
+
 
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
@@ -31,7 +38,7 @@ class AutoCompaction:
     :param compacted: called in the thread when somebody may have compacted.
     :ivar folded: how many commits the newest known manifest has folded; `tail_cost`: what it takes to read
         the logs after its cut, as of `cost_after`.
-    :ivar error: why the last attempt failed, None if it did not.
+    :ivar error: why the last attempt failed, or could not begin; None if it did not fail.
     """
 
     def __init__(
@@ -52,9 +59,11 @@ class AutoCompaction:
         self._manifest = manifest.number
         self._due_at = manifest.commits + (after or 0)
         self._due_at_cost = COMPACT_AFTER_COST
-        self._idle = threading.Event()
-        self._idle.set()
-        self._worker = Worker("opslog-compact", self._compact)
+        self._under_way = threading.Lock()
+        self._is_under_way = False
+        self._worker = Worker(
+            "opslog-compact", self._compact, what="automatic compaction", retry_seconds=_RETRY_SECONDS
+        )
         self.folded = manifest.commits
         self.tail_cost = tail_cost
         self.error: str | None = None
@@ -62,8 +71,10 @@ class AutoCompaction:
     def note_commits(self, commits: int) -> None:
         """So many commits exist now, folded ones included. Wakes the thread when a compaction is due; never waits."""
         self._commits = commits
-        if self._after is not None and self._is_due():
-            self._worker.wake()
+        if self._after is not None and self._is_due() and not self._worker.wake():
+            self.error = "this process can start no more threads"
+            self._due_at = max(self._due_at, commits + 1 + self._after // _NEXT_START)
+            self._due_at_cost = max(self._due_at_cost, self.tail_cost + COMPACT_AFTER_COST // _NEXT_START)
 
     def note_manifest(self, newest: Manifest) -> None:
         """Somebody, or this thread, may have compacted. Costs a listing if so, for the length of what is left."""
@@ -78,11 +89,12 @@ class AutoCompaction:
     @property
     def is_far_behind(self) -> bool:
         """Whether writing outruns the compaction under way, so that memory would grow without bound."""
-        return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and not self._idle.is_set()
+        return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and self._is_under_way
 
     def wait(self) -> None:
         """Return when no compaction is under way. Not to be called with anything that it may wait for."""
-        self._idle.wait()
+        with self._under_way:
+            """It has ended."""
 
     def close(self) -> None:
         """Let a compaction under way end."""
@@ -92,11 +104,20 @@ class AutoCompaction:
         return self._commits >= self._due_at or self.tail_cost >= self._due_at_cost
 
     def _compact(self) -> None:
-        self._idle.clear()
         try:
-            self._compact_if_due()
-        finally:
-            self._idle.set()
+            with self._under_way:
+                try:
+                    self._is_under_way = True
+                    self._compact_if_due()
+                finally:
+                    self._is_under_way = False
+            self._compacted()  # nobody waits for this, and it may wait for others
+            self.error = None
+        except LockedError:
+            pass  # somebody else is at it
+        except Exception as error:
+            self.error = str(error) if isinstance(error, OpslogError) else f"{type(error).__name__}: {error}"
+            raise  # the worker logs it, and tries again
 
     def _compact_if_due(self) -> None:
         assert self._after is not None
@@ -104,19 +125,13 @@ class AutoCompaction:
         manifests = ManifestStore(self._backend)
         try:
             self.note_manifest(manifests.newest())
-            if self._is_due():
+            if self._is_due() or self.error is not None:
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
-            self._compacted()
-            self.error = None
-        except LockedError:
-            pass  # somebody else is at it
-        except OpslogError as error:
-            self.error = str(error)
-            logger().warning("automatic compaction failed, and will be tried again as the tail grows: %s", error)
-        # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded (each of
-        # many agents within its undo window) would be compacted at every commit. What was written meanwhile counts as
-        # grown: this attempt may not have seen it.
-        if commits >= self._due_at:
-            self._due_at = commits + self._after
-        self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST
+        finally:
+            # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded
+            # (each of many agents within its undo window) would be compacted at every commit. What was written
+            # meanwhile counts as grown: this attempt may not have seen it.
+            if commits >= self._due_at:
+                self._due_at = commits + self._after
+            self._due_at_cost = self.tail_cost + COMPACT_AFTER_COST

@@ -14,7 +14,8 @@ class LamportClock:
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
-        self._lock = threading.Lock()
+        # Reentrant, for the handler of a signal: what stands under it is one step that nothing interrupts.
+        self._lock = threading.RLock()
 
     def tick(self) -> int:
         """The clock for a new commit: one more than everything seen."""

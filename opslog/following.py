@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -128,6 +127,16 @@ class Following(Documents[T]):
         if self._is_stale:
             self._refresh_quietly()
 
+    def _check_may_wait(self) -> None:
+        """To be called before anything that waits for other threads, which may wait for this one in turn.
+
+        :raises UsageError: called by the handler of a signal that came while its own thread was in the state, or in the
+            log.
+        """
+        self._check_not_in_state()
+        if self._log is not None:
+            self._log.check_entry()
+
     @property
     def _is_stale(self) -> bool:
         """A tombstone may leave the snapshot after its TTL; so nobody may write with a view older than half of that."""
@@ -143,7 +152,7 @@ class Following(Documents[T]):
 
         :raises UsageError: called by a signal handler that came while its own thread was at it.
         """
-        self._check_not_in_state()
+        self._check_may_wait()
         with self._refresh_lock:
             if self._is_refreshing:
                 raise UsageError(
@@ -252,19 +261,24 @@ class Following(Documents[T]):
         :raises MissingFileError: some of that is not there any more.
         """
         log = self._log
-        with nullcontext() if log is None else log.quiet():
-            if log is not None:
-                self._read_own(state, log.agent)
-            with self._state_lock:
-                # First, or a thread could read what is in it, and answer with a smaller clock.
-                self._clock.observe(state.clock)
-                self._state = state
-            if log is not None:
-                try:
-                    log.advance(self._own.loaded(state.cursors[log.agent], state.manifest))
-                except BaseException:
-                    state.is_torn = True  # or nobody would know how much of the own log is in it
-                    raise
+        if log is None:
+            self._swap(state, None)
+        else:
+            log.quiet(lambda queue: self._swap(state, log))
+
+    def _swap(self, state: State, log: LogWriter | None) -> None:
+        if log is not None:
+            self._read_own(state, log.agent)
+        with self._state_lock:
+            # First, or a thread could read what is in it, and answer with a smaller clock.
+            self._clock.observe(state.clock)
+            self._state = state
+        if log is not None:
+            try:
+                log.advance(self._own.loaded(state.cursors[log.agent], state.manifest))
+            except BaseException:
+                state.is_torn = True  # or nobody would know how much of the own log is in it
+                raise
 
     def _read_own(self, state: State, agent: str) -> None:
         """What was written here since the state was loaded. :raises MissingFileError: it is not there any more."""

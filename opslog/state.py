@@ -52,8 +52,9 @@ class State:
         (`cost_after`), when it was loaded.
     :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
         it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
-    :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way. What is here
-        is then the state of no moment: nobody may read it, and it has to be loaded anew.
+    :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way, or commits
+        that are here came into their log under other stamps. What is here is then the state of no moment: nobody may
+        read it, and it has to be loaded anew.
 
     Taking in commits never looks into the snapshot: reading does, and may raise MissingFileError when another
     compaction has replaced it and collected it meanwhile. The caller then loads again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -80,7 +81,15 @@ class Store(Following[T]):
             LogWriter(
                 agent,
                 appender,
-                Hooks(self._stamp, self._append, self._on_written, self._on_failed, self._pass_seal),
+                Hooks(
+                    stamp=self._stamp,
+                    apply=self._apply_own,
+                    append=self._append,
+                    pass_seal=self._pass_seal,
+                    restamped=self._tear_state,
+                    written=self._on_written,
+                    failed=self._on_failed,
+                ),
                 buffer,
             )
             if agent and appender
@@ -195,20 +204,25 @@ class Store(Following[T]):
         self._refresh_if_stale()
         while True:
             self._mend_state()
-            with log.quiet() as queue:
-
-                def decided(state: State, queue: Callable[[Commit], Pending] = queue) -> Pending | None:
-                    commit = decide(state)
-                    return None if commit is None else queue(commit)
-
-                if self._state.is_torn:
-                    continue  # since just now
-                pending = self._with_state(decided)
+            is_torn, pending = log.quiet(partial(self._queue_decided, decide))
+            if is_torn:
+                continue  # since just now
             if pending is None:
                 return False
             with suppress(SealedError):
-                log.finish(pending)
+                log.wait(pending)  # also where others do not, since only now it is known whether a seal came first
                 return True
+
+    def _queue_decided(
+        self, decide: Callable[[State], Commit | None], queue: Callable[[Commit], Pending]
+    ) -> tuple[bool, Pending | None]:
+        """Whether the state is torn, so that nobody can decide; otherwise the commit, None if there is none."""
+
+        def queue_decided(state: State) -> Pending | None:
+            commit = decide(state)
+            return None if commit is None else queue(commit)
+
+        return (True, None) if self._state.is_torn else (False, self._with_state(queue_decided))
 
     def flush(self) -> None:
         """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
@@ -216,6 +230,7 @@ class Store(Following[T]):
         :raises WriteFailedError: some of it is not in the log. :raises CommitUnknownError: it may not be.
         """
         self._check_open()
+        self._check_may_wait()
         if self._log is not None:
             self._log.flush()
         self._check_open()
@@ -225,12 +240,7 @@ class Store(Following[T]):
             return
         log = self._writable_log()
         self._refresh_if_stale()
-        while True:
-            try:
-                log.finish(log.queue(commit))
-            except SealedError:
-                continue  # once more, after the seal
-            break
+        log.finish(log.queue(commit))
         if self._compaction.is_far_behind:
             self._compaction.wait()
 
@@ -238,8 +248,6 @@ class Store(Following[T]):
         """A commit of ours comes into the queue, whose order is the log's."""
         commit.ts = format_ts(self._environment.time())
         commit.clock = self._clock.tick()
-        if self._buffered:
-            self._apply((commit,))
         return self._looked
 
     def _pass_seal(self, number: int) -> int | None:
@@ -248,6 +256,15 @@ class Store(Following[T]):
     def _take_in_seal(self, seal: Seal) -> None:
         self._apply((seal,))
         self._clock.observe(seal.clock)
+
+    def _apply_own(self, pendings: list[Pending]) -> None:
+        """Take commits of ours into the state, each once."""
+        self._apply(_not_applied(pendings))
+
+    def _tear_state(self) -> None:
+        """Commits of ours in the state get other stamps."""
+        with self._state_lock:
+            self._state.is_torn = True
 
     def _on_failed(self, error: OpslogError) -> None:
         if self._buffered:
@@ -260,10 +277,8 @@ class Store(Following[T]):
             self._compaction.tail_cost += SEGMENT_COST
         return position
 
-    def _on_written(self, commits: list[Commit], length: int) -> None:
-        """Commits of ours are in the log."""
-        if not self._buffered:
-            self._apply(commits)
+    def _on_written(self, length: int) -> None:
+        """So many bytes more are in the log."""
         self._compaction.tail_cost += length
         self._compaction.note_commits(self._state.commits)
 
@@ -383,12 +398,13 @@ class Store(Following[T]):
     # -- life
 
     def close(self) -> None:
-        """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent; what an
+        interrupt kept from being closed, the next call closes."""
         if self._is_forked:
+            self._closed = True
             return  # everything belongs to the parent
+        self._check_may_wait()
+        self._closed = True
         try:
             if self._log is not None:
                 self._log.flush()
@@ -398,6 +414,7 @@ class Store(Following[T]):
                 self._log.close()
             self._backend.close()
         if self._failed is not None and not self._failure_told:
+            self._failure_told = True
             raise self._failed
 
     def __repr__(self) -> str:
@@ -434,3 +451,12 @@ class Store(Following[T]):
         if self._log is None:
             raise ReadOnlyError(f"{self._backend.url} was opened for reading only: open it with an agent name to write")
         return self._log
+
+
+def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
+    """Those commits that are not in memory yet. Each is noted as applied when it is taken: whatever ends the taking
+    after that leaves the state torn."""
+    for pending in pendings:
+        if not pending.applied:
+            pending.applied = True
+            yield pending.commit

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import opslog
-from opslog import autocompaction, compaction, state
+from opslog import autocompaction, compaction, runs, state
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.log import SEGMENT_COST
@@ -28,7 +29,7 @@ def url() -> str:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """In which threads compactions ran."""
     threads: list[str] = []
     real = compaction.compact
@@ -50,19 +51,19 @@ def fill(store: Store, count: int) -> None:
         store[str(number)] = {"number": number}
 
 
-def test_it_runs_when_the_tail_is_long_enough(url: str, runs: list[str]) -> None:
+def test_it_runs_when_the_tail_is_long_enough(url: str, ran: list[str]) -> None:
     with opslog.open(url, agent="a", compact_after=100) as store:
         fill(store, 99)
-        assert runs == []
+        assert ran == []
         fill(store, 1)
         until(lambda: folded(url) == 100 - 32)
         fill(store, 40)
-        assert set(runs) == {"opslog-compact"}
+        assert set(ran) == {"opslog-compact"}
     assert folded(url) <= 140 - 32
 
 
 def test_what_is_written_during_a_compaction_counts_towards_the_next(
-    url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
+    url: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = compaction.compact
     with opslog.open(url, agent="a", compact_after=100) as store:
@@ -76,7 +77,7 @@ def test_what_is_written_during_a_compaction_counts_towards_the_next(
         monkeypatch.setattr(compaction, "compact", and_write)
         fill(store, 100)
         until(lambda: folded(url) == 190 - 32)
-        assert len(runs) == 2
+        assert len(ran) == 2
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -149,9 +150,11 @@ def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pyt
         assert may_go_on.wait(60)
         return real(*arguments, **options)
 
+    real_wait = autocompaction.AutoCompaction.wait
+
     def wait(self: autocompaction.AutoCompaction) -> None:
         waited.set()
-        self._idle.wait()
+        real_wait(self)
 
     monkeypatch.setattr(compaction, "compact", slow)
     monkeypatch.setattr(autocompaction.AutoCompaction, "wait", wait)
@@ -163,12 +166,12 @@ def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pyt
         may_go_on.set()
         writer.join()
         assert len(store) == 1000
-        until(store._compaction._idle.is_set)
+        until(lambda: not store._compaction._is_under_way)
         with open_backend(url).lock(compaction.LOCK):
             fill(store, 1000)
 
 
-def test_it_runs_when_the_tail_is_large_enough(url: str, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_when_the_tail_is_large_enough(url: str, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100_000)
     with opslog.open(url, agent="a") as store:
         for number in itertools.count():  # it may begin at once, when all there is can still be undone
@@ -193,11 +196,11 @@ def test_on_object_storages_it_runs_when_there_are_many_segments(monkeypatch: py
         until(lambda: folded(url) >= 199 - 3 * 32)
 
 
-def test_it_counts_what_others_write_and_what_was_there(url: str, runs: list[str]) -> None:
+def test_it_counts_what_others_write_and_what_was_there(url: str, ran: list[str]) -> None:
     with opslog.open(url, agent="a", compact_after=None) as a, opslog.open(url, agent="b", compact_after=150) as b:
         fill(a, 149)
         b.refresh()
-        assert runs == []
+        assert ran == []
         b["x"] = {}
         until(lambda: folded(url) > 0)
     with opslog.open(f"{url}-2", agent="a", compact_after=None) as a:
@@ -207,10 +210,10 @@ def test_it_counts_what_others_write_and_what_was_there(url: str, runs: list[str
         until(lambda: folded(f"{url}-2") > 0)
 
 
-def test_it_can_be_turned_off(url: str, runs: list[str]) -> None:
+def test_it_can_be_turned_off(url: str, ran: list[str]) -> None:
     with opslog.open(url, agent="a", compact_after=None, durability="buffered") as store:
         fill(store, 12_000)
-    assert runs == []
+    assert ran == []
     for wrong in (0, -1):
         with pytest.raises(opslog.UsageError, match="compact_after"):
             opslog.open(url, agent="a", compact_after=wrong)
@@ -263,11 +266,85 @@ def test_a_failure_is_told_and_tried_again(
         assert len(store) == 60
 
 
-def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, runs: list[str]) -> None:
+@pytest.mark.parametrize("error", [ValueError("not known"), MemoryError("none left"), RuntimeError("no thread")])
+def test_any_exception_is_told_and_tried_again_also_when_nothing_is_written(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr(autocompaction, "_RETRY_SECONDS", 0.01)
+    real, may_work = compaction.compact, threading.Event()
+
+    def fail(*arguments: Any, **options: Any) -> compaction.Compaction:
+        if not may_work.is_set():
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(compaction, "compact", fail)
+    with caplog.at_level(logging.WARNING, "opslog"), opslog.open(url, agent="a", compact_after=50) as store:
+        fill(store, 50)
+        until(lambda: caplog.text.count("automatic compaction failed") >= 2)
+        assert store.stats().compaction_error == f"{type(error).__name__}: {error}"
+        may_work.set()
+        until(lambda: folded(url) > 0)
+        until(lambda: store.stats().compaction_error is None)
+
+
+@pytest.mark.parametrize("size", ["loaded", "on storage"])
+def test_a_part_that_was_cut_to_nothing_is_damage_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    monkeypatch.setattr(autocompaction, "_RETRY_SECONDS", 0.01)
+    if size == "on storage":
+        monkeypatch.setattr(runs, "LOADED_BYTES", 0)
+    settings = opslog.Settings(undo_window=0)
+    with opslog.open(tmp_path, agent="a", compact_after=50, settings=settings) as store:
+        fill(store, 40)
+        store.compact()
+        (part,) = tmp_path.glob("snapshots/*/*.jsonl")
+        lines = part.read_bytes()
+        part.write_bytes(b"")
+        store["1"] = {"number": 1}
+
+        def read() -> None:
+            with opslog.open(tmp_path, read_only=True) as fresh:
+                dict(fresh.items())
+
+        for call in (lambda: store.compact(full=True), read):
+            with pytest.raises(opslog.CorruptError, match=part.name) as caught:
+                call()
+            assert caught.value.path == part.relative_to(tmp_path).as_posix()
+        for number in range(50):
+            store[f"more-{number}"] = {}
+        until(lambda: part.name in (store.stats().compaction_error or ""))
+        part.write_bytes(lines)
+        until(lambda: store.stats().compaction_error is None)
+
+
+def test_where_no_thread_can_be_started_writes_go_on_and_the_compaction_comes_later(
+    url: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = 0
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal starts
+        starts += 1
+        raise RuntimeError("can't start new thread")
+
+    with opslog.open(url, agent="a", compact_after=1000) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            fill(store, 1100)
+            assert store.stats().compaction_error == "this process can start no more threads"
+            assert 2 <= starts <= 20, "that costs something, so it is not tried at each commit"
+        fill(store, 20)
+        until(lambda: folded(url) > 0)
+        until(lambda: store.stats().compaction_error is None)
+
+
+def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, ran: list[str]) -> None:
     with opslog.open(url, agent="a", compact_after=50) as store:
         with open_backend(url).lock(compaction.LOCK):
             fill(store, 50)
-            until(lambda: len(runs) == 1)
+            until(lambda: len(ran) == 1)
         assert store.stats().compaction_error is None
         fill(store, 60)
         until(lambda: folded(url) > 0)

@@ -28,7 +28,7 @@ from opslog.garbage import Garbage, find_garbage
 from opslog.layout import run_of, segment_of
 from opslog.leftovers import Leftover
 from opslog.log import Segments
-from opslog.log_writer import LogWriter, Pending
+from opslog.log_writer import Group, LogWriter
 from opslog.manifest import Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge, Recent
@@ -166,9 +166,10 @@ _release = System.release
 # -- commits
 
 
-def _acknowledge_first(self: LogWriter, group: list[Pending]) -> None:
-    data = b"".join(pending.line for pending in group)
-    self._settle(group, len(data), None)
+def _acknowledge_first(self: LogWriter, group: Group) -> None:
+    data = group.data()
+    group.end(None, len(data))
+    self._settle(group)
     with suppress(OpslogError):
         self._appender.append(data)
 
@@ -202,10 +203,11 @@ def _unknown_is_written(self: objects.ObjectBackend, path: str, data: bytes) -> 
     return self.driver.put_new(self._prefix + path, data) is not objects.Put.EXISTS
 
 
-def _forget_failure(self: LogWriter, group: list[Pending], durable: int, error: OpslogError | None) -> None:
+def _forget_failure(self: LogWriter, group: Group) -> None:
     """Nobody waits for what is buffered, so nobody is told."""
-    for pending in group:
-        pending.done = True
+    for pending in group.pendings:
+        pending.end()
+    self._group = None
 
 
 # -- undo
@@ -355,7 +357,7 @@ ALL = [
     Breakage(
         "acknowledge before the append",
         LogWriter,
-        "_write",
+        "_try_append",
         _acknowledge_first,
         likely("posix", {"fail": 1, "full": 1}, 20),
     ),
@@ -414,6 +416,7 @@ ALL = [
         "of",
         _drop_expired,
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
+        first=80,
     ),
     Breakage(
         "age tombstones by their writers' clocks",
@@ -515,6 +518,7 @@ ALL = [
         "flush",
         _nothing,
         likely("posix", CRASHES, 10, 1500, buffered=3),
+        first=57,
     ),
 ]
 

@@ -475,45 +475,6 @@ def test_one_refused_probe_is_not_taken_for_a_server_without_put_if_absent(url: 
     assert set(read(url)) == {"x"}
 
 
-# -- seals
-
-
-@pytest.mark.parametrize("call", ["set", "batch", "undo", "threads"])
-def test_a_writer_goes_on_after_a_seal(url: str, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """A compaction elsewhere took it for gone."""
-    settings = opslog.Settings(undo_ttl_seconds=0)
-    with open_store(url, settings=settings) as live, open_store(url, "b") as b:
-        live["x"] = {}
-        for number in range(10):
-            b[str(number)] = {}
-        b.refresh()
-        with monkeypatch.context() as patch:
-            patch.setattr(objects, "_held", {(url, "b")})
-            assert compact(open_backend(url), REAL).sealed == ("a",)
-        match call:
-            case "set":
-                live["y"] = {}
-            case "batch":
-                with live.batch():
-                    live["y"] = {}
-                    live["z"] = {}
-            case "threads":
-                with ThreadPoolExecutor(8) as pool:
-                    list(pool.map(lambda number: live.set(f"t{number}", {}), range(40)))
-                assert set(live) == {"x"} | {f"t{number}" for number in range(40)}
-                live["y"] = {}
-            case _:
-                assert not live.undo(), "its window ended with the seal"
-                live["y"] = {}
-        assert live.undo()
-        assert set(live) >= {"x"}
-        clocks = [commit.clock for commit in live.ops() if commit.agent == "a"]
-        assert clocks == sorted(set(clocks))
-        expected = set(live)
-    assert set(read(url)) - {str(number) for number in range(10)} == expected
-    assert damage(url) == []
-
-
 # -- leases and compactors
 
 

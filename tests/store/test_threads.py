@@ -277,6 +277,7 @@ def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any
 
     def monotonic() -> float:
         if overtaken.is_set():
+            overtaken.clear()
             at_once(store.close)
         return 0.0
 

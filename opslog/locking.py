@@ -1,0 +1,81 @@
+"""Locks and wake-ups that hold up when a signal's handler comes in between.
+
+CPython runs the handler of a signal in the main thread, between two steps of whatever that thread is doing, and so
+possibly while it holds a lock. The handler may raise (Ctrl-C, alarms), and it may call the store again. Therefore:
+
+- A lock of `threading` is taken by ``with`` on the lock itself. Nothing comes in between taking it and being in the
+  block. Between ``acquire()`` and a ``try``, and inside a context manager written in Python, something can, and the
+  lock would stay taken for ever.
+- `threading.Condition` and `threading.Event` are such context managers inside; a `Bell` does without.
+- What a thread must not begin again while it is at it is a `Section`, not a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from opslog.errors import UsageError
+
+R = TypeVar("R")
+
+_SECONDS_MAX = 1e6
+"""The longest that is waited without looking again, because locks refuse timeouts of centuries."""
+
+
+class Section:
+    """A part of the code that one thread at a time is in, and none twice.
+
+    The same thread comes again only from a signal's handler (or a finalizer) that interrupted it in here. With a plain
+    lock it would wait for itself; with a reentrant one alone it would go on with what is half done.
+
+    :ivar holder: the thread that is in it, by `threading.get_ident`; None: nobody, for the moment.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.holder: int | None = None
+
+    def run(self, work: Callable[..., R], *args: Any) -> R:
+        """What `work` returns, called when no other thread is in the section.
+
+        :raises UsageError: the calling thread is in it already; nothing was called.
+        """
+        me = threading.get_ident()
+        if self.holder == me:
+            raise reentered()
+        # Reentrant, for a handler that comes before the holder is noted: it has all of the section to itself.
+        with self._lock:
+            try:
+                self.holder = me
+                result = work(*args)
+            finally:
+                self.holder = None
+        return result
+
+
+def reentered() -> UsageError:
+    """The error for who comes again."""
+    return UsageError(
+        "this call comes from a signal handler that interrupted another call of the same store, which has to end "
+        "first, and nothing was done: let the handler set a flag, and make the call after it"
+    )
+
+
+class Bell:
+    """Wakes one waiting thread; a ring that comes before the wait is not lost. Both may be called from anywhere."""
+
+    def __init__(self) -> None:
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._silence.release()
+        except RuntimeError:
+            """It has been rung since the last wait."""
+
+    def wait(self, seconds: float = _SECONDS_MAX) -> bool:
+        """Return when it is rung, or after a while (11 days at the most); whether it was rung."""
+        return self._silence.acquire(timeout=min(seconds, _SECONDS_MAX))

@@ -1,0 +1,254 @@
+"""Signal handlers that come in the middle of a write: those that raise, and those that write to the same store."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog import commits
+from opslog.backends.fs_log import FsAppender
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support.signals import at_each
+from tests.support.waiting import until
+
+Store = opslog.Store[dict[str, Any]]
+
+DURABILITIES = pytest.mark.parametrize("durability", ["fsync", "buffered"])
+DIRECTORY = pytest.param("directory", marks=pytest.mark.slow)
+"""With two fdatasyncs for each of hundreds of places."""
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises: an alarm, a test's timeout."""
+
+
+class Stage:
+    """A new store for each call, with two documents in it, and what everybody reads afterwards."""
+
+    def __init__(self, storage: str, durability: Any, folder: Path) -> None:
+        self._urls = (f"{folder}/{number}" for number in itertools.count())
+        if storage != "directory":
+            self._urls = (f"{storage}://signals-{folder.name}-{number}" for number in itertools.count())
+        self._durability = durability
+
+    def open(self) -> Store:
+        self.url = next(self._urls)
+        # What is buffered is written by the calls alone.
+        self.store = opslog.open(
+            self.url, agent="a", durability=self._durability, buffer_seconds=3600, compact_after=None
+        )
+        self.store["x"] = {"v": 1}
+        self.store["x"] = {"v": 2}
+        self.store["y"] = {"v": 1}
+        self.store.flush()
+        return self.store
+
+    def stored(self) -> dict[str, Any]:
+        with opslog.open(self.url, read_only=True) as fresh:
+            return dict(fresh.items())
+
+
+def batch(store: Store) -> None:
+    with store.batch():
+        store["x"] = {"v": 3}
+        store["y"] = {"v": 3}
+
+
+CALLS: dict[str, Callable[[Store], object]] = {
+    "set": lambda store: store.set("x", {"v": 3}),
+    "delete": lambda store: store.delete("y"),
+    "batch": batch,
+    "undo": lambda store: store.undo(),
+    "flush": lambda store: store.flush(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("storage", ["memory", "bucket", DIRECTORY])
+@DURABILITIES
+def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
+    tmp_path: Path, durability: Any, storage: str, call: str
+) -> None:
+    """What is in memory afterwards is in the log when the store is closed, or the store says that it has to be opened
+    again; and the next write is not lost."""
+    stage = Stage(storage, durability, tmp_path)
+
+    def prepare(number: int) -> Callable[[], object]:
+        store = stage.open()
+        if call == "flush":
+            store["z"] = {"v": 1}
+        return lambda: CALLS[call](store)
+
+    def interrupt() -> None:
+        raise Interrupt
+
+    with ThreadPoolExecutor(1) as another_thread:
+        for place, outcome in at_each(prepare, interrupt):
+            assert isinstance(outcome, Interrupt | bool | None), (place, outcome)
+            store = stage.store
+            with suppress(opslog.ReopenError):
+                dict(store.items())
+                # Of the locks none is left taken, and what was queued comes with what is written next.
+                another_thread.submit(store.set, "after", {}).result(60)
+                seen = dict(store.items())
+                assert "after" in seen, place
+                store.close()
+                assert stage.stored() == seen, place
+            store.close()
+            with opslog.open(stage.url, agent="a") as again:
+                again["again"] = {}
+            assert "again" in stage.stored(), place
+
+
+@pytest.mark.parametrize("inner", ["set", "batch", "undo", "flush", "close"])
+@pytest.mark.parametrize(
+    ("storage", "outer"),
+    [
+        ("memory", "set"),
+        ("memory", "batch"),
+        ("memory", "undo"),
+        ("bucket", "set"),
+        pytest.param("directory", "set", marks=pytest.mark.slow),
+    ],
+)
+@DURABILITIES
+def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
+    tmp_path: Path, durability: Any, storage: str, outer: str, inner: str
+) -> None:
+    stage = Stage(storage, durability, tmp_path)
+    done: list[str] = []
+
+    def prepare(number: int) -> Callable[[], object]:
+        store = stage.open()
+        done.clear()
+        return lambda: CALLS[outer](store)
+
+    def call_again() -> None:
+        store = stage.store
+        with suppress(opslog.UsageError):
+            match inner:
+                case "set":
+                    store["inner"] = {"v": 1}
+                case "batch":
+                    with store.batch():
+                        store["inner"] = {"v": 1}
+                case "undo":
+                    store.undo()
+                case "flush":
+                    store.flush()
+                case _:
+                    store.close()
+            done.append(inner)
+
+    refused = 0
+    for place, outcome in at_each(prepare, call_again):
+        refused += not done
+        store, has_closed = stage.store, done == ["close"]
+        # A batch can be closed before its end, and an undo before it begins.
+        expected = (None, True) if not has_closed else (None, True, opslog.ClosedError)
+        assert outcome in expected or type(outcome) in expected, (place, outcome)
+        if not has_closed:
+            store["after"] = {}
+            store.close()
+        found = stage.stored()
+        if outcome is None and inner != "undo":
+            assert found["x"] == {"v": 3}, place
+        if done and inner in ("set", "batch") and outer != "undo":  # that may be what it undoes
+            assert "inner" in found, place
+        assert has_closed or "after" in found, place
+    assert refused, "nobody comes into the log twice"
+
+
+def test_a_handler_that_comes_while_another_thread_writes_waits_for_it_as_the_interrupted_call_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = FsAppender.append
+    with opslog.open(tmp_path, agent="a") as store:
+        log = store._log
+        assert log is not None
+        leading = threading.Event()
+
+        def lead(self: FsAppender, data: bytes) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                leading.set()
+                until(lambda: len(log._queue) == 1)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                until(lambda: len(log._queue) == 2)
+            return append(self, data)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            store["handler"] = {}
+
+        monkeypatch.setattr(FsAppender, "append", lead)
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            leader = threading.Thread(target=store.set, args=("leader", {}))
+            leader.start()
+            assert leading.wait(60)
+            store["interrupted"] = {}
+            leader.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    with opslog.open(tmp_path, read_only=True) as fresh:
+        assert set(fresh) == {"leader", "interrupted", "handler"}
+
+
+@DURABILITIES
+def test_handlers_in_handlers(tmp_path: Path, durability: Any) -> None:
+    """Each may interrupt the one before it, wherever that is."""
+    stage, depth, done = Stage("memory", durability, tmp_path), [0], list[str]()
+
+    def prepare(number: int) -> Callable[[], object]:
+        store = stage.open()
+        depth[0] = 0
+        done.clear()
+        return lambda: store.set("outer", {})
+
+    def call_again() -> None:
+        depth[0] += 1
+        if depth[0] > 3:
+            return
+        id = f"inner-{depth[0]}"
+        with suppress(opslog.UsageError):
+            at = sys.getprofile()
+            sys.setprofile(lambda frame, event, argument: call_again() if event == "c_return" else None)
+            try:
+                stage.store[id] = {}
+                done.append(id)
+            finally:
+                sys.setprofile(at)
+
+    for place, outcome in at_each(prepare, call_again):
+        assert outcome is None, (place, outcome)
+        stage.store["after"] = {}
+        stage.store.close()
+        assert {"outer", "after", *done} <= set(stage.stored()), place
+
+
+def test_what_a_buffer_refuses_is_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too long a line, and a clock that nothing can follow."""
+    monkeypatch.setattr(commits, "LINE_BYTES_MAX", 1000)
+    with opslog.open("memory://signals-refused", agent="a", durability="buffered", buffer_seconds=3600) as store:
+        store["x"] = {"v": 1}
+        with pytest.raises(opslog.UsageError, match="one commit would take"):
+            store["x"] = {"text": "x" * 1000}
+        with pytest.raises(opslog.UsageError, match="one commit would take"):
+            store.update({f"{number}": {"text": "x" * 1000} for number in range(2)})
+        store._clock.observe(commits.CLOCK_MAX)
+        with pytest.raises(opslog.CorruptError, match="no commit can follow"):
+            store["x"] = {"v": 2}
+        assert dict(store.items()) == {"x": {"v": 1}}
+        store.flush()
+        with opslog.open("memory://signals-refused", read_only=True) as fresh:
+            assert dict(fresh.items()) == {"x": {"v": 1}}
