@@ -433,6 +433,7 @@ ALL = [
             skew_seconds=1e6,
             weights={"set": 6, "delete": 6, "refresh": 0.5},
         ),
+        first=60,
     ),
     Breakage(
         "let what is folded win whatever its clock",
