@@ -73,8 +73,10 @@ class Shared:
             self.left_open.popitem()[1].close()
 
     def lose_power(self, choices: random.Random) -> None:
-        """Nobody has a store open any more."""
+        """Nobody has a store open any more, and commits that were handed out may be gone, and their places taken."""
         self.left_open.clear()
+        for handout in self.ledger.handouts:
+            handout.until = None
 
     def process_died(self, process: Process) -> None:
         """What it had open is gone."""
