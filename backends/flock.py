@@ -13,28 +13,29 @@ from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
 
 
-def take(full: str, name: str, path: str | None = None, at: int | None = None) -> int:
-    """Lock the file `full`, for the lock called `name`, and return the descriptor that holds the lock.
+def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
+    """Lock the file `full`, for the lock called `name`, and return what holds the lock.
 
     :param path, at: how to open it: a path and the directory that it is relative to. None: by `full`, which messages
         have.
     :raises LockedError: another open file, of this process or another one, has it. :raises WriteFailedError: there are
         no locks on this filesystem. :raises OSError: the file cannot be opened.
     """
-    # Writable, because on NFS an flock becomes a record lock, which needs it.
-    descriptor = forking.open_descriptor(path or full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, at)
+    held = forking.Descriptor()
     try:
-        if not try_lock(descriptor, full):
-            holder = _read_holder(descriptor)
+        # Writable, because on NFS an flock becomes a record lock, which needs it.
+        held.open(path or full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, at)
+        if not try_lock(held, full):
+            holder = _read_holder(held.number)
             raise LockedError(f"{full} is locked by {holder}: try again when that process is done", name, holder)
-        _write_holder(descriptor)
+        _write_holder(held.number)
     except BaseException:
-        forking.close_descriptor(descriptor)  # Ctrl-C, too: nobody would ever release it
+        held.close()  # Ctrl-C, too: nobody would ever release it
         raise
-    return descriptor
+    return held
 
 
-def try_lock(descriptor: int, full: str) -> bool:
+def try_lock(held: forking.Descriptor, full: str) -> bool:
     """Lock a file that is open, without writing into it; False where another open file has it locked.
 
     :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
@@ -44,7 +45,7 @@ def try_lock(descriptor: int, full: str) -> bool:
     from portalocker.exceptions import AlreadyLocked, LockException
 
     try:
-        lock(descriptor, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+        lock(held.number, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
     except AlreadyLocked:
         return False
     except LockException as error:
@@ -54,15 +55,16 @@ def try_lock(descriptor: int, full: str) -> bool:
     return True
 
 
-def release(descriptor: int) -> None:
-    """Give back what `take` returned."""
+def release(held: forking.Descriptor) -> None:
+    """Give back what is locked, and close it. Idempotent."""
     from portalocker import unlock
 
     # Closing alone would not release it if a child made by native code still shares the open file.
     try:
-        unlock(descriptor)
+        if held.number >= 0:
+            unlock(held.number)
     finally:
-        forking.close_descriptor(descriptor)
+        held.close()
 
 
 def _boot_id() -> str:

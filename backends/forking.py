@@ -11,48 +11,68 @@ missed.
 Not covered: a fork made by native code, which Python's hooks do not see. Children started by `subprocess` are no
 problem: the descriptors close on exec.
 
-Roads not taken: comparing `os.getpid()` costs a system call on every append; weak references to the owners instead of
-descriptors would miss an owner that was dropped without being closed.
+Roads not taken: comparing `os.getpid()` costs a system call on every append; plain integers, which whoever is
+interrupted between opening and keeping one has lost, with its lock.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 
 from opslog.backends import posix
 
 generation = 0
 
-_lock = threading.Lock()
-_descriptors: set[int] = set()
+lock = threading.RLock()
+"""Forks wait for it, so in a forked child no thread that is gone has it. Reentrant, for a signal's handler that comes
+while its own thread has it."""
+_numbers: set[int] = set()
 
 
-def open_descriptor(path: str, flags: int, at: int | None = None) -> int:
-    """`os.open` (mode 0o664 less the umask) for a descriptor that a forked child must not keep.
+class Descriptor:
+    """An open file that a forked child must not keep. An object, so that whoever may have it can close it whatever came
+    in between, and twice; at the latest it is closed when nobody has it any more.
 
-    :param at: the directory that `path` is relative to, as a descriptor.
+    In `open` and `close` no signal's handler can come between the first change and the last.
+
+    :ivar number: the file's descriptor, -1 while there is none.
     """
-    with _lock:
-        descriptor = os.open(path, flags, posix.FILE_MODE, dir_fd=at)
-        _descriptors.add(descriptor)
-        return descriptor
 
+    number = -1
+    _generation = 0
 
-def close_descriptor(descriptor: int) -> None:
-    """Close what `open_descriptor` returned."""
-    with _lock:
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
+    def open(self, path: str, flags: int, at: int | None = None) -> None:
+        """`os.open` (mode 0o664 less the umask). :param at: the directory that `path` is relative to."""
+        global _numbers  # noqa: PLW0603  (one set for the process, changed in place)
+        opening = posix.opening(path, flags, at)
+        self._generation = generation
+        with lock:
+            [self.number] = opening
+            _numbers |= {self.number}
+
+    def close(self) -> None:
+        global _numbers  # noqa: PLW0603
+        with lock:
+            number, self.number = self.number, -1
+            if number >= 0 and self._generation == generation:
+                _numbers -= {number}
+                os.close(number)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.number >= 0 and not is_finalizing():
+            self.close()
 
 
 def _in_child() -> None:
     global generation  # noqa: PLW0603  (there is one process, and this counts its forks)
     generation += 1
-    for descriptor in _descriptors:
-        os.close(descriptor)
-    _descriptors.clear()
-    _lock.release()
+    for number in _numbers:
+        os.close(number)
+    _numbers.clear()
+    lock.release()
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_in_child)

@@ -114,13 +114,13 @@ class FsBackend:
     # Reading
 
     def list(self, prefix: str, after: str = "") -> list[Entry]:
-        tree = self._tree()
+        tree = self.tree()
         check_prefix(prefix)
         entries = self._scan(tree, prefix, {})
         return [entry for entry in entries if entry.path > after] if after else entries
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        return self._scan(self._tree(), OPS, _Firsts(seen))
+        return self._scan(self.tree(), OPS, _Firsts(seen))
 
     def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
         """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
@@ -139,7 +139,7 @@ class FsBackend:
         return entries
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        tree = self._tree()
+        tree = self.tree()
         check_path(path)
         try:
             return posix.read_range(tree.checked(path), start, stop, tree.descriptor)
@@ -156,7 +156,7 @@ class FsBackend:
             return None
 
     def map(self, path: str) -> Buffer | None:
-        tree = self._tree()
+        tree = self.tree()
         check_path(path)
         try:
             return posix.map_file(tree.checked(path), tree.descriptor)
@@ -164,7 +164,7 @@ class FsBackend:
             raise self._not_read(path, error) from error
 
     def now(self) -> float:
-        tree = self._tree()
+        tree = self.tree()
         try:
             return _touch_clock(tree)
         except OSError as error:
@@ -176,18 +176,18 @@ class FsBackend:
     # Creating and deleting
 
     def create(self, path: str, data: bytes) -> None:
-        tree = self._tree()
+        tree = self.tree()
         check_path(path)
         temporary = temporary_path(path, self._nonce())
         try:
             tree.check()
-            descriptor = self.open_new(tree, temporary)
+            file = self.open_new(tree, temporary)
             try:
-                posix.write_all(descriptor, data)
-                os.fsync(descriptor)
-                won = self._link(descriptor, temporary, path)
+                posix.write_all(file.number, data)
+                os.fsync(file.number)
+                won = self._link(file.number, temporary, path)
             finally:
-                forking.close_descriptor(descriptor)
+                file.close()
                 # If even this fails, the temporary file harms nobody, and is collected later.
                 with suppress(OSError):
                     os.unlink(tree.checked(temporary), dir_fd=tree.descriptor)
@@ -208,7 +208,7 @@ class FsBackend:
 
     def _link(self, descriptor: int, temporary: str, path: str) -> bool:
         """Give the temporary file its real name; False when another file has that name."""
-        tree = self._tree()
+        tree = self.tree()
         at, target = tree.descriptor, tree.checked(path)
         try:
             os.link(tree.checked(temporary), target, src_dir_fd=at, dst_dir_fd=at)
@@ -233,7 +233,7 @@ class FsBackend:
             ) from error
 
     def delete(self, paths: Iterable[str]) -> None:
-        tree = self._tree()
+        tree = self.tree()
         touched: set[str] = set()
         try:
             tree.check()
@@ -267,7 +267,7 @@ class FsBackend:
                 self.sync_directory(directory)
 
     def persist(self, paths: Iterable[str]) -> None:
-        tree = self._tree()
+        tree = self.tree()
         for path in paths:
             check_path(path)
             try:
@@ -284,7 +284,7 @@ class FsBackend:
     # One writer per log, and locks
 
     def appender(self, agent: str) -> FsAppender:
-        tree = self._tree()
+        tree = self.tree()
         check_name(agent, "agent")
         path = f"{LOCKS}agents/{agent}.lock"
         try:
@@ -298,12 +298,16 @@ class FsBackend:
                 agent,
                 error.holder,
             ) from None
-        appender = FsAppender(self, tree, agent, path, lock)
         try:
-            self._check_spelling(tree, f"{OPS}{agent}")
-            appender.settle()
+            appender = FsAppender(self, agent, path, lock)
+            try:
+                self._check_spelling(tree, f"{OPS}{agent}")
+                appender.settle()
+            except BaseException:
+                appender.close()
+                raise
         except BaseException as error:
-            appender.close()
+            flock.release(lock)
             if isinstance(error, OSError):
                 raise self.write_failed(f"{OPS}{agent}", error, "the log was not opened") from error
             raise
@@ -311,16 +315,16 @@ class FsBackend:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        tree = self._tree()
+        tree = self.tree()
         check_name(name, "lock")
-        descriptor = self._take_lock(tree, f"{LOCKS}{name}.lock")
+        held = self._take_lock(tree, f"{LOCKS}{name}.lock")
         try:
             yield
         finally:
             if self._generation == forking.generation:
-                flock.release(descriptor)
+                flock.release(held)
 
-    def _take_lock(self, tree: Tree, path: str) -> int:
+    def _take_lock(self, tree: Tree, path: str) -> forking.Descriptor:
         """Everybody who writes takes one first.
 
         A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
@@ -332,28 +336,37 @@ class FsBackend:
         try:
             for _ in range(_TRIES_MAX):
                 tree.check()
-                with suppress(FileNotFoundError):
-                    self._make_directory(tree, _parent(path))
-                    full = f"{self.root}/{path}"
-                    descriptor = flock.take(full, name, tree.checked(path), tree.descriptor)
-                    try:
-                        if OpenFile(full, descriptor).is_in_place():
-                            return descriptor
-                    except BaseException:
-                        flock.release(descriptor)
-                        raise
-                    flock.release(descriptor)
+                held = self._lock_once(tree, path, name)
+                if held is not None:
+                    return held
                 self._durable.clear()  # a directory was removed since we saw it
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except OSError as error:
             raise self.write_failed(path, error, "the lock was not taken") from error
+
+    def _lock_once(self, tree: Tree, path: str, name: str) -> forking.Descriptor | None:
+        """None where somebody removed the file meanwhile."""
+        full = f"{self.root}/{path}"
+        try:
+            self._make_directory(tree, _parent(path))
+            held = flock.take(full, name, tree.checked(path), tree.descriptor)
+        except FileNotFoundError:
+            return None
+        try:
+            if OpenFile(full, held.number).is_in_place():
+                return held
+        except BaseException:
+            flock.release(held)
+            raise
+        flock.release(held)
+        return None
 
     # Common ground; `FsAppender` uses it too.
 
     def close(self) -> None:
         self._opened = None
 
-    def _tree(self) -> Tree:
+    def tree(self) -> Tree:
         """The directory to work in. To be kept until the call ends, which keeps it open."""
         if self._generation != forking.generation:
             raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
@@ -428,23 +441,25 @@ class FsBackend:
                 f"already, so both would be one. Use exactly {twin!r}, or a name that differs by more than case"
             )
 
-    def open_new(self, tree: Tree, path: str) -> int:
-        """Create a file that must not exist, and the directories it lies in, and open it for writing.
-
-        To be closed with `forking.close_descriptor`.
-        """
+    def open_new(self, tree: Tree, path: str) -> forking.Descriptor:
+        """Create a file that must not exist, and the directories it lies in, and open it for writing."""
+        file = forking.Descriptor()
         for _ in range(_TRIES_MAX):
             self._make_directory(tree, _parent(path))
             try:
-                return forking.open_descriptor(tree.checked(path), _NEW_FILE, tree.descriptor)
+                file.open(tree.checked(path), _NEW_FILE, tree.descriptor)
+                return file
             except FileNotFoundError:
                 # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
                 # root is gone, making one fails.
                 self._durable.clear()
+            except BaseException:
+                file.close()
+                raise
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def sync_directory(self, directory: str) -> None:
-        tree = self._tree()
+        tree = self.tree()
         posix.fsync_directory(tree.checked(directory) or ".", tree.descriptor)
 
     def _not_read(self, path: str, error: OSError) -> OpslogError:
@@ -509,7 +524,8 @@ def _touch_clock(tree: Tree) -> float:
     except FileNotFoundError:
         with suppress(FileExistsError):
             os.mkdir(LOCKS, posix.DIRECTORY_MODE, dir_fd=at)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, posix.FILE_MODE, dir_fd=at))
+        [descriptor] = posix.opening(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, at)
+        os.close(descriptor)
         os.utime(path, dir_fd=at)
     return os.stat(path, dir_fd=at).st_mtime
 

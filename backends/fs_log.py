@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from opslog.backends import flock, forking, posix
 from opslog.backends.contract import Position
-from opslog.backends.tree import OpenFile, Tree
+from opslog.backends.tree import OpenFile
 from opslog.errors import (
     AgentBusyError,
     AgentFencedError,
@@ -57,25 +57,24 @@ class _Segment(Enum):
 class FsAppender:
     """The appender of `FsBackend`.
 
-    :param lock: the descriptor that holds the lock of the file `lock_path`; the appender releases it.
+    :param lock: holds the lock of the file `lock_path`; the appender releases it.
     """
 
-    def __init__(self, backend: FsBackend, tree: Tree, agent: str, lock_path: str, lock: int) -> None:
+    def __init__(self, backend: FsBackend, agent: str, lock_path: str, lock: forking.Descriptor) -> None:
         self._backend = backend
-        self._tree = tree
         self._agent = agent
         self._lock = lock
-        self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock)
+        self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock.number)
         self._generation = forking.generation
         self._refusal: tuple[type[OpslogError], str] | None = None
         """Why no append is possible any more, None while all is well."""
         self._floor = 0
         self._number = 0
         """Of the newest segment; 0 where there was none yet."""
-        self._descriptor = -1
-        """Holds the lock of the newest segment; -1 where there is none."""
+        self._segment = forking.Descriptor()
+        """Holds the lock of the newest segment; closed where there is none."""
         self._file: OpenFile | None = None
-        """Likewise."""
+        """Where that is."""
         self._continues = False
         """Whether the next append goes on in the newest segment; otherwise it begins one."""
         self._offset = 0
@@ -90,7 +89,7 @@ class FsAppender:
         # Until it is locked the next one may be begun, by a process whose lock file was removed.
         while (number := self._highest_number()) > self._number:
             with suppress(FileNotFoundError):  # folded and collected since
-                self._hold(number, self._open_end(segment_path(self._agent, number)))
+                self._open_end(number)
         if self._number:
             with suppress(MissingFileError):
                 self._backend.persist([self._path])
@@ -99,11 +98,11 @@ class FsAppender:
         if self._refusal is not None or self._generation != forking.generation:
             self._refuse()
         self._check_name()
-        descriptor = self._descriptor
+        descriptor = self._segment.number
         # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
         if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
             self._begin_segment()
-            descriptor = self._descriptor
+            descriptor = self._segment.number
         # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
         self._refusal = _INTERRUPTED
         try:
@@ -128,14 +127,14 @@ class FsAppender:
         self._floor = max(self._floor, segment)
 
     def close(self) -> None:
-        if self._lock < 0 or self._generation != forking.generation:
+        if self._generation != forking.generation:
             return
         self._abandon_segment()
-        held = [descriptor for descriptor in (self._descriptor, self._lock) if descriptor >= 0]
-        self._descriptor = self._lock = -1
         self._refusal = ClosedError, f"the log of agent {self._agent!r} is closed: open the store again"
-        for descriptor in held:
-            flock.release(descriptor)
+        try:
+            flock.release(self._segment)
+        finally:
+            flock.release(self._lock)
 
     def _refuse(self) -> NoReturn:
         if self._generation != forking.generation:
@@ -165,21 +164,21 @@ class FsAppender:
 
     def _check_directory(self) -> None:
         """:raises AgentFencedError: another one stands at its path. :raises OSError: none does."""
-        if self._tree.is_replaced():
-            raise self._fenced(
-                f"another directory stands at {self._tree.path}, and its lock file was removed from there"
-            )
+        tree = self._backend.tree()
+        if tree.is_replaced():
+            raise self._fenced(f"another directory stands at {tree.path}, and its lock file was removed from there")
 
     def _where(self) -> _Segment:
         """:raises OSError: that cannot be told."""
         assert self._file is not None
         if self._file.is_in_place():
             return _Segment.IN_PLACE
-        return _Segment.MOVED if posix.has_name(self._descriptor) else _Segment.DELETED
+        return _Segment.MOVED if posix.has_name(self._segment.number) else _Segment.DELETED
 
     def _highest_number(self) -> int:
+        tree = self._backend.tree()
         try:
-            names = posix.names(self._tree.checked(f"{self._directory}/")[:-1], self._tree.descriptor)
+            names = posix.names(tree.checked(f"{self._directory}/")[:-1], tree.descriptor)
         except FileNotFoundError:
             return 0
         found = (segment_of(f"{self._directory}/{name}") for name in names)
@@ -190,7 +189,7 @@ class FsAppender:
     def _begin_segment(self) -> None:
         """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
         self._abandon_segment()
-        backend, tree = self._backend, self._tree
+        backend, tree = self._backend, self._backend.tree()
         path = ""
         try:
             highest = self._highest_number()
@@ -200,54 +199,56 @@ class FsAppender:
             self._check_directory()  # a copy of hard links has the same lock file
             number = max(self._number, self._floor) + 1
             path = segment_path(self._agent, number)
-            descriptor = backend.open_new(tree, path)
+            segment = backend.open_new(tree, path)
         except FileExistsError:
             raise self._fenced(f"it created {path}") from None
         except OSError as error:
             raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
         try:
-            if not flock.try_lock(descriptor, f"{backend.root}/{path}"):
+            if not flock.try_lock(segment, f"{backend.root}/{path}"):
                 raise self._fenced(f"it has locked {path}")
             self._check_name()  # nobody had it between the creation and the lock
             backend.sync_directory(self._directory)
-            self._hold(number, descriptor)
+            self._hold(number, segment)
             self._continues = True
         except AgentFencedError:
             raise
         except BaseException as error:
-            self._take_back(number, descriptor)
+            self._take_back(number, segment)
             if isinstance(error, OSError):
                 raise backend.write_failed(path, error, _NOT_COMMITTED) from error
             raise
         finally:
-            if self._descriptor != descriptor:
-                forking.close_descriptor(descriptor)
+            if self._segment is not segment:
+                segment.close()
 
-    def _take_back(self, number: int, descriptor: int) -> None:
+    def _take_back(self, number: int, segment: forking.Descriptor) -> None:
         """Remove a segment that could not be begun, or was while an interrupt came. Nobody can have seen a byte in it.
         If it stays, it is an empty segment, which every log may have."""
+        tree = self._backend.tree()
         try:
-            os.unlink(self._tree.checked(segment_path(self._agent, number)), dir_fd=self._tree.descriptor)
+            os.unlink(tree.checked(segment_path(self._agent, number)), dir_fd=tree.descriptor)
         except OSError:
-            self._hold(number, descriptor)
+            self._hold(number, segment)
         self._continues = False
 
-    def _open_end(self, path: str) -> int:
+    def _open_end(self, number: int) -> None:
         """Open and lock the newest segment, as an earlier session left it."""
-        tree, full = self._tree, f"{self._backend.root}/{path}"
+        tree, path = self._backend.tree(), segment_path(self._agent, number)
+        full = f"{self._backend.root}/{path}"
+        segment = forking.Descriptor()
         try:
-            # Writable, because on NFS an flock becomes a record lock, which needs it.
-            descriptor = forking.open_descriptor(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
-        except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
-            descriptor = forking.open_descriptor(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
-        is_locked = False
-        try:
-            is_locked = flock.try_lock(descriptor, full)
+            try:
+                # Writable, because on NFS an flock becomes a record lock, which needs it.
+                segment.open(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
+            except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
+                segment.open(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
+            if flock.try_lock(segment, full):
+                self._hold(number, segment)
+                return
         finally:
-            if not is_locked:
-                forking.close_descriptor(descriptor)
-        if is_locked:
-            return descriptor
+            if self._segment is not segment:
+                segment.close()
         holder = "a process whose lock file was removed"
         raise AgentBusyError(
             f"agent {self._agent!r} of {self._backend.url} is in use by {holder}, and which still has {full} locked: "
@@ -257,13 +258,12 @@ class FsAppender:
             holder,
         )
 
-    def _hold(self, number: int, descriptor: int) -> None:
+    def _hold(self, number: int, segment: forking.Descriptor) -> None:
         """From now on the newest segment is this one, which is open and locked."""
-        self._file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", descriptor)
-        former, self._descriptor = self._descriptor, descriptor
+        file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", segment.number)
+        former, self._segment, self._file = self._segment, segment, file
         self._number, self._offset = number, 0
-        if former >= 0:
-            flock.release(former)
+        flock.release(former)
 
     def _abandon_segment(self) -> None:
         """Never continue the current segment. It stays locked until the next one is."""
@@ -277,10 +277,10 @@ class FsAppender:
         The file's size is the witness, not the sum of what `os.write` returned: a write that failed may have written.
         """
         try:
-            size = os.fstat(self._descriptor).st_size
+            size = os.fstat(self._segment.number).st_size
             durable = size - self._offset
             if durable:
-                posix.datasync(self._descriptor)
+                posix.datasync(self._segment.number)
             place = self._where()
         except OSError as second:
             return self._unknown(f"{posix.explain(error)}; then {posix.explain(second)}")

@@ -14,9 +14,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import NamedTuple
 
 from opslog.backends import forking
 from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.holders import Holders
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL
 from opslog.errors import (
@@ -32,38 +34,58 @@ from opslog.layout import OPS, check_name, segment_of, segment_path
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 
+class _File(NamedTuple):
+    """What is stored under a path, and when it was written last."""
+
+    data: bytes | bytearray
+    modified: float
+
+
+class _Lock:
+    """The holder of a lock."""
+
+
 class _Storage:
-    """What all handles on one store share. `mutex` guards every other attribute."""
+    """What all handles on one store share. `mutex` guards the files.
+
+    A signal's handler may raise, or call, between any two steps. So a file is there, and is gone, with one operation of
+    `files`, and `paths` only says where to look: it may have paths of files that are not there, or have one twice.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()
         self.now = now
-        self.files: dict[str, bytes | bytearray] = {}
-        self.modified: dict[str, float] = {}
+        self.files: dict[str, _File] = {}
         self.paths: list[str] = []
-        """The keys of `files`, sorted, so that a listing costs what it returns."""
-        self.agents: set[str] = set()
-        self.locks: set[str] = set()
+        """Sorted, so that a listing costs what it returns."""
+        self.agents = Holders()
+        self.locks = Holders()
 
-    def add(self, path: str, data: bytes | bytearray) -> None:
-        self.files[path] = data
-        self.modified[path] = self.now()
-        insort(self.paths, path)
+    def add(self, path: str, data: bytes | bytearray) -> bool:
+        """Store a file; False where there is one of this path."""
+        place = bisect_left(self.paths, path)
+        if self.paths[place : place + 1] != [path]:
+            insort(self.paths, path)  # which looks for the place once more, as others may have been added since
+        file = _File(data, self.now())
+        return self.files.setdefault(path, file) is file
 
     def remove(self, path: str) -> None:
         if self.files.pop(path, None) is not None:
-            del self.modified[path]
-            del self.paths[bisect_left(self.paths, path)]
+            self.paths.remove(path)
 
-    def below(self, prefix: str) -> Iterator[str]:
+    def below(self, prefix: str) -> Iterator[tuple[str, _File]]:
+        """The files whose paths begin with `prefix`, in the order of those."""
+        last = None
         for path in islice(self.paths, bisect_left(self.paths, prefix), None):
             if not path.startswith(prefix):
                 return
-            yield path
+            file = self.files.get(path)
+            if file is not None and path != last:
+                yield path, file
+            last = path
 
 
 _shared: dict[str, _Storage] = {}
-_shared_mutex = threading.Lock()
 
 
 class MemoryBackend:
@@ -88,14 +110,13 @@ class MemoryBackend:
         self._segment_bytes = segment_bytes
         self._generation = forking.generation
         self._closed = False
-        with _shared_mutex:
-            storage = _shared.get(name) if name else None
-            if storage is None:
-                if not create:
-                    raise NotFoundError(f"no store at {self.url}: nothing in this process has created it")
-                storage = _Storage(now)
-                if name:
-                    _shared[name] = storage
+        storage = _shared.get(name) if name else None
+        if storage is None:
+            if not create:
+                raise NotFoundError(f"no store at {self.url}: nothing in this process has created it")
+            storage = _Storage(now)
+            if name:
+                storage = _shared.setdefault(name, storage)
         self._storage = storage
 
     requests = 0
@@ -107,11 +128,7 @@ class MemoryBackend:
         check_prefix(prefix)
         storage = self._storage
         with storage.mutex:
-            return [
-                Entry(path, len(storage.files[path]), storage.modified[path])
-                for path in storage.below(prefix)
-                if path > after
-            ]
+            return [Entry(path, len(file.data), file.modified) for path, file in storage.below(prefix) if path > after]
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
         return self.list(OPS)
@@ -133,22 +150,21 @@ class MemoryBackend:
         self._check_open()
         check_path(path)
         with self._storage.mutex:
-            data = self._storage.files.get(path)
-        if data is None:
-            raise MissingFileError(f"no file {path} in {self.url}", path)
-        return bytes(data)
+            file = self._storage.files.get(path)
+            if file is None:
+                raise MissingFileError(f"no file {path} in {self.url}", path)
+            return bytes(file.data)
 
     def _slice(self, part: Range) -> bytes | None:
-        data = self._storage.files.get(part.path)
-        return None if data is None else bytes(data[part.start : part.stop])
+        file = self._storage.files.get(part.path)
+        return None if file is None else bytes(file.data[part.start : part.stop])
 
     def create(self, path: str, data: bytes) -> None:
         self._check_open()
         check_path(path)
         with self._storage.mutex:
-            if path in self._storage.files:
+            if not self._storage.add(path, bytes(data)):
                 raise AlreadyExistsError(f"{path} exists already in {self.url}", path)
-            self._storage.add(path, bytes(data))
 
     def delete(self, paths: Iterable[str]) -> None:
         self._check_open()
@@ -163,36 +179,36 @@ class MemoryBackend:
     def appender(self, agent: str) -> MemoryAppender:
         self._check_open()
         check_name(agent, "agent")
-        with self._storage.mutex:
-            if agent in self._storage.agents:
+        appender = MemoryAppender(self._storage, agent, self.url, self._segment_bytes)
+        try:
+            if not self._storage.agents.take(agent, appender):
                 raise AgentBusyError(
                     f"agent {agent!r} of {self.url} is in use by {_this_process()}: close the store that uses it, "
                     "or open under another agent name",
                     agent,
                     _this_process(),
                 )
-            self._storage.agents.add(agent)
-        return MemoryAppender(self._storage, agent, self.url, self._segment_bytes)
+        except BaseException:
+            appender.close()
+            raise
+        return appender
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         self._check_open()
         check_name(name, "lock")
-        storage = self._storage
-        with storage.mutex:
-            if name in storage.locks:
+        locks, holder = self._storage.locks, _Lock()
+        try:
+            if not locks.take(name, holder):
                 raise LockedError(
                     f"the lock {name!r} of {self.url} is held by {_this_process()}: try again when it is done",
                     name,
                     _this_process(),
                 )
-            storage.locks.add(name)
-        try:
             yield
         finally:
             if self._generation == forking.generation:
-                with storage.mutex:
-                    storage.locks.discard(name)
+                locks.release(name, holder)
 
     def now(self) -> float:
         self._check_open()
@@ -227,22 +243,24 @@ class MemoryAppender:
         self._check_open()
         storage = self._storage
         with storage.mutex:
-            segment = storage.files.get(self._path)
+            file = storage.files.get(self._path)
+            segment = file.data if file is not None else b""
             if not isinstance(segment, bytearray) or len(segment) >= self._segment_bytes:
                 segment = self._begin_segment()
             position = Position(self._number, len(segment))
+            written = _File(segment, storage.now())
             segment += data
-            storage.modified[self._path] = storage.now()
+            storage.files[self._path] = written
             return position
 
     def _begin_segment(self) -> bytearray:
         storage = self._storage
-        existing = (segment_of(path) for path in storage.below(f"{OPS}{self._agent}/"))
+        existing = (segment_of(path) for path, _ in storage.below(f"{OPS}{self._agent}/"))
         highest = max((found[1] for found in existing if found), default=0)
         number = max(self._number, self._floor, highest) + 1
-        segment = bytearray()
-        storage.add(segment_path(self._agent, number), segment)
-        self._number, self._path = number, segment_path(self._agent, number)
+        path, segment = segment_path(self._agent, number), bytearray()
+        storage.add(path, segment)
+        self._number, self._path = number, path
         return segment
 
     def advance(self, segment: int) -> None:
@@ -250,11 +268,9 @@ class MemoryAppender:
         self._floor = max(self._floor, segment)
 
     def close(self) -> None:
-        if self._closed or self._generation != forking.generation:
-            return
-        self._closed = True
-        with self._storage.mutex:
-            self._storage.agents.discard(self._agent)
+        if self._generation == forking.generation:
+            self._closed = True
+            self._storage.agents.release(self._agent, self)
 
     def _check_open(self) -> None:
         if self._generation != forking.generation:

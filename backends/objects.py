@@ -34,6 +34,7 @@ import msgspec
 
 from opslog.backends import forking
 from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.holders import Holders
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
 from opslog.errors import (
@@ -125,9 +126,8 @@ class Lease(msgspec.Struct, frozen=True):
     nonce: str
 
 
-_held: set[tuple[str, str]] = set()
-"""(store, agent) of every appender in this process: two under one name are told so at once."""
-_mutex = threading.Lock()
+_held = Holders()
+"""Which appender of this process has which (store, agent): two under one name are refused at once."""
 
 
 class ObjectBackend:
@@ -304,21 +304,20 @@ class ObjectBackend:
         self._check_open()
         check_name(agent, "agent")
         self._check_conditional()
-        name = (self.url, agent)
-        with _mutex:
-            if name in _held:
+        appender = ObjectAppender(self, agent)
+        try:
+            if not _held.take((self.url, agent), appender):
                 raise AgentBusyError(
                     f"agent {agent!r} of {self.url} is in use by {this_process()} (this process): close the store that "
                     "uses it, or open under another agent name",
                     agent,
                     this_process(),
                 )
-            _held.add(name)
-        try:
-            return ObjectAppender(self, agent)
+            appender.find_end()
         except BaseException:
-            release(self.url, agent)
+            appender.close()
             raise
+        return appender
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -327,13 +326,22 @@ class ObjectBackend:
         self._check_conditional()
         path = f"{LOCKS}{name}.lease"
         lease = msgspec.json.encode(Lease(this_process(), self.environment.nonce()))
-        self._take_lease(name, path, lease)
+        try:
+            self._take_lease(name, path, lease)
+        except LockedError:
+            raise
+        except BaseException:
+            self._give_back(path, lease)  # it may have been taken
+            raise
         try:
             with self._renewing(path, lease):
                 yield
         finally:
-            if self._generation == forking.generation and self._read_back(path) == lease:
-                self.driver.delete([self._prefix + path])
+            self._give_back(path, lease)
+
+    def _give_back(self, path: str, lease: bytes) -> None:
+        if self._generation == forking.generation and self._read_back(path) == lease:
+            self.driver.delete([self._prefix + path])
 
     def _take_lease(self, name: str, path: str, lease: bytes) -> None:
         if self.put_new(path, lease):
@@ -357,12 +365,13 @@ class ObjectBackend:
         """Inside the block a thread keeps the lease from running out."""
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
-        renewing.start()
         try:
+            with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
+                renewing.start()
             yield
         finally:
             done.set()
-            if self._generation == forking.generation:
+            if self._generation == forking.generation and renewing.is_alive():
                 renewing.join()  # or it could write the lease anew after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
@@ -422,7 +431,11 @@ class ObjectAppender:
         self._generation = forking.generation
         self._closed = False
         self._refusal: tuple[Callable[[str], OpslogError], str] | None = None
-        named = (segment_of(entry.path) for entry in backend.list(log_prefix(agent)))
+        self._number = 0
+
+    def find_end(self) -> None:
+        """Go on after the segments that are there."""
+        named = (segment_of(entry.path) for entry in self._backend.list(log_prefix(self._agent)))
         self._number = max((segment[1] for segment in named if segment), default=0)
 
     def append(self, data: bytes) -> Position:
@@ -451,9 +464,9 @@ class ObjectAppender:
         self._number = max(self._number, segment)
 
     def close(self) -> None:
-        if not self._closed and self._generation == forking.generation:
-            release(self._backend.url, self._agent)
         self._closed = True
+        if self._generation == forking.generation:
+            _held.release((self._backend.url, self._agent), self)
 
     def _fenced(self, path: str) -> AgentFencedError:
         message = (
@@ -479,12 +492,6 @@ class ObjectAppender:
         if self._refusal is not None:
             kind, message = self._refusal
             raise kind(message)
-
-
-def release(url: str, agent: str) -> None:
-    """Give an agent's name back within this process."""
-    with _mutex:
-        _held.discard((url, agent))
 
 
 def this_process() -> str:

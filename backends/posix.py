@@ -9,7 +9,8 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from opslog.backends.contract import Entry
 
@@ -36,9 +37,18 @@ def has_name(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
+def opening(path: str, flags: int, at: int | None = None) -> Iterator[int]:
+    """Opens a file when its descriptor is taken: ``[descriptor] = opening(…)``, and then ``try: … finally: close``.
+
+    The handler of a signal, which may raise, can come when a call returns, but not while a sequence is unpacked. So the
+    file is closed in any case.
+    """
+    return map(partial(os.open, dir_fd=at), (path,), (flags,), (FILE_MODE,))
+
+
 def fsync_directory(path: str, at: int | None = None) -> None:
     """Make the entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+    [descriptor] = opening(path, os.O_RDONLY | os.O_DIRECTORY, at)
     try:
         os.fsync(descriptor)
     finally:
@@ -47,7 +57,7 @@ def fsync_directory(path: str, at: int | None = None) -> None:
 
 def datasync_file(path: str, at: int | None = None) -> None:
     """Make the bytes of a file durable that some other process may have written."""
-    descriptor = os.open(path, _READ, dir_fd=at)
+    [descriptor] = opening(path, _READ, at)
     try:
         datasync(descriptor)
     finally:
@@ -63,7 +73,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def read_range(path: str, start: int, stop: int | None, at: int | None = None) -> bytes:
     """Bytes `start` to `stop` (None: the end) of a file; fewer where it ends earlier."""
-    descriptor = os.open(path, _READ, dir_fd=at)
+    [descriptor] = opening(path, _READ, at)
     try:
         end = _regular(descriptor).st_size
         if stop is not None:
@@ -93,7 +103,7 @@ def _regular(descriptor: int) -> os.stat_result:
 
 def map_file(path: str, at: int | None = None) -> mmap.mmap | bytes:
     """All of a file."""
-    descriptor = os.open(path, _READ, dir_fd=at)
+    [descriptor] = opening(path, _READ, at)
     try:
         _regular(descriptor)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -105,7 +115,7 @@ def map_file(path: str, at: int | None = None) -> mmap.mmap | bytes:
 
 def names(path: str, at: int | None = None) -> list[str]:
     """The names in a directory."""
-    descriptor = os.open(path, _READ_DIRECTORY, dir_fd=at)
+    [descriptor] = opening(path, _READ_DIRECTORY, at)
     try:
         return os.listdir(descriptor)
     finally:
@@ -120,7 +130,7 @@ def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int |
     """
     try:
         # Without the slash, with which a link would be followed all the same.
-        descriptor = os.open(prefix[:-1] or ".", _READ_DIRECTORY, dir_fd=at)
+        [descriptor] = opening(prefix[:-1] or ".", _READ_DIRECTORY, at)
     except (FileNotFoundError, NotADirectoryError):
         return
     try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 
-from opslog.backends import beneath
+from opslog.backends import beneath, posix
 from opslog.errors import ReopenError
 
 # O_PATH takes no right to read the directory, as paths take none. macOS does not have it.
@@ -35,7 +35,7 @@ class Tree:
     def __init__(self, path: str) -> None:
         self.path = path
         self._close = os.close
-        self.descriptor = os.open(path, _HOLD)
+        [self.descriptor] = posix.opening(path, _HOLD)
         self._identity = identity(os.fstat(self.descriptor))
 
     def __del__(self) -> None:

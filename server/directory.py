@@ -109,9 +109,10 @@ def _lock(stack: ExitStack, path: Path, wait_seconds: float, environment: Enviro
 
 
 def _lock_itself(stack: ExitStack, path: Path) -> None:
-    descriptor = forking.open_descriptor(str(path), os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(flock.release, descriptor)
-    if not flock.try_lock(descriptor, str(path)):
+    directory = forking.Descriptor()
+    stack.callback(flock.release, directory)
+    directory.open(str(path), os.O_RDONLY | os.O_DIRECTORY)
+    if not flock.try_lock(directory, str(path)):
         raise LockedError(
             f"{path} is served by another process, whose file {path / 'lock'} somebody has removed: stop that process",
             "server",

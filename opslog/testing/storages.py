@@ -11,6 +11,7 @@ import opslog
 from opslog import aio
 from opslog.backends import Backend, objects, register
 from opslog.backends.fs import FsBackend
+from opslog.backends.holders import Holders
 from opslog.commits import Commit, decode_commits
 from opslog.documents import Document
 from opslog.environment import REAL
@@ -100,7 +101,7 @@ class ObjectStorage:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.simulation.threading.installed(), patch.object(objects, "_held", set()):
+        with self.simulation.threading.installed(), patch.object(objects, "_held", Holders()):
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:

@@ -51,6 +51,29 @@ class _Open:
         self.owner = owner
 
 
+class _Descriptor(forking.Descriptor):
+    """What holds an open file of the simulated system."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def open(self, path: str, flags: int, at: int | None = None) -> None:
+        if self._system.is_ours(path, at):
+            self.number = self._system.open(path, flags, 0o666, dir_fd=at)
+        else:
+            super().open(path, flags, at)
+
+    def close(self) -> None:
+        if self.number < _FIRST_DESCRIPTOR:
+            super().close()
+            return
+        number, self.number = self.number, -1
+        self._system.close(number)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = bool) -> None:
+        """Nobody closes it at an hour that the seed does not decide; a process that dies closes all it has."""
+
+
 class System:
     """What the modules of the directory backend find under `os`, `flock` and `forking`."""
 
@@ -109,6 +132,10 @@ class System:
         self._full_until = 0.0
 
     # -- os
+
+    def is_ours(self, path: str, dir_fd: int | None) -> bool:
+        """Whether it is in the simulated filesystem."""
+        return _is_ours(self._path(path, dir_fd))
 
     def _path(self, path: str, dir_fd: int | None) -> str:
         """The whole path of one that may be relative to an open directory."""
@@ -314,22 +341,15 @@ class System:
 
     # -- forking and flock
 
-    def open_descriptor(self, path: str, flags: int, at: int | None = None) -> int:
-        if _is_ours(self._path(path, at)):
-            return self.open(path, flags, 0o666, dir_fd=at)
-        return forking.open_descriptor(path, flags, at)
+    def Descriptor(self) -> forking.Descriptor:
+        """The class, to those who find this under `forking`."""
+        return _Descriptor(self)
 
-    def close_descriptor(self, descriptor: int) -> None:
-        if descriptor < _FIRST_DESCRIPTOR:
-            forking.close_descriptor(descriptor)
-        else:
-            self.close(descriptor)
-
-    def take(self, full: str, name: str, path: str | None = None, at: int | None = None) -> int:
+    def take(self, full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
         if not _is_ours(full):
             return flock.take(full, name, path, at)
 
-        def perform(fault: Fault | None) -> int:
+        def perform(fault: Fault | None) -> forking.Descriptor:
             self._check(fault, False)
             try:
                 node = self.disk.find(full)
@@ -340,23 +360,23 @@ class System:
                 owner = self._open[holder].owner
                 told = f"pid 1 on host {owner.name if owner else 'test'}"
                 raise LockedError(f"{full} is locked by {told}: try again when that process is done", name, told)
-            descriptor = self._opened(node, full)
-            self._locks[node.number] = descriptor
-            return descriptor
+            held = self.Descriptor()
+            held.number = self._locks[node.number] = self._opened(node, full)
+            return held
 
         return self._call("lock", full, perform, READS)
 
-    def try_lock(self, descriptor: int, full: str) -> bool:
-        if descriptor < _FIRST_DESCRIPTOR:
-            return flock.try_lock(descriptor, full)
-        number = self._at(descriptor).node.number
-        return self._call("lock", full, lambda fault: self._locks.setdefault(number, descriptor) == descriptor, _NONE)
+    def try_lock(self, held: forking.Descriptor, full: str) -> bool:
+        if held.number < _FIRST_DESCRIPTOR:
+            return flock.try_lock(held, full)
+        node = self._at(held.number).node.number
+        return self._call("lock", full, lambda fault: self._locks.setdefault(node, held.number) == held.number, _NONE)
 
-    def release(self, descriptor: int) -> None:
-        if descriptor < _FIRST_DESCRIPTOR:
-            flock.release(descriptor)
-        elif descriptor in self._open:
-            self.close(descriptor)
+    def release(self, held: forking.Descriptor) -> None:
+        if 0 <= held.number < _FIRST_DESCRIPTOR:
+            flock.release(held)
+        else:
+            held.close()
 
     # -- common ground
 

@@ -123,7 +123,7 @@ def test_an_interrupted_append_is_unknown(backend: FsBackend, monkeypatch: pytes
     appender.close()
 
 
-@pytest.mark.parametrize("broken", ["open_descriptor", "fsync_directory"])
+@pytest.mark.parametrize("broken", ["open", "fsync_directory"])
 def test_a_segment_that_cannot_be_begun(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_segment_that_cannot_be_begun(
     appender.append(b"1\n")
     appender.append(b"2\n")
     appender._abandon_segment()
-    monkeypatch.setattr(posix if broken == "fsync_directory" else forking, broken, failing(errno.ENOSPC))
+    monkeypatch.setattr(posix if broken == "fsync_directory" else forking.Descriptor, broken, failing(errno.ENOSPC))
     for _ in range(3):
         with pytest.raises(WriteFailedError, match=r"00002\.jsonl .*nothing of this append.*No space left") as caught:
             appender.append(b"3\n")

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from opslog.backends import Position, flock, forking, posix
+from opslog.backends import Position, flock, posix
+from opslog.backends.forking import Descriptor
 from opslog.backends.fs import FsBackend
 from opslog.errors import (
     AgentBusyError,
@@ -183,7 +184,7 @@ def test_lock_files_removed_while_an_append_is_under_way(
 @pytest.mark.parametrize("earlier", [0, 1])
 @pytest.mark.parametrize(
     "moment",
-    moments((posix, "names"), (forking, "open_descriptor"), (flock, "try_lock"), (posix, "fsync_directory")),
+    moments((posix, "names"), (Descriptor, "open"), (flock, "try_lock"), (posix, "fsync_directory")),
 )
 def test_of_two_writers_one_goes_on_at_most_wherever_the_first_was_paused(
     backend: FsBackend, root: Path, when: When, earlier: int, moment: Moment
@@ -470,9 +471,7 @@ def test_a_directory_replaced_while_an_append_is_under_way(
     appender.close()
 
 
-@pytest.mark.parametrize(
-    "moment", moments((forking, "open_descriptor"), (posix, "write_all"), (os, "fsync"), (os, "link"))
-)
+@pytest.mark.parametrize("moment", moments((Descriptor, "open"), (posix, "write_all"), (os, "fsync"), (os, "link")))
 def test_a_directory_replaced_while_a_file_is_created(
     place: Path, change: Callable[[Path], Path], when: When, moment: Moment
 ) -> None:
@@ -557,7 +556,7 @@ def test_another_filesystem_mounted_in_its_place(small_disk: Path) -> None:
 
 
 def test_a_call_under_way_keeps_the_directory_open_and_nobody_else_does(backend: FsBackend) -> None:
-    tree = backend._tree()
+    tree = backend.tree()
     descriptor = tree.descriptor
     backend.close()
     assert os.fstat(descriptor).st_ino

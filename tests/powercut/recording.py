@@ -70,7 +70,7 @@ class Turns:
                 raise Killed
             self.doomed[name] -= 1
         # Nobody else holds that lock: nobody waits here with it.
-        if not forking._lock.locked():
+        if not forking.lock._is_owned():  # type: ignore[attr-defined]
             with self._condition:
                 if self._rng.random() < _PAUSES.get(call, 0):
                     self._asleep[name] = self._taken + self._rng.randrange(80)

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from opslog import compaction, garbage, layout, leftovers
 from opslog.backends import fs_log, objects, posix
 from opslog.backends.contract import Entry
+from opslog.backends.forking import Descriptor
 from opslog.backends.fs import FsBackend
 from opslog.clock import LamportClock
 from opslog.commits import Batch, Commit, Record
@@ -151,13 +152,13 @@ def _not_written(self: Any, reason: str) -> OpslogError:
     return WriteFailedError(reason)
 
 
-def _keep_what_the_dead_held(self: System, descriptor: int) -> None:
+def _keep_what_the_dead_held(self: System, held: Descriptor) -> None:
     """A lock that is a file which its holder removes, and not one that the kernel releases."""
     holder = self.simulation.current
-    if holder is not None and holder.dead and descriptor in self._open:
-        self._open[descriptor].owner = None
+    if holder is not None and holder.dead and held.number in self._open:
+        self._open[held.number].owner = None
     else:
-        _release(self, descriptor)
+        _release(self, held)
 
 
 _release = System.release

@@ -13,6 +13,7 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, Position, Range, objects, open_backend
+from opslog.backends.holders import Holders
 from opslog.compaction import LOCK, compact, fold
 from opslog.environment import REAL, Environment
 from opslog.layout import segment_path
@@ -51,7 +52,7 @@ def damage(url: str) -> list[str]:
 @pytest.fixture
 def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Forgets which names this process holds."""
-    return lambda: monkeypatch.setattr(objects, "_held", set())
+    return lambda: monkeypatch.setattr(objects, "_held", Holders())
 
 
 def test_everything_that_a_directory_can_do(url: str) -> None:
@@ -429,7 +430,7 @@ def test_a_refresh_takes_a_seal_in_once(url: str, monkeypatch: pytest.MonkeyPatc
     with open_store(url, settings=opslog.Settings(undo_ttl_seconds=0)) as live:
         live["x"] = {}
         with monkeypatch.context() as patch:
-            patch.setattr(objects, "_held", set[tuple[str, str]]())
+            patch.setattr(objects, "_held", Holders())
             assert compact(open_backend(url), REAL).sealed == ("a",)
         live.refresh()
         commits = live.stats().commits

@@ -12,6 +12,7 @@ import pytest
 
 import opslog
 from opslog.backends import Position, objects, open_backend
+from opslog.backends.holders import Holders
 from opslog.commits import encode_commit
 from opslog.compaction import compact
 from opslog.environment import REAL
@@ -45,7 +46,10 @@ def damage(url: str) -> list[str]:
 def seal(url: str, monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
     """A compaction elsewhere takes agent "a" for gone. :param others: whom it does not."""
     with monkeypatch.context() as patch:
-        patch.setattr(objects, "_held", {(url, other) for other in others})
+        held = Holders()
+        for other in others:
+            held.take((url, other), monkeypatch)
+        patch.setattr(objects, "_held", held)
         assert compact(open_backend(url), REAL).sealed == ("a",)
 
 

@@ -4,12 +4,13 @@ days."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import closing
 from typing import Any
 
 import opslog
 from opslog.backends import Backend, open_backend
+from opslog.backends.holders import Holders
 from opslog.commits import Seal, decode_commits
 from opslog.compaction import Compaction, fold
 from opslog.environment import Environment
@@ -75,11 +76,11 @@ class World:
         return [segment.number for segment in list_log(self.backend, agent)]
 
 
-class Nobody(set[tuple[str, str]]):
+class Nobody(Holders):
     """No name is ever held: each handle is a process of its own."""
 
-    def __contains__(self, name: object) -> bool:
-        return False
+    def take(self, name: Hashable, holder: object) -> bool:
+        return True
 
 
 def seal_late(world: World, agent: str, meanwhile: Callable[[], None]) -> Compaction:

@@ -1,0 +1,198 @@
+"""Every place of a call where CPython can run a signal's handler, one after the other and not by luck.
+
+The interpreter looks whether there is a signal when it enters a function or goes on with a generator, when it jumps
+backwards, and when a function that is not written in Python has returned; not in between, and not when one that is
+written in Python returns. So ``with lock:`` on a lock of C cannot be interrupted between taking the lock and being in
+the block; ``lock.acquire()`` before a ``try`` can, and so can ``__enter__`` in Python, before it returns.
+`tests/interrupts/test_places.py` holds these places against those where real signals come.
+
+A second kind of place is a call that waits or asks the system: what is raised there comes in its stead.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+Kind = Literal["after", "instead"]
+"""After a step of the interpreter, or instead of a call that waits or asks the system."""
+
+
+class Place(NamedTuple):
+    """Where a call is: its `number` among the places of this call, and where that is in the source, for people.
+
+    :ivar code, offset: the instruction to which what comes in between belongs.
+    """
+
+    number: int
+    where: str
+    code: CodeType
+    offset: int
+
+
+Handler = Callable[[Place], None]
+
+
+def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after") -> T:
+    """What `call` returns; meanwhile the handler is called, in this thread, at each place. What it raises is raised
+    there."""
+    places = _Places(handler)
+    if kind == "after":
+        sys.settrace(places.enter)
+        sys.setprofile(places.returned)
+    else:
+        sys.setprofile(places.called)
+    try:
+        return call()
+    finally:
+        sys.settrace(None)
+        sys.setprofile(None)
+        places.end()
+
+
+@contextmanager
+def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
+    """Inside the block each thread that begins stops at its places; the handler gets the thread's name, too."""
+
+    def begin(frame: FrameType, event: str, argument: object) -> Any:
+        name = threading.current_thread().name
+        places = _Places(lambda place: handler(name, place))
+        sys.settrace(places.enter)
+        sys.setprofile(places.returned)
+        return places.enter(frame, event, argument)
+
+    threading.settrace(begin)
+    try:
+        yield
+    finally:
+        threading.settrace(None)
+
+
+class _Places:
+    """Recognises places, with what the interpreter tells a debugger and a profiler of one thread."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._number = 0
+        self._done: set[FrameType] = set()
+        """Frames whose present call is of a function in Python, which is no place, or was seen to return already."""
+
+    def end(self) -> None:
+        """Hold on to nothing: when an exception goes, all that its traceback has shall go, too."""
+        self._done.clear()
+
+    def _stop(self, frame: FrameType, offset: int, what: str = "") -> None:
+        self._number += 1
+        where = f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}:{frame.f_lineno}"
+        self._handler(Place(self._number, f"{where} {what}".rstrip(), frame.f_code, offset))
+
+    def enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        """For `sys.settrace`: a function begins, or a generator goes on."""
+        if frame.f_back is not None:
+            self._done.add(frame.f_back)
+        if not _counts(frame):
+            return None
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode":
+            step = _steps(frame.f_code).get(frame.f_lasti)
+            if step is not None:
+                done = frame in self._done
+                self._done.discard(frame)
+                if step.belongs_to is not None and not (done and step.is_after_call):
+                    self._stop(frame, step.belongs_to)
+        return self._step
+
+    def returned(self, frame: FrameType, event: str, function: Any) -> None:
+        """For `sys.setprofile`: where a built-in function returns, the place is still at the call."""
+        if event == "c_return" and _counts(frame):
+            self._done.add(frame)
+            self._stop(frame, frame.f_lasti)
+
+    def called(self, frame: FrameType, event: str, function: Any) -> None:
+        """For `sys.setprofile`: what waits or asks the system is about to be called."""
+        if event != "c_call" or not _asks_the_system(function):
+            return
+        if _counts(frame) or function.__name__ == "start_new_thread":
+            self._stop(frame, frame.f_lasti, f"{function.__name__}()")
+
+
+_CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"}
+"""Instructions after which the interpreter looks for signals, if what they call is not written in Python. (Making text
+of a value does so, too.)"""
+
+
+class _Step(NamedTuple):
+    """What there is to know of an instruction before it is carried out.
+
+    :ivar belongs_to: the offset of the instruction with which it makes a place, None if it makes none.
+    :ivar is_after_call: whether there is a place only if the call before it was of nothing in Python.
+    """
+
+    belongs_to: int | None
+    is_after_call: bool = False
+
+
+@functools.cache
+def _steps(code: CodeType) -> dict[int, _Step]:
+    """The instructions that make places, and calls, by offset."""
+    found: dict[int, _Step] = {}
+    before: dis.Instruction | None = None
+    for instruction in dis.get_instructions(code):
+        offset, name = instruction.offset, instruction.opname
+        if name in _CALLS:
+            found[offset] = _Step(None)
+        if "JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name:
+            found[offset] = _Step(offset)
+        elif before is not None and before.opname == "RESUME":
+            found[offset] = _Step(before.offset)
+        # What is raised here must lead to where it leads from the call itself.
+        elif before is not None and before.opname in _CALLS and _leads(code, before.offset) == _leads(code, offset):
+            found[offset] = _Step(before.offset, is_after_call=True)
+        before = instruction
+    return found
+
+
+def _leads(code: CodeType, offset: int) -> int | None:
+    """Where an exception leads."""
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return next((entry.target for entry in table if entry.start <= offset < entry.end), None)
+
+
+_WAITING = {"acquire", "sleep", "start_new_thread"}
+_HARMLESS = {"close", "fspath", "getpid", "fsdecode", "fsencode"}
+"""A file that could not be closed is closed; the others ask the system for nothing that can fail."""
+
+
+def _asks_the_system(function: Any) -> bool:
+    name = function.__name__
+    return name in _WAITING or (function.__module__ in ("posix", "fcntl") and name not in _HARMLESS)
+
+
+def _counts(frame: FrameType) -> bool:
+    caller = frame.f_back
+    if caller is not None and caller.f_code.co_filename.endswith("/tests/support/bucket.py"):
+        return False  # what stands for a server has no places
+    return _is_ours(frame.f_code.co_filename)
+
+
+_OTHERS = ("/tests/", "<frozen", "sortedcontainers", "weakref", "threading.py", "/concurrent/", "/asyncio/", "/queue")
+
+
+@functools.cache
+def _is_ours(name: str) -> bool:
+    """Whether a file is of opslog or of what it calls: not of the tests and what they call; nor of those parts of
+    Python that an exception in their midst can break for good, about which nobody can do anything: imports, threads and
+    what is made of them."""
+    return not any(part in name for part in _OTHERS)
