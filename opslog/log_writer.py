@@ -180,6 +180,7 @@ class LogWriter:
         """What was taken from the queue, until its outcome is known."""
         self._broken: OpslogError | None = None
         self._closed = False
+        self._at_once = False
 
     def check_entry(self) -> None:
         """:raises UsageError: the calling thread was interrupted in here by a signal's handler, which now calls."""
@@ -208,7 +209,7 @@ class LogWriter:
         buffer = self._buffer
         if buffer is None:
             self.wait(pending)
-        elif not self._flusher.wake(self._queued_bytes >= buffer.bytes):
+        elif self._at_once or not self._flusher.wake(self._queued_bytes >= buffer.bytes):
             self.flush()  # nobody else would
         elif self.is_full:
             self._run_alone(self._make_room)
@@ -236,6 +237,10 @@ class LogWriter:
     def flush(self) -> None:
         """Write everything queued. Each commit carries its own error, if any."""
         self._run_alone(self._flush)
+
+    def write_at_once(self) -> None:
+        """From now on a buffered commit is written by its caller, before the call returns."""
+        self._at_once = True
 
     def close(self) -> None:
         """Write what is queued and give the agent's name back. What comes later is refused. Idempotent."""

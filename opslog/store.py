@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from opslog import archive, compaction, history
+from opslog import archive, compaction, exiting, history
 from opslog.autocompaction import AutoCompaction
 from opslog.backends import Appender, Backend, Position
 from opslog.background import logger
@@ -103,6 +104,8 @@ class Store(Following[T]):
             after=compact_after,
             compacted=self._forget_folded,
         )
+        if self._buffered:
+            exiting.write_at_exit(self)
 
     # -- writing
 
@@ -427,6 +430,17 @@ class Store(Following[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write_at_exit(self) -> None:
+        if self._closed or self._is_forked or self._log is None:
+            return
+        # Whatever writes later, as another function that runs at exit, must not rely on a thread any more.
+        self._log.write_at_once()
+        try:
+            self._log.flush()
+        except OpslogError as error:
+            logger().error("buffered commits were not written when the program ended: %s", error)
+        warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -130,7 +130,7 @@ class Outcome:
 def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool = False) -> Scenario:
     """A scenario of every kind there is.
 
-    :param concurrent: some agents have several threads.
+    :param concurrent: some agents have several threads or tasks for certain; otherwise in half of all seeds.
     """
     choices = random.Random(f"scenario {seed}")
     # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
@@ -175,7 +175,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         inspectors=world.choice([0, 0, 1]),
         odd=world.random() < 0.4,
         compact_after=threads.choice([None, None, None, 20, 60]),
-        threaded=threads.choice([1, agents]) if concurrent else 0,
+        threaded=threads.choice([1, agents] if concurrent else [0, 0, 1, agents]),
         threads=threads.choice([2, 3, 5]),
         asynchronous=threads.choice([0, 1, 2]),
     )

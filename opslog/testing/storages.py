@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import opslog
-from opslog import aio
+from opslog import aio, exiting
 from opslog.backends import Backend, objects, register
 from opslog.backends.fs import FsBackend
 from opslog.backends.holders import Holders
@@ -44,6 +44,11 @@ class SimulatedStorage(Protocol):
     def installed(self) -> AbstractContextManager[None]: ...
 
 
+def _no_exit() -> AbstractContextManager[object]:
+    """Inside the block nothing is registered to be written when the program ends: simulated processes end before."""
+    return patch.object(exiting, "write_at_exit", id)
+
+
 class Directory:
     """A directory on a simulated disk, used through `opslog.backends.fs`."""
 
@@ -62,7 +67,7 @@ class Directory:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.simulation.threading.installed(), self.system.installed():
+        with self.simulation.threading.installed(), self.system.installed(), _no_exit():
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -101,7 +106,7 @@ class ObjectStorage:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.simulation.threading.installed(), patch.object(objects, "_held", Holders()):
+        with self.simulation.threading.installed(), patch.object(objects, "_held", Holders()), _no_exit():
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:

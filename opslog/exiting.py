@@ -1,0 +1,52 @@
+"""Buffers at the end of the program: what a buffered store still holds is written when the interpreter exits.
+
+A program that ends without `close` (normally, by `sys.exit` or by an exception) loses nothing that way. One that is
+killed, or calls `os._exit`, loses what it has not written; so does one that ends while its storage does not answer.
+
+Buffers cannot be written when a store is garbage collected instead: a finalizer may run in any thread at any place,
+also inside the lock that writing takes. It does not come to that, since the thread that writes the buffer keeps the
+store alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from typing import Protocol
+
+from opslog.backends import forking
+
+
+class Buffered(Protocol):
+    """A store that may hold what is not written yet."""
+
+    def _write_at_exit(self) -> None:
+        """Write it; does nothing where the store is closed, or belongs to the parent of this process. Raises nothing
+        of opslog's."""
+
+
+_stores: weakref.WeakValueDictionary[int, Buffered] = weakref.WeakValueDictionary()
+"""By identity: mappings have no hash."""
+_registered: list[int] = []
+"""The generations of processes (`forking.generation`) in which `_write_all` was registered."""
+
+
+def write_at_exit(store: Buffered) -> None:
+    """Have the store's buffer written when this process ends. Costs nothing to those who do not call it."""
+    _stores[id(store)] = store
+    if forking.generation in _registered:
+        return
+    if not _registered:
+        atexit.register(_write_all)  # forked children inherit it
+    if "multiprocessing.util" in sys.modules:
+        # Children that multiprocessing forks end without atexit, and begin without their parent's finalizers.
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _write_all, exitpriority=0)
+    _registered.append(forking.generation)
+
+
+def _write_all() -> None:
+    for store in list(_stores.values()):
+        store._write_at_exit()
