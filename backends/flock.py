@@ -58,11 +58,13 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 def release(held: forking.Descriptor) -> None:
     """Give back what is locked, and close it. Idempotent."""
     from portalocker import unlock
+    from portalocker.exceptions import LockException
 
     # Closing alone would not release it if a child made by native code still shares the open file.
     try:
         if held.number >= 0:
-            unlock(held.number)
+            with suppress(LockException):  # without such a child it does
+                unlock(held.number)
     finally:
         held.close()
 

@@ -131,21 +131,21 @@ def open(
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
         if appender is not None and agent in state.manifest.cut:
             appender.advance(state.manifest.cut[agent].last_segment)
+        return Store(
+            backend,
+            loader,
+            state,
+            looked=looked,
+            agent=agent if writes else None,
+            appender=appender,
+            schema=Schema(type, version, migrate),
+            buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
+            compact_after=compact_after,
+            environment=environment,
+            included=included,
+        )
     except BaseException:
         if appender is not None:
             appender.close()
         backend.close()
         raise
-    return Store(
-        backend,
-        loader,
-        state,
-        looked=looked,
-        agent=agent if writes else None,
-        appender=appender,
-        schema=Schema(type, version, migrate),
-        buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
-        compact_after=compact_after,
-        environment=environment,
-        included=included,
-    )

@@ -1,0 +1,175 @@
+"""What must be true after a call that was interrupted. Pure: from what was observed to what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import opslog
+from tests.interrupts.handlers import Handled
+from tests.interrupts.stage import Documents
+
+LOST = (opslog.ReopenError, opslog.ClosedError)
+"""How a store says that it cannot go on."""
+
+
+@dataclass
+class Step:
+    """A further call, from the thread that was interrupted or another one, and what it raised."""
+
+    name: str
+    is_write: bool
+    error: BaseException | None
+
+
+@dataclass
+class Observed:
+    """What became of a call that was interrupted, and of the store.
+
+    :ivar error: what the call raised, None where it returned; `injected`: what came in between, None where
+        that was a handler that made a call itself, as `handled` says.
+    :ivar possible: what the documents may be without what the steps have written; see `Call.possible`.
+    :ivar written: the documents that the steps have written, of those that returned, in that order; `others`: those
+        that another agent wrote meanwhile.
+    :ivar memory: the documents of the store itself at the end, None where it refused to say; `fresh`: those that
+        another reader found then; `reopened`: those that the next session of the agent found.
+    :ivar handed: commits that were handed out, in that order; `of_others`: those that others have written.
+    :ivar faults: what `verify` found; `left`: threads and descriptors that are still there; `warnings`: what Python had
+        to say; `also`: what belongs to this call alone.
+    :ivar vanished: whether what came in between came into a finalizer, of which Python lets nothing out.
+    """
+
+    injected: BaseException | None
+    is_buffered: bool
+    is_write: bool
+    has_buffered: bool
+    closes: bool
+    clears: bool
+    error: BaseException | None
+    possible: list[Documents]
+    steps: list[Step] = field(default_factory=list)
+    written: Documents = field(default_factory=dict)
+    others: Documents = field(default_factory=dict)
+    memory: Documents | None = None
+    fresh: Documents = field(default_factory=dict)
+    reopened: Documents = field(default_factory=dict)
+    handed: list[tuple[str, int]] = field(default_factory=list)
+    of_others: list[tuple[str, int]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+    vanished: bool = False
+    handled: Handled = field(default_factory=Handled)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closes or self.handled.has_closed
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store said that it has to be reopened."""
+        return any(isinstance(step.error, opslog.ReopenError) for step in self.steps) or (
+            isinstance(self.error, opslog.ReopenError)
+        )
+
+
+def problems(seen: Observed) -> list[str]:
+    """What is not as it must be; nothing, if all is well."""
+    judges = (_of_the_call, _of_the_steps, _of_the_documents, _of_others_commits, _left)
+    return [problem for judge in judges for problem in judge(seen)]
+
+
+def _of_the_call(seen: Observed) -> list[str]:
+    error = seen.error
+    if seen.injected is None:
+        return _of_the_handler(seen)
+    if error is None:
+        if not isinstance(seen.injected, OSError | MemoryError) and not seen.vanished:
+            return [f"{type(seen.injected).__name__} was swallowed"]
+        return []
+    if type(error) is not type(seen.injected) and not isinstance(error, opslog.OpslogError):
+        return [f"the call raised {error!r} instead"]
+    return []
+
+
+def _of_the_handler(seen: Observed) -> list[str]:
+    """The call is done as if no handler had been. One that closes the store may end it."""
+    found = []
+    if seen.handled.error is not None:
+        found.append(f"the handler's call raised {seen.handled.error!r}")
+    if seen.handled.read not in (None, *(state.get("x") for state in seen.possible)):
+        found.append(f"the handler read {seen.handled.read}")
+    may_end = seen.handled.has_closed and isinstance(seen.error, opslog.OpslogError)
+    if seen.error is not None and not may_end:
+        found.append(f"a handler ended the call: {seen.error!r}; its own was {_ended(seen.handled)}")
+    return found
+
+
+def _ended(handled: Handled) -> str:
+    return f"refused: {handled.refused!r}" if handled.refused else "done"
+
+
+def _of_the_steps(seen: Observed) -> list[str]:
+    """Each further call succeeds, or every one that writes says that the store has to be reopened."""
+    found = []
+    lost = isinstance(seen.error, opslog.ReopenError)
+    for step in seen.steps:
+        if step.error is None:
+            if lost and step.is_write:
+                found.append(f"{step.name} went on, though the store had to be reopened")
+        elif isinstance(step.error, opslog.ReopenError):
+            lost = True
+        elif seen.is_closed and isinstance(step.error, opslog.ClosedError):
+            continue
+        else:
+            found.append(f"{step.name} raised {step.error!r}")
+    if lost and not seen.is_write:
+        found.append(f"the store has to be reopened after a call that writes nothing: {_first_lost(seen)!r}")
+    return found
+
+
+def _first_lost(seen: Observed) -> BaseException | None:
+    errors = [seen.error, *(step.error for step in seen.steps)]
+    return next(error for error in errors if isinstance(error, opslog.ReopenError))
+
+
+def _of_the_documents(seen: Observed) -> list[str]:
+    found = []
+    must = seen.error is None or (seen.has_buffered and not seen.is_lost)
+    right = [state | seen.written for state in (seen.possible[-1:] if must else seen.possible)]
+    if seen.is_buffered and seen.is_lost:  # so is what was in the buffer, from some commit on
+        steps = list(seen.written.items())
+        right = seen.possible[:-1] + [seen.possible[-1] | dict(steps[:count]) for count in range(len(steps) + 1)]
+    right = [state | seen.others | seen.handled.others for state in right]
+    inner = seen.handled.written
+    # What a handler wrote amid a batch is part of that; and a call that deletes all may have come after it.
+    is_certain = not seen.handled.is_in_batch and not seen.clears
+    right = [state | inner for state in right] + ([] if is_certain else right)
+    if seen.reopened not in right:
+        found.append(f"the next session finds {_told(seen.reopened)}, not {' or '.join(map(_told, right))}")
+    if seen.fresh != seen.reopened:
+        found.append(f"another reader found {_told(seen.fresh)}, and the next session {_told(seen.reopened)}")
+    if seen.memory is not None and not seen.is_lost and seen.memory != seen.fresh:
+        found.append(f"the store shows {_told(seen.memory)}, others see {_told(seen.fresh)}")
+    return found
+
+
+def _told(documents: Documents) -> str:
+    return "{" + ", ".join(f"{id}: {document.get('v')}" for id, document in sorted(documents.items())) + "}"
+
+
+def _of_others_commits(seen: Observed) -> list[str]:
+    found = []
+    if len(set(seen.handed)) < len(seen.handed):
+        found.append(f"handed out twice: {seen.handed}")
+    for agent in {agent for agent, _ in seen.handed}:
+        clocks = [clock for by, clock in seen.handed if by == agent]
+        if clocks != sorted(clocks):
+            found.append(f"handed out in another order: {clocks} of {agent!r}")
+    if not seen.is_lost and not seen.is_closed and (lost := set(seen.of_others) - set(seen.handed)):
+        found.append(f"never handed out: {sorted(lost)}")
+    return found
+
+
+def _left(seen: Observed) -> list[str]:
+    return [*(f"left behind: {name}" for name in seen.left), *seen.faults, *seen.warnings, *seen.also]
