@@ -48,8 +48,8 @@ class Handled:
         self.written = {"inner": {"v": 5}, "within": {"v": 5}}
 
     def set_another(self, stage: Stage) -> None:
-        stage.write_other("b-inner")
-        self.others = {"b-inner": {"v": 1}}
+        stage.write_other("b-inner", 5)
+        self.others = {"b-inner": {"v": 5}}
 
     def get(self, stage: Stage) -> None:
         self.read = stage.store.get("x")

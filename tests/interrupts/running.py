@@ -181,7 +181,7 @@ class Runner:
                 # A block that it comes into before it begins, or when it has ended, ends with the exception.
                 forget_frames(error, injected)
             self._go_on(stage, call, seen)
-            forget_frames(error, injected, *(step.error for step in seen.steps))
+            forget_frames(error, injected, handled.refused, handled.error, *(step.error for step in seen.steps))
             stage.remove()
         seen.left, seen.warnings = left, complaints.texts
         seen.vanished = injected in complaints.vanished

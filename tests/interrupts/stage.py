@@ -79,8 +79,8 @@ class Stage:
     def open(self, agent: str, **options: Any) -> Store:
         return opslog.open(self.url, agent=agent, **({"compact_after": None} | options))
 
-    def write_other(self, id: str) -> None:
-        self.other[id] = {"v": 1}
+    def write_other(self, id: str, v: int = 1) -> None:
+        self.other[id] = {"v": v}
         self.of_others.append(("b", self.other.stats().clock))
 
     def url_of(self, name: str) -> str:

@@ -1,0 +1,38 @@
+"""The handler of a signal calls the store, or another one, at any place of a call: that is done or refused, and the
+call is done as if nothing had been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interrupts.handlers import HANDLERS
+from tests.interrupts.running import Case, Runner
+from tests.interrupts.stage import SETTINGS_OF_ALL
+
+SEED = 17
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    runner = Runner()
+    yield runner
+    runner.end()
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("name", ["set", "batch", "refresh", "refresh after a compaction", "archive", "compact"])
+def test_a_handler_calls_the_store(runner: Runner, name: str, handler: str) -> None:
+    """At some places, chosen by a seed."""
+    chances = random.Random(f"{SEED} {name} {handler}")
+    for setting in chances.sample(SETTINGS_OF_ALL, 2):
+        count = runner.count(name, setting)
+        for number in chances.sample(range(1, count + 1), 4):
+            case = Case(name, str(setting), "after", number, handler)
+            result = runner.run(case)
+            assert not result.problems, (
+                f"at {result.where}: {'; '.join(result.problems)}\n"
+                f"replay it with: python -m tests.interrupts --replay '{case}'"
+            )
