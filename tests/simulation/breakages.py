@@ -88,6 +88,7 @@ def likely(
             "imports": 0,
             "inspectors": 0,
             "odd": False,
+            "threaded": 0,
             "asynchronous": 0,
             "settings": settings,
         } | changes
