@@ -247,10 +247,11 @@ def finish(stage: Stage, seen: Observed, also: Callable[[Stage], list[str]]) -> 
 
 def forget_frames(*errors: BaseException | None) -> None:
     """Exceptions were kept until now, with all that their tracebacks hold on to; nothing but that may be left."""
-    waiting = list(errors)
+    waiting, seen = list(errors), set[int]()
     while waiting:
         error = waiting.pop()
-        if error is not None and error.__traceback__ is not None:
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
             error.__traceback__ = None
             waiting += [error.__context__, error.__cause__]
 
