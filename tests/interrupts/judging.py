@@ -69,7 +69,7 @@ class Observed:
     def is_lost(self) -> bool:
         """Whether the store said that it has to be reopened."""
         return any(isinstance(step.error, opslog.ReopenError) for step in self.steps) or (
-            isinstance(self.error, opslog.ReopenError)
+            self.has_buffered and isinstance(self.error, opslog.ReopenError)
         )
 
 
