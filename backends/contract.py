@@ -162,6 +162,11 @@ class Backend(Protocol):
         :raises WriteFailedError: what can be seen of the log may not be durable, or there is no way to hold the name.
         """
 
+    def is_free(self, agent: str) -> bool:
+        """Whether at some moment of this call no live appender held the name. Cheaper than to take it, since nothing is
+        made durable; but it may hold the name for that moment. Where nothing holds names (on object storages): always
+        False."""
+
     def lock(self, name: str) -> AbstractContextManager[None]:
         """An advisory lock, held inside a ``with`` block and at the longest until this process ends. Does not wait.
 

@@ -7,7 +7,8 @@ What this file guarantees:
   directory is fsynced. The loser of a race fsyncs the directory too, so that it never acts on a winner that a power cut
   could still undo.
 - A directory is used only after its entry in its parent was fsynced by this process; another process may have made it
-  and not yet come to its fsync.
+  and not yet come to its fsync. Where `delete` may remove a directory that is empty, anybody can make it anew: its
+  entry is fsynced once there is a file in it, since from then on it stays.
 - A log has one writer: the appender holds an flock on its name's file, and on the newest segment, from open to close.
   The kernel releases them when the process dies. `opslog.backends.fs_log` says what happens when `locks/` is removed.
 - Every call works in the directory that was opened, and in no other one that stands at its path later; see
@@ -268,22 +269,44 @@ class FsBackend:
 
     def persist(self, paths: Iterable[str]) -> None:
         tree = self.tree()
+        above: set[str] = set()
         for path in paths:
             check_path(path)
+            directory = _parent(path)
             try:
                 # What `create` made has its bytes on disk before it has its name.
                 if path.startswith(OPS):
                     posix.datasync_file(tree.checked(path), tree.descriptor)
-                self._make_directory(tree, _parent(path))
-                self.sync_directory(_parent(path))
+                if not _is_removable(directory):
+                    self._make_directory(tree, directory)
+                self.sync_directory(directory)
             except OSError as error:
                 if error.errno in posix.MISSING:
                     raise MissingFileError(f"no file {self.root}/{path}", path) from error
                 raise self.write_failed(path, error, "and may not survive a power cut") from error
+            if _is_removable(directory):
+                above.add(_parent(directory))
+        for directory in sorted(above):
+            try:
+                self._make_directory(tree, directory)
+                self.sync_directory(directory)
+            except OSError as error:
+                raise self.write_failed(directory, error, "and may not survive a power cut") from error
 
     # One writer per log, and locks
 
     def appender(self, agent: str) -> FsAppender:
+        return self._take_name(agent, durable=True)
+
+    def is_free(self, agent: str) -> bool:
+        try:
+            self._take_name(agent, durable=False).close()
+        except AgentBusyError:
+            return False
+        return True
+
+    def _take_name(self, agent: str, *, durable: bool) -> FsAppender:
+        """An appender that has its two locks. :param durable: whether what is in its log is to be made durable."""
         tree = self.tree()
         check_name(agent, "agent")
         path = f"{LOCKS}agents/{agent}.lock"
@@ -303,6 +326,8 @@ class FsBackend:
             try:
                 self._check_spelling(tree, f"{OPS}{agent}")
                 appender.settle()
+                if durable:
+                    appender.make_durable()
             except BaseException:
                 appender.close()
                 raise
@@ -397,7 +422,8 @@ class FsBackend:
             raise self.write_failed("", error, "no store was made") from error
 
     def _make_directory(self, tree: Tree, directory: str) -> None:
-        """Make a directory and its parents below the root, and their entries durable. The root itself must exist."""
+        """Make a directory and its parents below the root, and the entries of those that are never removed durable. The
+        root itself must exist."""
         if directory in self._durable:
             return
         if directory:
@@ -407,14 +433,15 @@ class FsBackend:
                 os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
             except FileExistsError:
                 self._check_spelling(tree, directory)
+            # What `delete` can remove and somebody make anew cannot be remembered: see `open_new`.
+            if _is_removable(directory):
+                return
             self.sync_directory(parent)
         else:
             # Where the parent may not even be read, the root was made by its owner, long before this process came.
             with suppress(PermissionError):
                 posix.fsync_directory(os.path.dirname(self.root))
-        # What `delete` can remove and somebody make anew cannot be remembered.
-        if not _is_removable(directory):
-            self._durable.add(directory)
+        self._durable.add(directory)
 
     def _check_spelling(self, tree: Tree, directory: str) -> None:
         """If there is a directory of an agent or a period by this name, it has exactly this name.
@@ -431,7 +458,7 @@ class FsBackend:
             names = posix.names(folder, tree.descriptor)
         except FileNotFoundError:
             return
-        if not _is_removable(directory):
+        if f"{folder}/" == OPS:
             self._spelled.update(f"{folder}/{other}" for other in names)
         twin = next((other for other in names if other.lower() == name.lower()), name)
         if name not in names and twin != name:
@@ -442,20 +469,32 @@ class FsBackend:
             )
 
     def open_new(self, tree: Tree, path: str) -> forking.Descriptor:
-        """Create a file that must not exist, and the directories it lies in, and open it for writing."""
-        file = forking.Descriptor()
+        """Create a file that must not exist, and the directories it lies in, and open it for writing. The entries of
+        these directories are durable then, that of the file is not."""
+        file, directory = forking.Descriptor(), _parent(path)
         for _ in range(_TRIES_MAX):
-            self._make_directory(tree, _parent(path))
+            self._spelled.discard(directory)  # it may have been removed, and made anew under another name
             try:
+                self._make_directory(tree, directory)
                 file.open(tree.checked(path), _NEW_FILE, tree.descriptor)
-                return file
             except FileNotFoundError:
                 # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
                 # root is gone, making one fails.
                 self._durable.clear()
+                continue
             except BaseException:
                 file.close()
                 raise
+            if _is_removable(directory):
+                # Not before: until a file was in it, it could be removed, and made anew by one who has not fsynced it.
+                try:
+                    self.sync_directory(_parent(directory))
+                except BaseException:
+                    file.close()
+                    with suppress(OSError):
+                        os.unlink(tree.checked(path), dir_fd=tree.descriptor)
+                    raise
+            return file
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def sync_directory(self, directory: str) -> None:
@@ -535,5 +574,5 @@ def _parent(path: str) -> str:
 
 
 def _is_removable(directory: str) -> bool:
-    """Whether `FsBackend.delete` may remove the directory: a run's or a period's. An agent's is forever."""
-    return directory.startswith((SNAPSHOTS, ARCHIVE))
+    """Whether `FsBackend.delete` may remove the directory when it is empty: a run's, a period's or an agent's."""
+    return directory.startswith((SNAPSHOTS, ARCHIVE, OPS))

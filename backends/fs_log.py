@@ -80,8 +80,7 @@ class FsAppender:
         self._offset = 0
 
     def settle(self) -> None:
-        """Lock the newest segment, and make durable what an earlier session left: it may have been killed between a
-        write and its fdatasync.
+        """Lock the newest segment.
 
         :raises AgentBusyError: a process that has lost its lock file is still writing this log. :raises OSError: the
             log cannot be opened.
@@ -90,8 +89,11 @@ class FsAppender:
         while (number := self._highest_number()) > self._number:
             with suppress(FileNotFoundError):  # folded and collected since
                 self._open_end(number)
+
+    def make_durable(self) -> None:
+        """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
         if self._number:
-            with suppress(MissingFileError):
+            with suppress(MissingFileError):  # folded and collected since
                 self._backend.persist([self._path])
 
     def append(self, data: bytes) -> Position:

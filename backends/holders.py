@@ -32,6 +32,12 @@ class Holders:
                     holders[name] = mine
                     return True
 
+    def is_free(self, name: Hashable) -> bool:
+        """Whether nobody holds the name just now."""
+        with forking.lock:
+            taken = self._holders.get(name)
+            return taken is None or taken() is None
+
     def release(self, name: Hashable, holder: object) -> None:
         """Let others take the name, if this holder has it."""
         with forking.lock:

@@ -193,6 +193,11 @@ class MemoryBackend:
             raise
         return appender
 
+    def is_free(self, agent: str) -> bool:
+        self._check_open()
+        check_name(agent, "agent")
+        return self._storage.agents.is_free(agent)
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         self._check_open()

@@ -319,6 +319,11 @@ class ObjectBackend:
             raise
         return appender
 
+    def is_free(self, agent: str) -> bool:
+        self._check_open()
+        check_name(agent, "agent")
+        return False  # nobody can say
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         self._check_open()

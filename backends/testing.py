@@ -377,6 +377,19 @@ class BackendContract(NamesContract):
         successor.close()
         neighbour.close()
 
+    def test_a_name_is_free_while_no_appender_holds_it(self, opener: OpenBackend) -> None:
+        one, other = opener(), opener()
+        appender = one.appender("a")
+        appender.append(b"1\n")
+        assert [backend.is_free("a") for backend in (one, other)] == [False, False]
+        appender.close()
+        is_free = one.segments_grow  # elsewhere nobody can say
+        assert [backend.is_free("a") for backend in (one, other)] == [is_free, is_free]
+        successor = other.appender("a")
+        assert successor.append(b"2\n") == Position(2, 0)
+        assert not one.is_free("a")
+        successor.close()
+
     def test_a_log_has_one_writer_also_when_lock_files_are_removed(self, opener: OpenBackend) -> None:
         """Somebody takes them for stale. What the storage keeps elsewhere than below ``locks/`` it cannot lose."""
         for written in (0, 1):

@@ -36,7 +36,7 @@ from opslog.manifest_store import ManifestStore
 from opslog.merge import Merge
 from opslog.ordering import in_order
 from opslog.runs import BlockRun, merge_rows
-from opslog.sealing import seal_all
+from opslog.sealing import logs_of_the_gone, seal_all
 from opslog.snapshot import Ages, Row, build_parts, runs_to_merge
 
 LOCK = "compaction"
@@ -173,6 +173,8 @@ def publish(
     try:
         folded = read()
         sealed = folded.sealed
+        finished = logs_of_the_gone(backend, old, folded.cut)
+        folded = msgspec.structs.replace(folded, cut=folded.cut | finished)
         plan = _Plan(backend, old, folded, settings, full)
         if not plan.worthwhile and not sealed:
             now = backend.now()

@@ -22,7 +22,7 @@ from opslog.fencing import Fence
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.layout import check_name
 from opslog.log import Cursor, all_logs, list_log, list_segments
-from opslog.manifest import Cut, Manifest, Settings
+from opslog.manifest import START, Cut, Manifest, Settings
 from opslog.manifest_store import ManifestStore
 from opslog.sealing import take_name
 from opslog.state import read_on
@@ -150,15 +150,14 @@ class _Writer:
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
         looked = self._environment.monotonic()
-        manifest = self._look()
-        fence = Fence(self._manifests, self._environment, manifest, looked)
+        fence = Fence(self._manifests, self._environment, self._look(), looked)
         lines: dict[str, list[bytes]] = {}
         for commit in commits:
             self.clock = commit.clock = self.clock + 1
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
             lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
-            self._append(agent, manifest.cut.get(agent), lines_of_one_append, fence)
+            self._append(agent, lines_of_one_append, fence)
 
     def _look(self) -> Manifest:
         """Read what is new in all logs, for its clocks."""
@@ -169,29 +168,40 @@ class _Writer:
         cursors = self._cursors
         for agent, cut in manifest.cut.items():
             # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
-            if agent not in cursors or not cursors[agent].has_reached(cut):
+            cursor = cursors.get(agent)
+            if cursor is None or cursor.commits < cut.commits:
                 cursors[agent] = Cursor.at(agent, cut)
+            else:
+                cursors[agent] = cursor.moved_to(cut)
         for commits, cursor in read_on(self._backend, cursors, all_logs(list_segments(self._backend), cursors)):
             cursors[cursor.agent] = cursor
             self.clock = max([self.clock, *(commit.clock for commit in commits)])
         return manifest
 
-    def _append(self, agent: str, cut: Cut | None, lines: bytes, fence: Fence) -> None:
+    def _append(self, agent: str, lines: bytes, fence: Fence) -> None:
         appender = take_name(self._backend, agent, self._environment)
         try:
-            self._check_quiet(agent)
-            if cut is not None:
-                appender.advance(cut.last_segment)
+            # Read after the name was taken: of a log that was collected since, only the cut says which numbers it used.
+            newest = fence.read_newest() if self._backend.segments_grow else fence.newest
+            cut = newest.cut.get(agent, START)
+            self._check_quiet(agent, cut)
+            appender.advance(cut.last_segment)
             fence.append(appender, agent, lines)
         except AgentFencedError as error:
             raise self._not_quiet(agent) from error
         finally:
             appender.close()
 
-    def _check_quiet(self, agent: str) -> None:
+    def _check_quiet(self, agent: str, cut: Cut) -> None:
         """Now that the agent's name is held: nothing may have come after what was read, for its clocks may be above
-        those given here."""
+        those given here.
+
+        :param cut: of this log in the newest manifest.
+        """
         cursor = self._cursors.get(agent) or Cursor(agent)
+        if cut.commits > cursor.commits:
+            raise self._not_quiet(agent)
+        cursor = cursor.moved_to(cut)
         try:
             came = any(True for _ in cursor.read(self._backend, list_log(self._backend, agent)))
         except MissingFileError:

@@ -184,7 +184,7 @@ class Cursor(msgspec.Struct):
         :param segments: this log's part of a listing made just before.
         :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction folded
             and collected what was to be read next, and a load from the newest manifest helps. If it does not, something
-            was lost: the segment at a cut, and the last one of a log, are never collected.
+            was lost: the segment at a cut is never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
         for number, size, _ in self.coming(segments):

@@ -7,11 +7,20 @@ name: a name that is in use while nobody has the lock is its agent's, and while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from opslog.backends import Appender, Backend
 from opslog.environment import Environment
-from opslog.errors import AgentBusyError, AgentFencedError, CommitUnknownError, LockedError
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    CommitUnknownError,
+    InvalidNameError,
+    LockedError,
+    WriteFailedError,
+)
+from opslog.log import Segment, list_segments
+from opslog.manifest import Cut, Manifest
 
 LOCK = "sealing"
 
@@ -37,6 +46,54 @@ def seal_all(backend: Backend, agents: Iterable[str], seal: Callable[[str, Appen
             return tuple(agent for agent in waiting if _seal(backend, agent, seal))
     except LockedError:
         return ()
+
+
+def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) -> dict[str, Cut]:
+    """Where logs go on, should they ever, of agents that are gone, and of which all is folded: behind their last
+    segments, so that these can be collected. Only where segments grow; elsewhere each is finished as it is.
+
+    Nobody appends to such a segment any more. There was a moment after `old` was read in which the agent's name was
+    free and the log ended at the cut of `old`: no session is open that began before it, and one that begins later
+    starts a segment of its own. It finds the last one, or, where that is collected, a manifest whose cut is behind it.
+
+    A log with a torn tail does not end at its cut, and stays.
+
+    :param old: the newest manifest; `cut`: of the next one. A log is considered when both have the same place, so
+        nothing came since, and nothing of it is recent.
+    """
+    if not backend.segments_grow:
+        return {}
+    now = backend.now()
+    idle = [
+        agent
+        for agent, listed in list_segments(backend).items()
+        if agent in old.cut
+        and cut.get(agent) == old.cut[agent]
+        and _ends_at(listed, old.cut[agent])
+        and now - listed[-1].modified > old.settings.grace_seconds
+    ]
+    if not idle:
+        return {}
+    try:
+        with backend.lock(LOCK):  # since a name is in use for a moment while it is tried
+            free = [agent for agent in idle if _is_free(backend, agent)]
+    except LockedError:
+        return {}
+    # Logs only grow: one that still ends there did so while its name was free.
+    segments = list_segments(backend)
+    gone = [agent for agent in free if _ends_at(segments.get(agent, []), old.cut[agent])]
+    return {agent: Cut(cut[agent].segment + 1, 0, cut[agent].commits) for agent in gone}
+
+
+def _is_free(backend: Backend, agent: str) -> bool:
+    try:
+        return backend.is_free(agent)
+    except (WriteFailedError, InvalidNameError):
+        return False  # its lock file is another user's, say. That nobody has it is not known, and its log stays
+
+
+def _ends_at(listed: list[Segment], cut: Cut) -> bool:
+    return bool(listed) and cut.offset > 0 and (listed[-1].number, listed[-1].bytes) == cut.place
 
 
 def _seal(backend: Backend, agent: str, seal: Callable[[str, Appender], bool]) -> bool:

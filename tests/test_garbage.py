@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog import compaction, sealing
 from opslog.backends import Backend, Entry, open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.compaction import Compaction, compact
@@ -123,15 +124,79 @@ def test_manifests_are_gone_for_good_before_what_they_name(
     assert all(call == {"manifests"} for call in calls if "manifests" in call)
 
 
-def test_the_last_segment_of_a_log_always_stays(url: str, backend: Backend, clock: Clock) -> None:
+def test_the_last_segment_of_a_log_goes_when_its_agent_is_gone(url: str, backend: Backend, clock: Clock) -> None:
     session(url, undo_ttl_seconds=0.0, grace_seconds=0.0)
-    for _ in range(3):
+    left = []
+    for _ in range(4):
         clock.now += HOUR
         compact(backend, REAL)
+        left.append(paths(backend, "ops/a/"))
         session(url, agent="b")
-    assert paths(backend, "ops/a/") == [segment_path("a", 2)], "the seal"
+    assert left[1] == [segment_path("a", 2)], "the seal"
+    assert left[-1] == []
     session(url)
-    assert paths(backend, "ops/a/")[-1] == segment_path("a", 3), "a number is never used twice"
+    assert paths(backend, "ops/a/") == [segment_path("a", 3)], "a number is never used twice"
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_an_agent_that_comes_back_while_its_log_is_collected_goes_on_behind_it(
+    url: str, backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    """Opened after a compaction found its name free, before the manifest that says where the log goes on; or after."""
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    with opslog.open(url, agent="a", compact_after=None, settings=settings) as a:
+        a["a"] = {}
+    clock.now += HOUR
+    compact(backend, REAL)
+    real = sealing.logs_of_the_gone
+    came_back: list[opslog.Store[dict[str, Any]]] = []
+
+    def come_back(*args: Any) -> Any:
+        gone = real(*args)
+        assert list(gone) == ["a"]
+        monkeypatch.setattr(compaction, "logs_of_the_gone", real)
+        if opened == "before":
+            came_back.append(opslog.open(url, agent="a", compact_after=None))
+        return gone
+
+    monkeypatch.setattr(compaction, "logs_of_the_gone", come_back)
+    with opslog.open(url, agent="reader", compact_after=None) as reader:
+        for _ in range(3):
+            clock.now += HOUR
+            session(url, agent="b")
+            compact(backend, REAL)
+        assert paths(backend, "ops/a/") == []
+        a = came_back.pop() if came_back else opslog.open(url, agent="a", compact_after=None)
+        with a:
+            assert {commit.agent for commit in reader.refresh()} == {"b"}
+            for number in range(2):
+                a["back"] = {"number": number}
+                (commit,) = reader.refresh()
+                assert (commit.agent, reader["back"]) == ("a", {"number": number})
+                a.refresh()
+        assert paths(backend, "ops/a/") == [segment_path("a", 2)]
+        assert list(reader.refresh()) == []
+        assert verify(backend).ok
+        with opslog.open(url, read_only=True) as anew:
+            assert dict(anew.items()) == dict(reader.items())
+
+
+def test_the_last_segment_of_an_agent_that_has_its_store_open_stays(url: str, backend: Backend, clock: Clock) -> None:
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    with (
+        opslog.open(url, agent="a", compact_after=None, settings=settings) as a,
+        opslog.open(url, agent="reader", compact_after=None) as reader,
+    ):
+        for number in range(4):
+            clock.now += HOUR
+            a["x"] = {"n": number}
+            for _ in range(3):
+                clock.now += HOUR
+                session(url, agent="b")
+                compact(backend, REAL)
+            assert paths(backend, "ops/a/") == [segment_path("a", 1)]
+            assert any(commit.agent == "a" for commit in reader.refresh())
+            assert reader["x"] == {"n": number}
 
 
 @pytest.mark.parametrize(("keep", "left"), [("forever", 5), (2 * HOUR, 3), (0.0, 2)])

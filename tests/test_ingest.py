@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import opslog
 from opslog import ingest as ingest_module
 from opslog.backends import Backend, Position, open_backend
+from opslog.backends.fs import FsBackend
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.ingest import Ingested, ingest
 from opslog.layout import segment_path
@@ -204,6 +206,39 @@ def test_an_agent_that_wrote_meanwhile_is_not_written_over(
     assert content(root) == {"meanwhile": {}}
     ingest(backend, [put("a", "ann")])
     assert content(root) == {"meanwhile": {}, "a": {}}
+
+
+def test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would read what is imported under numbers that were used."""
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    opslog.open(root, agent="b", settings=settings, compact_after=None).close()
+    now = 1e9
+    monkeypatch.setattr(FsBackend, "now", lambda self: now)
+    backend = open_backend(root)
+    real = FsBackend.appender
+
+    def appender(self: FsBackend, agent: str) -> Any:
+        monkeypatch.setattr(FsBackend, "appender", real)
+        nonlocal now
+        with opslog.open(root, agent=agent, compact_after=None) as store:
+            store["meanwhile"] = {}
+        with opslog.open(root, agent="b", compact_after=None) as store:
+            for number in range(5):
+                now = time.time() + 3600.0 * number
+                store["x"] = {"number": number}
+                store.compact()
+        assert backend.list(f"ops/{agent}/") == []
+        return real(self, agent)
+
+    monkeypatch.setattr(FsBackend, "appender", appender)
+    with pytest.raises(opslog.RetryError, match=r"'ann' .* run the import again"):
+        ingest(backend, [put("a", "ann")])
+    ingest(backend, [put("a", "ann")])
+    assert [entry.path for entry in backend.list("ops/ann/")] == [segment_path("ann", 2)]
+    assert content(root) == {"meanwhile": {}, "x": {"number": 4}, "a": {}}
+    backend.close()
 
 
 def test_names_are_given_back_after_a_failed_write(

@@ -364,7 +364,7 @@ def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds:
 
     imported = [ImportedCommit("imported", None, (ImportedOp("set", "x", {"by": "import"}),), "file:1")]
     with opslog.open(url, **options("witness")) as witness, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingest_module._Writer, "_check_quiet", lambda self, agent: pause(agent))
+        patch.setattr(ingest_module._Writer, "_check_quiet", lambda self, agent, cut: pause(agent))
         if pause_seconds > 0.6 * 7 * DAY:
             with pytest.raises(opslog.WriteFailedError, match="paused for most of the tombstone TTL"):
                 ingest_module.ingest(open_backend(url), imported, environment=environment)

@@ -490,17 +490,46 @@ class _Scan(list[Any]):
 def test_a_creator_survives_the_removal_of_its_empty_directory(
     backend: FsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = posix.fsync_directory
+    real = os.mkdir
     removals = 3
 
-    def remove_then_fsync(path: str, at: int | None = None) -> None:
+    def make_then_remove(path: str, mode: int, *, dir_fd: int) -> None:
         nonlocal removals
-        real(path, at)
-        if path == "snapshots" and removals:
+        real(path, mode, dir_fd=dir_fd)
+        if path == "snapshots/1-a" and removals:
             removals -= 1
-            os.rmdir(f"{path}/1-a", dir_fd=at)
+            os.rmdir(path, dir_fd=dir_fd)
 
-    monkeypatch.setattr(posix, "fsync_directory", remove_then_fsync)
+    monkeypatch.setattr(os, "mkdir", make_then_remove)
     backend.create("snapshots/1-a/part", b"x")
     assert removals == 0
     assert backend.read("snapshots/1-a/part") == b"x"
+
+
+@pytest.mark.parametrize("directory", ["ops/a", "snapshots/1-a", "archive/2026-Q4"])
+def test_the_entry_of_a_directory_that_can_be_removed_is_fsynced_when_there_is_a_file_in_it(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    """Until then it may be removed, and made anew by somebody who has not fsynced it yet."""
+    real = posix.fsync_directory
+    found: list[list[str]] = []
+
+    def fsync(path: str, at: int | None = None) -> None:
+        if path == directory.partition("/")[0]:
+            found.append(os.listdir(root / directory))
+        real(path, at)
+
+    monkeypatch.setattr(posix, "fsync_directory", fsync)
+    for number in (1, 2):
+        found.clear()
+        if directory == "ops/a":
+            appender = backend.appender("a")
+            appender.append(b"1\n")
+            appender.close()
+            path = segment_path("a", 1)
+        else:
+            path = f"{directory}/{number}"
+            backend.create(path, b"x")
+        assert found[-1] != []
+        backend.delete([path])
+        assert not (root / directory).exists()

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
+from zlib import crc32
 
 import opslog
 from opslog.backends.fs import FsBackend
@@ -43,7 +44,7 @@ class Agent:
         self._kills = kills
         self._compacts = self._rng.choice([0.1, 0.6])
         self._numbers = itertools.count(1)
-        self._nonces = (f"{name}{number:08x}" for number in itertools.count(1))
+        self._nonces = _nonces(f"{name} of {seed}")
 
     def live(self, sessions: int, actions: int) -> None:
         for _ in range(sessions):
@@ -118,6 +119,12 @@ class Agent:
         store.archive(lambda document: document == chosen, self._rng.choice(["2026-Q3", "2026-Q4"]))
 
 
+def _nonces(seed: object) -> Iterator[str]:
+    """Never the same twice, also not in a run that begins with what another one left."""
+    run = crc32(str(seed).encode())
+    return (f"{run:08x}{number:08x}" for number in itertools.count(1))
+
+
 @contextmanager
 def opened(
     root: Path, agent: str, settings: opslog.Settings, *, buffered: bool = False, environment: opslog.Environment = REAL
@@ -145,7 +152,7 @@ def play(world: Path, seed: object, *, agents: int = 3, sessions: int = 3, actio
     Every third session is killed, somewhere."""
     turns = Turns(seed)
     recorder = Recorder(world, turns.take)
-    temporary = (f"{number:016x}" for number in itertools.count(1))
+    temporary = _nonces(f"temporary {seed}")
     works: dict[str, Callable[[], None]] = {}
     for name in "abcdefgh"[:agents]:
         agent = Agent(name, recorder, turns, seed=seed, kills=0.33)
