@@ -312,7 +312,8 @@ class AsyncStore(Generic[T]):
     # -- life
 
     async def close(self) -> None:
-        """Write what is queued and give the agent's name back. Idempotent."""
+        """Write what is queued and give the agent's name back. Idempotent. :raises OpslogError: buffered commits were
+        not written; also where another call has said so before, since that may have been cancelled."""
         closing = asyncio.ensure_future(_in_thread(self._close))
         try:
             await asyncio.shield(closing)
@@ -323,6 +324,8 @@ class AsyncStore(Generic[T]):
             self._tell()
 
     def _close(self) -> None:
+        # Of a call that was cancelled nobody saw the error, so whoever closes is told again what was not written.
+        self._store._failure_told = False
         self._store.close()
         self._writer.close()
 

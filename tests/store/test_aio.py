@@ -221,6 +221,27 @@ async def test_errors_reach_the_task_that_made_them(tmp_path: Path, monkeypatch:
 
 
 @in_a_loop
+async def test_close_says_what_was_not_written_though_a_cancelled_call_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FsAppender, data: bytes) -> None:
+        raise opslog.WriteFailedError("the disk is full")
+
+    store = await opslog.aio.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
+    monkeypatch.setattr(FsAppender, "append", refuse)
+    await store.set("a", {})
+    flushing = asyncio.ensure_future(store.flush())
+    await asyncio.sleep(0)  # from here on it runs in its thread
+    flushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flushing
+    while not store._store._failure_told:
+        await asyncio.sleep(0.01)
+    with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
+        await store.close()
+
+
+@in_a_loop
 async def test_an_opening_that_is_cancelled_gives_the_name_back(tmp_path: Path) -> None:
     for steps in range(6):
         opening = asyncio.ensure_future(_opened(tmp_path))
