@@ -521,7 +521,7 @@ ALL = [
         "flush",
         _nothing,
         likely("posix", CRASHES, 10, 1500, buffered=3),
-        first=57,
+        first=98,
     ),
 ]
 
