@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -84,6 +85,15 @@ class _Watched:
             loop.call_soon(lambda: loop.call_soon(cancel))
         else:
             waited.add_done_callback(cancel)  # before the task itself hears of it
+
+
+def _end_threads() -> None:
+    """Wait for what the threads of asyncio's pool are still at, of calls that were cancelled."""
+    loop = asyncio.get_running_loop()
+    pool = getattr(loop, "_default_executor", None)
+    if pool is not None:
+        pool.shutdown()
+        loop.set_default_executor(ThreadPoolExecutor())
 
 
 async def _awaited(awaitable: Awaitable[object]) -> object:
@@ -290,6 +300,7 @@ async def _go_on(store: AsyncStore[Any], stage: Stage, seen: Observed) -> None:
 
     for task in stage.tasks:
         await step("a task beside it", partial(_awaited, task), is_write=True)
+    _end_threads()
     await step("refresh", refresh)
     stage.write_other("b-late")
     seen.others["b-late"] = {"v": 1}

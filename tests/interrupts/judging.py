@@ -135,7 +135,8 @@ def _first_lost(seen: Observed) -> BaseException | None:
 
 def _of_the_documents(seen: Observed) -> list[str]:
     found = []
-    must = seen.error is None or (seen.has_buffered and not seen.is_lost)
+    said = seen.is_lost or isinstance(seen.error, opslog.WriteFailedError)
+    must = seen.error is None or (seen.has_buffered and not said)
     right = [state | seen.written for state in (seen.possible[-1:] if must else seen.possible)]
     if seen.is_buffered and seen.is_lost:  # so is what was in the buffer, from some commit on
         steps = list(seen.written.items())

@@ -181,7 +181,6 @@ class Runner:
                 # A block that it comes into before it begins, or when it has ended, ends with the exception.
                 forget_frames(error, injected)
             self._go_on(stage, call, seen)
-            forget_frames(error, injected, handled.refused, handled.error, *(step.error for step in seen.steps))
             stage.remove()
         seen.left, seen.warnings = left, complaints.texts
         seen.vanished = injected in complaints.vanished
@@ -226,6 +225,9 @@ class Runner:
         with suppress(opslog.ReopenError, opslog.ClosedError):
             seen.memory = self._second.call(lambda: dict(store.items()))
         step("close", store.close, other_thread=True)
+        handled = seen.handled
+        errors = (seen.error, seen.injected, handled.refused, handled.error, *(step.error for step in seen.steps))
+        forget_frames(*errors)
         finish(stage, seen, call.also)
 
 
