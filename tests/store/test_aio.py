@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -224,17 +225,23 @@ async def test_errors_reach_the_task_that_made_them(tmp_path: Path, monkeypatch:
 async def test_close_says_what_was_not_written_though_a_cancelled_call_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
     def refuse(self: FsAppender, data: bytes) -> None:
+        asked.set()
+        cancelled.wait()
         raise opslog.WriteFailedError("the disk is full")
 
     store = await opslog.aio.open(tmp_path, agent="a", durability="buffered", buffer_seconds=3600)
     monkeypatch.setattr(FsAppender, "append", refuse)
     await store.set("a", {})
     flushing = asyncio.ensure_future(store.flush())
-    await asyncio.sleep(0)  # from here on it runs in its thread
+    while not asked.is_set():
+        await asyncio.sleep(0.001)
     flushing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await flushing
+    cancelled.set()
     while not store._store._failure_told:
         await asyncio.sleep(0.01)
     with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
