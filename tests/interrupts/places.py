@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -43,18 +44,25 @@ Handler = Callable[[Place], None]
 
 def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after") -> T:
     """What `call` returns; meanwhile the handler is called, in this thread, at each place. What it raises is raised
-    there."""
+    there.
+
+    Garbage of earlier calls is not collected meanwhile: finalizers would make places of their own, now here, now there.
+    """
     places = _Places(handler)
+    # CPython lets go of these when one of them raises, and may call them once more; so something else has to have them.
+    enter, returned, called = places.enter, places.returned, places.called
+    gc.disable()
     if kind == "after":
-        sys.settrace(places.enter)
-        sys.setprofile(places.returned)
+        sys.settrace(enter)
+        sys.setprofile(returned)
     else:
-        sys.setprofile(places.called)
+        sys.setprofile(called)
     try:
         return call()
     finally:
         sys.settrace(None)
         sys.setprofile(None)
+        gc.enable()
         places.end()
 
 
