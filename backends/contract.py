@@ -5,7 +5,7 @@ A backend is a flat namespace of immutable files under one root, plus one growin
 is one short file. `opslog.backends.testing` is the same contract as a test suite.
 
 Paths are relative to the root, use ``/`` and never begin with it: ``manifests/00000000000000000001.json``. An agent's
-log is the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.layout.segment_path`). A path has no empty
+log is the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.format.layout.segment_path`). A path has no empty
 component, no ``.`` or ``..``, no NUL and no lone surrogate; anything else may stand in it, up to the length that the
 storage allows. What cannot be a path, an agent or a lock is refused with `opslog.errors.InvalidNameError`.
 
@@ -101,7 +101,7 @@ class Backend(Protocol):
 
         `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed.
         Files created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files
-        of creations under way or abandoned may appear, under the names of `opslog.layout.temporary_path`, and so
+        of creations under way or abandoned may appear, under the names of `opslog.format.layout.temporary_path`, and so
         may the storage's own files below ``locks/``.
         """
 

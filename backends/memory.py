@@ -29,7 +29,7 @@ from opslog.errors import (
     MissingFileError,
     NotFoundError,
 )
-from opslog.layout import OPS, check_name, segment_of, segment_path
+from opslog.format.layout import OPS, check_name, segment_of, segment_path
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 

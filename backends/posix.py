@@ -1,4 +1,4 @@
-"""System calls on files and directories, as `opslog.backends.fs` needs them, and what their errors mean in words.
+"""System calls on files and directories, as `opslog.backends.local.fs` needs them, and what their errors mean in words.
 
 Paths are relative to the directory that is open at the descriptor `at`; where that is None, to the working directory.
 """

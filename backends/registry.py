@@ -23,11 +23,11 @@ Factory = Callable[..., Backend]
 ENTRY_POINTS = "opslog.backends"
 
 _BUILT_IN = {
-    "file": "opslog.backends.fs:open_url",
+    "file": "opslog.backends.local.fs:open_url",
     "memory": "opslog.backends.memory:open_url",
-    "s3": "opslog.backends.s3:open_url",
-    "gs": "opslog.backends.clouds:open_gs",
-    "az": "opslog.backends.clouds:open_az",
+    "s3": "opslog.backends.objects.s3:open_url",
+    "gs": "opslog.backends.objects.clouds:open_gs",
+    "az": "opslog.backends.objects.clouds:open_az",
 }
 
 # The optional extra of opslog that brings what a scheme needs.

@@ -6,7 +6,7 @@ Subclass `BackendContract` in a test module of your own and say how to open your
 
     pytest.register_assert_rewrite("opslog.backends.testing")  # shows values in failing asserts
 
-    from opslog.backends.fs import FsBackend
+    from opslog.backends.local.fs import FsBackend
     from opslog.backends.testing import BackendContract
 
 
@@ -40,7 +40,7 @@ from opslog.errors import (
     LockedError,
     MissingFileError,
 )
-from opslog.layout import LOCKS, segment_of, segment_path
+from opslog.format.layout import LOCKS, segment_of, segment_path
 
 pytest.register_assert_rewrite("opslog.backends.testing_names")
 

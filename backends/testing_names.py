@@ -9,7 +9,7 @@ import pytest
 
 from opslog.backends.contract import Backend, Position, Range
 from opslog.errors import InvalidNameError
-from opslog.layout import LOCKS, OPS, segment_path
+from opslog.format.layout import LOCKS, OPS, segment_path
 
 OpenBackend = Callable[[], Backend]
 

@@ -20,7 +20,7 @@ import msgspec
 import orjson
 
 from benchmarks.material import line
-from opslog.commits import Batch, Commit, DeleteOp, SetOp, decode_commits, encode_commit
+from opslog.format.commits import Batch, Commit, DeleteOp, SetOp, decode_commits, encode_commit
 
 HISTORY = Path(__file__).parents[2] / "shared" / "data" / "httpx-history.jsonl.gz"
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from opslog.commits import Commit, Set, encode_commit
+from opslog.format.commits import Commit, Set, encode_commit
 
 Documents = list[tuple[str, dict[str, Any]]]
 

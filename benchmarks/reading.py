@@ -14,7 +14,7 @@ import opslog
 from benchmarks.material import document, line, prepared, rows
 from benchmarks.peers import LARGE, QUICK, Open, Peer, Tinydb, Work, contend, filled_peer
 from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
-from opslog.commits import Set
+from opslog.format.commits import Set
 
 SEED = 7
 READS = "reads only"

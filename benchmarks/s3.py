@@ -32,8 +32,8 @@ from benchmarks.report import parser, run
 from benchmarks.runner import Round, Scale, Timer, contender
 from benchmarks.slow_network import slower
 from opslog.backends import open_backend
-from opslog.backends.objects import ObjectBackend
-from opslog.layout import segment_path
+from opslog.backends.objects.backend import ObjectBackend
+from opslog.format.layout import segment_path
 from tests.support import s3_servers
 
 DRIVERS = ("obstore", "s3fs")

@@ -23,7 +23,7 @@ import msgspec
 import opslog
 from benchmarks.report import machine
 from benchmarks.spark_jobs import PYTHON, SPARK, Job
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 
 AGENTS = 4
 SEGMENT_BYTES = 64 * 1024 * 1024

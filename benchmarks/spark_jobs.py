@@ -23,10 +23,10 @@ import msgspec
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Commit
+from opslog.bulk.replay import write_state
 from opslog.environment import REAL
-from opslog.replay import write_state
-from opslog.state import Loader
+from opslog.format.commits import Commit
+from opslog.replica.state import Loader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,7 +178,7 @@ def _decode(store: Path) -> tuple[int, int]:
 
 
 def _by_opslog(spark: SparkSession, store: Path) -> DataFrame:
-    from opslog.spark.replaying import replay
+    from opslog.spark.read.replaying import replay
 
     return replay(spark, str(store))
 

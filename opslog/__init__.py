@@ -12,8 +12,7 @@ new one needs.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from opslog.commits import Batch, Commit, Delete, Seal, Set, Undo
-from opslog.compaction import Compaction
+from opslog.compaction.compact import Compaction
 from opslog.environment import Environment
 from opslog.errors import (
     AgentBusyError,
@@ -39,8 +38,9 @@ from opslog.errors import (
     UsageError,
     WriteFailedError,
 )
+from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Undo
+from opslog.format.manifest import Settings
 from opslog.history import Revision
-from opslog.manifest import Settings
 from opslog.opening import open
 from opslog.stats import Stats
 from opslog.store import Store

@@ -27,14 +27,14 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from opslog import opening
-from opslog.background import Worker
-from opslog.batch import OpenBatch
-from opslog.commits import Commit
-from opslog.compaction import Compaction, KeepHistory
-from opslog.documents import Document
+from opslog.compaction.compact import Compaction, KeepHistory
+from opslog.concurrency.background import Worker
 from opslog.errors import ClosedError, UsageError
+from opslog.format.commits import Commit
+from opslog.format.documents import Document
 from opslog.history import Revision
-from opslog.log_writer import LogWriter, Pending
+from opslog.log.writer import LogWriter, Pending
+from opslog.replica.batch import OpenBatch
 from opslog.stats import Stats
 from opslog.store import Store
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from opslog.backends import Backend
-from opslog.commits import Record, Set, Stamp, encode_commit
 from opslog.errors import NotFoundError
-from opslog.layout import ARCHIVE, archive_of, archive_path, index_path
-from opslog.runs import read_blocks
-from opslog.snapshot import Block, Row, build_archive, decode_index
-from opslog.state import State
+from opslog.format.commits import Record, Set, Stamp, encode_commit
+from opslog.format.layout import ARCHIVE, archive_of, archive_path, index_path
+from opslog.format.snapshot import Block, Row, build_archive, decode_index
+from opslog.replica.state import State
+from opslog.snapshot.runs import read_blocks
 
 
 def quarter(seconds: float) -> str:

@@ -17,15 +17,15 @@ from datetime import datetime
 import msgspec
 
 from opslog.backends import Backend, Entry
-from opslog.commits import Commit, Record, Stamp, Undo
 from opslog.environment import format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
-from opslog.layout import segment_path
-from opslog.log import Cursor, LogSource, Segment, all_logs, list_segments, log_source
-from opslog.manifest import START, Cut, Manifest
-from opslog.manifest_store import ManifestStore
-from opslog.runs import BlockRun
-from opslog.state import Loader, State
+from opslog.format.commits import Commit, Record, Stamp, Undo
+from opslog.format.layout import segment_path
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.log.reader import Cursor, LogSource, Segment, all_logs, list_segments, log_source
+from opslog.replica.state import Loader, State
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun
 
 Point = int | str | datetime
 """A clock, or a time: a `datetime` with a zone, or such a time as text (``2026-11-20T12:00:00Z``)."""

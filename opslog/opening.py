@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any, Literal, TypeVar, overload
 
-from opslog.autocompaction import COMPACT_AFTER
 from opslog.backends import Appender, open_backend
-from opslog.documents import Document, Migrate, Schema, check_version
+from opslog.compaction.automatic import COMPACT_AFTER
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
+from opslog.format.documents import Document, Migrate, Schema, check_version
+from opslog.format.layout import check_name
+from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
-from opslog.layout import check_name
-from opslog.log_writer import Buffer
-from opslog.manifest import Settings
-from opslog.sealing import take_name
-from opslog.state import Loader
+from opslog.log.sealing import take_name
+from opslog.log.writer import Buffer
+from opslog.replica.state import Loader
 from opslog.store import Store
 
 T = TypeVar("T")

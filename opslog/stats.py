@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import msgspec
 
-from opslog.log import Segments
-from opslog.state import State
+from opslog.log.reader import Segments
+from opslog.replica.state import State
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -12,14 +12,13 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from opslog import archive, compaction, exiting, history
-from opslog.autocompaction import AutoCompaction
+from opslog import archive, history
 from opslog.backends import Appender, Backend, Position
-from opslog.background import logger
-from opslog.batch import OpenBatch
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Seal, Set, Undo
-from opslog.compaction import Compaction, KeepHistory, Progress
-from opslog.documents import Schema, check_id
+from opslog.compaction import compact as compaction
+from opslog.compaction.automatic import AutoCompaction
+from opslog.compaction.compact import Compaction, KeepHistory, Progress
+from opslog.concurrency import exiting
+from opslog.concurrency.background import logger
 from opslog.environment import Environment, format_ts
 from opslog.errors import (
     ClosedError,
@@ -29,12 +28,15 @@ from opslog.errors import (
     ReopenError,
     SealedError,
 )
-from opslog.following import Following
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Seal, Set, Undo
+from opslog.format.documents import Schema, check_id
+from opslog.format.layout import ARCHIVE, check_name
 from opslog.history import Revision
-from opslog.layout import ARCHIVE, check_name
-from opslog.log import SEGMENT_COST, list_segments
-from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
-from opslog.state import Loader, State
+from opslog.log.reader import SEGMENT_COST, list_segments
+from opslog.log.writer import Buffer, Hooks, LogWriter, Pending
+from opslog.replica.batch import OpenBatch
+from opslog.replica.following import Following
+from opslog.replica.state import Loader, State
 from opslog.stats import Stats
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opslog.server.asgi import App, app
+    from opslog.server.http.asgi import App, app
+    from opslog.server.http.tokens import Tokens
     from opslog.server.options import Options
-    from opslog.server.tokens import Tokens
 
 __all__ = ["App", "Options", "Tokens", "app"]
 

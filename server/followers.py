@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from opslog.server.model import Stream
+from opslog.server.protocol.model import Stream
 
 _ANSWERS = 256
 _ANSWER_BYTES = 256 * 1024

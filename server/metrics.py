@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from opslog.server.storage import Usage
+from opslog.server.protocol.storage import Usage
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from opslog.errors import UsageError
-from opslog.server.cursors import Cursors
+from opslog.server.protocol.cursors import Cursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Options:
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in
     webhooks; None takes what the client who makes a subscription has called it.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
-    :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.webhook_keys`; not, as long
-        as an earlier rotation is under way.
+    :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
+        not, as long as an earlier rotation is under way.
     """
 
     root: str = "/v1/stream/"

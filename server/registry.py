@@ -15,12 +15,12 @@ import msgspec
 import orjson
 
 from opslog.errors import OpslogError
-from opslog.server import json_mode
-from opslog.server.appending import Append
-from opslog.server.creation import Create
-from opslog.server.model import JSON, Stream
+from opslog.server.protocol import json_mode
+from opslog.server.protocol.appending import Append
+from opslog.server.protocol.creation import Create
+from opslog.server.protocol.model import JSON, Stream
+from opslog.server.protocol.transaction import Events
 from opslog.server.streams import Streams
-from opslog.server.transaction import Events
 
 PATH = "__registry__"
 _log = logging.getLogger("opslog.server")

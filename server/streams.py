@@ -12,18 +12,18 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from opslog.environment import REAL, Environment
-from opslog.server import appending, creation, lifetimes, ranges
-from opslog.server.appending import Append, Appended
 from opslog.server.background import Background
-from opslog.server.creation import Create, Created
 from opslog.server.followers import Followers
 from opslog.server.metrics import Metrics
-from opslog.server.model import Stream
-from opslog.server.ranges import Range, VanishedError
-from opslog.server.refusals import not_found
-from opslog.server.storage import Shard, Storage, Usage
-from opslog.server.transaction import Events, Transaction
-from opslog.server.writer import Work, Writer
+from opslog.server.protocol import appending, creation, lifetimes, ranges
+from opslog.server.protocol.appending import Append, Appended
+from opslog.server.protocol.creation import Create, Created
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.ranges import Range, VanishedError
+from opslog.server.protocol.refusals import not_found
+from opslog.server.protocol.storage import Shard, Storage, Usage
+from opslog.server.protocol.transaction import Events, Transaction
+from opslog.server.storage.writer import Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")

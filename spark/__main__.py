@@ -16,7 +16,7 @@ from opslog.cli.maintenance import tell_compaction
 from opslog.cli.replay import replay_command
 from opslog.cli.session import Session, StoreCommand, common_options
 from opslog.cli.values import keep
-from opslog.compaction import Compaction, KeepHistory
+from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.errors import LockedError
 
 app = click.Group(
@@ -38,7 +38,7 @@ def compact_command(
     session: Session, *, url: str | None, master: str | None, full: bool, keep_history: KeepHistory | None
 ) -> None:
     """Fold what is settled of all logs into the snapshot, and delete what nothing needs any more."""
-    from opslog.spark.compacting import compact
+    from opslog.spark.compact.compacting import compact
     from opslog.spark.jobs import running
 
     session.store = session.store if url is None else url

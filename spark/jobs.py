@@ -9,12 +9,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from opslog.backends import open_backend
+from opslog.bulk.replay import Format
 from opslog.environment import REAL
 from opslog.history import Point
-from opslog.replay import Format
-from opslog.spark.output import write_state
-from opslog.spark.planning import find_recent, survey
-from opslog.spark.replaying import replay
+from opslog.spark.read.output import write_state
+from opslog.spark.read.planning import find_recent, survey
+from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
 
 

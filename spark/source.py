@@ -1,7 +1,8 @@
 """The data source `opslog`: ``spark.read.format("opslog").load(url)``, and ``USING opslog`` in SQL.
 
 Spark makes the source in one process, plans in another and reads in many more; what goes between them is pickled. All
-that is said of a store is said in `opslog.spark.views`; here are only the words of Spark: options, schemas, filters.
+that is said of a store is said in `opslog.spark.read.views`; here are only the words of Spark: options, schemas,
+filters.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pyspark.sql.types import StructType
 from opslog.backends import Backend, open_backend
 from opslog.errors import CorruptError, MissingFileError, RetryError, UsageError
 from opslog.history import Point
-from opslog.manifest_store import ManifestStore
-from opslog.spark.planning import SPLIT_BYTES
-from opslog.spark.ranges import IdRange
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.read.planning import SPLIT_BYTES
+from opslog.spark.read.ranges import IdRange
+from opslog.spark.read.views import EVERYTHING, ArchiveView, Asked, OpsView, StateView, Task, View
 from opslog.spark.typed import converter
-from opslog.spark.views import EVERYTHING, ArchiveView, Asked, OpsView, StateView, Task, View
 
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
@@ -59,7 +60,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> str:
         if self.options.get("view") == CHANGES:
-            from opslog.spark.streaming import COLUMNS
+            from opslog.spark.stream.streaming import COLUMNS
 
             return ddl(COLUMNS)
         return ddl(view_of(self.options).schema, self.options.get("schema"))
@@ -79,12 +80,12 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("view") != CHANGES:
             raise UsageError(f'a stream has one view, and has to name it: .option("view", "{CHANGES}")')
-        from opslog.spark.streaming import StreamReader
+        from opslog.spark.stream.streaming import StreamReader
 
         return StreamReader(url_of(self.options), storage_options(self.options), self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from opslog.spark.writing import writer_of  # which needs this module
+        from opslog.spark.write.writing import writer_of  # which needs this module
 
         return writer_of(self.options, schema, overwrite)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from opslog import runs
 from opslog.backends import open_backend
+from opslog.snapshot import runs
 from tests.support import s3_servers
 from tests.support.places import DIRECTORY, Place
 from tests.support.s3_servers import Server

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import autocompaction, compaction, runs, state
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
-from opslog.log import SEGMENT_COST
-from opslog.manifest_store import ManifestStore
+from opslog.compaction import automatic as autocompaction
+from opslog.compaction import compact as compaction
+from opslog.log.reader import SEGMENT_COST
+from opslog.replica import state
+from opslog.snapshot import runs
+from opslog.snapshot.manifests import ManifestStore
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.waiting import until
 

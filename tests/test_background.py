@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from opslog.background import Worker
+from opslog.concurrency.background import Worker
 from opslog.errors import WriteFailedError
 from tests.support.waiting import until
 

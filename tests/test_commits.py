@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog.commits import (
+from opslog.errors import CorruptError
+from opslog.format.commits import (
     CLOCK_MAX,
     Batch,
     Commit,
@@ -26,7 +27,6 @@ from opslog.commits import (
     decode_records,
     encode_commit,
 )
-from opslog.errors import CorruptError
 
 TS = "2026-11-20T12:00:00.123456Z"
 

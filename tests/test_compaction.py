@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import compaction, snapshot
 from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
-from opslog.commits import Record, Set
-from opslog.compaction import Compaction, compact, fold
+from opslog.compaction import compact as compaction
+from opslog.compaction.compact import Compaction, compact, fold
 from opslog.environment import REAL, Environment
-from opslog.fencing import Fence
-from opslog.layout import segment_path
-from opslog.manifest import Manifest
-from opslog.manifest_store import ManifestStore
-from opslog.runs import BlockRun
-from opslog.verify import verify
+from opslog.format import snapshot
+from opslog.format.commits import Record, Set
+from opslog.format.layout import segment_path
+from opslog.format.manifest import Manifest
+from opslog.log.fencing import Fence
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun
+from opslog.verify.verify import verify
 
 Store = opslog.Store[dict[str, Any]]
 DAY = 86400

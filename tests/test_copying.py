@@ -11,10 +11,10 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.copying import LOCK, copy
+from opslog.bulk.copying import LOCK, copy
 from opslog.errors import RetryError
-from opslog.layout import manifest_path, segment_path, temporary_path
-from opslog.verify import verify
+from opslog.format.layout import manifest_path, segment_path, temporary_path
+from opslog.verify.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault
 
 Store = opslog.Store[dict[str, Any]]

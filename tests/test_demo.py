@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 import opslog
-import opslog.commits
 import opslog.demo
-from opslog.commits import Commit
+import opslog.format.commits
 from opslog.demo.check import Documents, check, compare
 from opslog.demo.journal import Begin, Call, Change, End
 from opslog.demo.spark import replay
 from opslog.demo.workers import DemoError
+from opslog.format.commits import Commit
 
 CODE = (
     "import pathlib, sys, opslog.demo as demo; "
@@ -192,7 +192,7 @@ def _acknowledge_too_early(calls: list[Call], history: list[Commit]) -> None:
 
 def _write_what_was_rolled_back(calls: list[Call], history: list[Commit]) -> None:
     calls.append(Call(Begin("rollback", [Change("b", FIRST)]), End(False, [4])))
-    history.append(opslog.Batch("", 4, "x", [opslog.commits.SetOp("b", msgspec.Raw(b'{"value":1}'))]))
+    history.append(opslog.Batch("", 4, "x", [opslog.format.commits.SetOp("b", msgspec.Raw(b'{"value":1}'))]))
 
 
 def _undo_something_else(calls: list[Call], history: list[Commit]) -> None:

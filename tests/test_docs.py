@@ -19,12 +19,12 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.backends.fs import FsBackend
-from opslog.checksum import encode_checked
-from opslog.commits import DeleteOp, SetOp, decode_commits, encode_commit
+from opslog.backends.local.fs import FsBackend
 from opslog.environment import Environment
-from opslog.manifest import Cut, Manifest, Part, Run, decode_manifest, encode_manifest
-from opslog.snapshot import Index, decode_index
+from opslog.format.checksum import encode_checked
+from opslog.format.commits import DeleteOp, SetOp, decode_commits, encode_commit
+from opslog.format.manifest import Cut, Manifest, Part, Run, decode_manifest, encode_manifest
+from opslog.format.snapshot import Index, decode_index
 from tests.support.documents import ROOT, blocks, name_of, run_examples
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import compaction, sealing
 from opslog.backends import Backend, Entry, open_backend
 from opslog.backends.memory import MemoryBackend
-from opslog.compaction import Compaction, compact
+from opslog.compaction import compact as compaction
+from opslog.compaction.compact import Compaction, compact
+from opslog.compaction.garbage import collect, find_garbage
 from opslog.environment import REAL
-from opslog.garbage import collect, find_garbage
-from opslog.layout import manifest_path, segment_path
-from opslog.verify import verify
+from opslog.format.layout import manifest_path, segment_path
+from opslog.log import sealing
+from opslog.verify.verify import verify
 from tests.test_layout import HOSTILE_NAMES
 
 HOUR = 3600.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import runs
+from opslog.snapshot import runs
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.places import SERVERS, Place
 

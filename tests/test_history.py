@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Commit, Set, Undo
-from opslog.compaction import compact
+from opslog.compaction.compact import compact
 from opslog.environment import REAL, Environment, format_ts, parse_ts
-from opslog.layout import manifest_path
-from opslog.manifest_store import ManifestStore
-from opslog.merge import reference
+from opslog.format.commits import Commit, Set, Undo
+from opslog.format.layout import manifest_path
+from opslog.merge.merge import reference
+from opslog.snapshot.manifests import ManifestStore
 
 _numbers = itertools.count()
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import ingest as ingest_module
 from opslog.backends import Backend, Position, open_backend
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
+from opslog.bulk import ingest as ingest_module
+from opslog.bulk.ingest import Ingested, ingest
+from opslog.format.layout import segment_path
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.ingest import Ingested, ingest
-from opslog.layout import segment_path
-from opslog.log import list_segments
-from opslog.state import read_on
-from opslog.verify import verify
+from opslog.log.reader import list_segments
+from opslog.replica.state import read_on
+from opslog.verify.verify import verify
 
 TS = "2020-02-02T02:02:02.020202Z"
 

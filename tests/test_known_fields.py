@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.known_fields import lost_field
+from opslog.format.known_fields import lost_field
 
 
 @dataclass

@@ -10,11 +10,11 @@ import pytest
 
 import opslog
 from opslog import aio
-from opslog.backends import objects
+from opslog.backends.objects import backend as objects
+from opslog.bulk.ingest import ingest
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.ingest import ingest
-from opslog.manifest_store import ManifestStore
-from opslog.verify import verify
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import verify
 from tests.support.bucket import Fault, Request
 from tests.support.worlds import DAY, Nobody, Store, World, seal_late, sealed_late
 
@@ -158,7 +158,7 @@ def test_an_import_goes_on_behind_a_late_seal(world: World, live: Store) -> None
         yield commits[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("opslog.ingest._CHUNK_BYTES", 1)
+        patch.setattr("opslog.bulk.ingest._CHUNK_BYTES", 1)
         ingest(world.backend, two_chunks(), environment=world.environment)
     with world.open("a") as again:
         check_converged(world, again)

@@ -12,21 +12,21 @@ import msgspec
 import pytest
 
 import opslog
-from opslog import fencing
-from opslog import ingest as ingest_module
 from opslog import store as store_module
 from opslog.backends import Backend, open_backend
-from opslog.backends.objects import ObjectAppender
-from opslog.commits import Seal, Set, encode_commit
-from opslog.compaction import compact
+from opslog.backends.objects.backend import ObjectAppender
+from opslog.bulk import ingest as ingest_module
+from opslog.compaction.compact import compact
 from opslog.environment import REAL, Environment, format_ts
+from opslog.format.commits import Seal, Set, encode_commit
+from opslog.format.layout import manifest_path, segment_path
+from opslog.format.manifest import Manifest, encode_manifest
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.layout import manifest_path, segment_path
-from opslog.log import Cursor, list_log, list_segments
-from opslog.manifest import Manifest, encode_manifest
-from opslog.manifest_store import ManifestStore
-from opslog.state import Loader, State
-from opslog.verify import verify
+from opslog.log import fencing
+from opslog.log.reader import Cursor, list_log, list_segments
+from opslog.replica.state import Loader, State
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import verify
 from tests.support import bucket
 
 assert bucket.BUCKETS is not None  # which registers bucket://

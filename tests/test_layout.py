@@ -8,7 +8,7 @@ import re
 import pytest
 
 from opslog.errors import InvalidNameError
-from opslog.layout import (
+from opslog.format.layout import (
     Kind,
     archive_path,
     check_name,

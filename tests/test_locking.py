@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from opslog.concurrency.locking import Bell, Section
 from opslog.errors import UsageError
-from opslog.locking import Bell, Section
 
 
 def test_a_section_refuses_the_thread_that_is_in_it() -> None:

@@ -12,9 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from opslog import log as log_module
 from opslog.backends import Backend, Position, open_backend
-from opslog.commits import Commit, Set, encode_commit
 from opslog.errors import (
     ClosedError,
     CommitUnknownError,
@@ -24,11 +22,13 @@ from opslog.errors import (
     ReopenError,
     WriteFailedError,
 )
-from opslog.layout import segment_path
-from opslog.log import Cursor, bytes_after, list_log, list_segments, read_logs
-from opslog.log_writer import Buffer, Hooks, LogWriter, Pending
-from opslog.manifest import Cut
-from opslog.torn import joined
+from opslog.format.commits import Commit, Set, encode_commit
+from opslog.format.layout import segment_path
+from opslog.format.manifest import Cut
+from opslog.format.torn import joined
+from opslog.log import reader as log_module
+from opslog.log.reader import Cursor, bytes_after, list_log, list_segments, read_logs
+from opslog.log.writer import Buffer, Hooks, LogWriter, Pending
 
 TS = "2026-11-20T12:00:00.000000Z"
 

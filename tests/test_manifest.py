@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.checksum import crc32, decode_checked, encode_checked, sha256
 from opslog.environment import REAL
 from opslog.errors import (
     AlreadyExistsError,
@@ -24,9 +23,10 @@ from opslog.errors import (
     NotFoundError,
     RetryError,
 )
-from opslog.layout import manifest_path, part_path
-from opslog.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
-from opslog.manifest_store import ManifestStore
+from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
+from opslog.format.layout import manifest_path, part_path
+from opslog.format.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
+from opslog.snapshot.manifests import ManifestStore
 
 _numbers = itertools.count()
 MANIFEST = Manifest(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog.commits import (
+from opslog.format.commits import (
     Batch,
     Commit,
     Delete,
@@ -26,7 +26,7 @@ from opslog.commits import (
     decode_commits,
     encode_commit,
 )
-from opslog.merge import Merge, reference
+from opslog.merge.merge import Merge, reference
 
 TS = "2026-11-20T12:00:00.000000Z"
 

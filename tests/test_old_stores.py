@@ -12,11 +12,11 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.checksum import encode_checked
-from opslog.layout import manifest_path
-from opslog.manifest import Manifest
-from opslog.manifest_store import ManifestStore
-from opslog.verify import verify
+from opslog.format.checksum import encode_checked
+from opslog.format.layout import manifest_path
+from opslog.format.manifest import Manifest
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import verify
 from tests.fixtures.write_store import write
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog.ordering import in_order
+from opslog.merge.ordering import in_order
 
 
 @given(st.sets(st.text()))

@@ -14,8 +14,8 @@ import pytest
 import opslog
 from opslog.backends import Entry
 from opslog.backends.memory import MemoryBackend
-from opslog.commits import encode_commit
-from opslog.layout import segment_path
+from opslog.format.commits import encode_commit
+from opslog.format.layout import segment_path
 from tests.support.bucket import BUCKETS
 
 Store = opslog.Store[dict[str, Any]]

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import compaction, sealing
 from opslog.backends import Backend, open_backend
-from opslog.compaction import compact, fold
+from opslog.bulk.ingest import ingest
+from opslog.compaction import compact as compaction
+from opslog.compaction.compact import compact, fold
 from opslog.environment import REAL, Environment
+from opslog.format.layout import segment_path
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.ingest import ingest
-from opslog.layout import segment_path
+from opslog.log import sealing
 from opslog.testing import Process, Simulation, make_storage, open_store
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support import bucket
 
 _numbers = itertools.count()

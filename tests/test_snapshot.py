@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog import snapshot
 from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
-from opslog.checksum import encode_checked
-from opslog.commits import Delete, Record, Set, encode_commit
 from opslog.errors import CorruptError, MissingFileError
-from opslog.layout import index_path, part_path
-from opslog.manifest import Run
-from opslog.runs import BlockRun, LoadedRun, merge_rows
-from opslog.snapshot import (
+from opslog.format import snapshot
+from opslog.format.checksum import encode_checked
+from opslog.format.commits import Delete, Record, Set, encode_commit
+from opslog.format.layout import index_path, part_path
+from opslog.format.manifest import Run
+from opslog.format.snapshot import (
     BLOCK_BYTES,
     Ages,
     Block,
@@ -37,6 +36,7 @@ from opslog.snapshot import (
     runs_to_merge,
     tier,
 )
+from opslog.snapshot.runs import BlockRun, LoadedRun, merge_rows
 
 TS = "2026-11-20T12:00:00.123456Z"
 _numbers = itertools.count()

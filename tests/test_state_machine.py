@@ -1,8 +1,8 @@
 """Random histories of whole stores against a plain model: several agents with stale views, compactions computed early
 and published late, garbage collection, seals, restarts.
 
-The model is the list of all commits that were acknowledged, and `opslog.merge.reference` over it. What must hold is
-what the format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly
+The model is the list of all commits that were acknowledged, and `opslog.merge.merge.reference` over it. What must hold
+is what the format promises: every fresh, refreshed and long-lived view equals the reference; an undo takes back exactly
 the agent's newest commit that is within the window; clocks only grow; nothing needed is ever collected.
 """
 
@@ -16,14 +16,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 import opslog
-from opslog import compaction, runs
 from opslog.backends import open_backend
-from opslog.commits import Batch, Commit, Set, Undo
-from opslog.compaction import Tail
+from opslog.compaction import compact as compaction
+from opslog.compaction.compact import Tail
 from opslog.errors import AlreadyExistsError, MissingFileError
-from opslog.log import Cursor, list_log
-from opslog.manifest_store import ManifestStore
-from opslog.merge import reference
+from opslog.format.commits import Batch, Commit, Set, Undo
+from opslog.log.reader import Cursor, list_log
+from opslog.merge.merge import reference
+from opslog.snapshot import runs
+from opslog.snapshot.manifests import ManifestStore
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 WINDOW = 3

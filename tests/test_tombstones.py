@@ -11,13 +11,13 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.commits import Delete, Record, encode_commit
-from opslog.compaction import compact
+from opslog.compaction.compact import compact
 from opslog.environment import REAL, Environment, format_ts
-from opslog.manifest_store import ManifestStore
-from opslog.runs import BlockRun
-from opslog.snapshot import Row
-from opslog.verify import verify
+from opslog.format.commits import Delete, Record, encode_commit
+from opslog.format.snapshot import Row
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun
+from opslog.verify.verify import verify
 
 Store = opslog.Store[dict[str, Any]]
 DAY = 86400

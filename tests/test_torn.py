@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 import opslog
-from opslog import log as log_module
 from opslog.backends import Backend, open_backend, posix
-from opslog.commits import Set, encode_commit
 from opslog.errors import CorruptError
-from opslog.layout import manifest_path, segment_path
-from opslog.log import Cursor, list_log
-from opslog.manifest import Manifest, encode_manifest
-from opslog.torn import joined
-from opslog.verify import verify
+from opslog.format.commits import Set, encode_commit
+from opslog.format.layout import manifest_path, segment_path
+from opslog.format.manifest import Manifest, encode_manifest
+from opslog.format.torn import joined
+from opslog.log import reader as log_module
+from opslog.log.reader import Cursor, list_log
+from opslog.verify.verify import verify
 
 
 def line(clock: int) -> bytes:

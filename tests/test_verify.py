@@ -15,10 +15,10 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.layout import index_path, manifest_path, segment_path
-from opslog.manifest import Cut, Manifest
-from opslog.manifest_store import ManifestStore
-from opslog.verify import Problem, Report, verify
+from opslog.format.layout import index_path, manifest_path, segment_path
+from opslog.format.manifest import Cut, Manifest
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import Problem, Report, verify
 from tests.support.files import files
 
 HOUR = 3600
@@ -130,8 +130,8 @@ def test_there_must_be_a_store(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_not_judged(root: Path) -> None:
-    from opslog.checksum import encode_checked
-    from opslog.manifest import decode_manifest
+    from opslog.format.checksum import encode_checked
+    from opslog.format.manifest import decode_manifest
 
     path = root / manifest_path(4)
     newer = decode_manifest(path.read_bytes(), "", 4)
@@ -339,7 +339,7 @@ def rewrite(root: Path, number: int, **changes: Any) -> None:
     """A manifest with other content and a checksum that fits it."""
     import msgspec
 
-    from opslog.manifest import decode_manifest, encode_manifest
+    from opslog.format.manifest import decode_manifest, encode_manifest
 
     path = root / manifest_path(number)
     manifest = decode_manifest(path.read_bytes(), "", number)
@@ -362,7 +362,7 @@ def test_a_manifest_that_contradicts_the_rest_is_found(root: Path, changes: dict
 
 
 def test_a_cut_inside_a_line_is_found(root: Path) -> None:
-    from opslog.manifest import Cut, decode_manifest
+    from opslog.format.manifest import Cut, decode_manifest
 
     cut = decode_manifest((root / manifest_path(4)).read_bytes(), "", 4).cut
     rewrite(root, 4, cut={**cut, "b": Cut(1, cut["b"].offset + 3, cut["b"].commits)})

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from opslog.backends import Backend
 from opslog.errors import OpslogError
-from opslog.log import Cursor, bytes_after, list_segments
-from opslog.manifest_store import ManifestStore
+from opslog.log.reader import Cursor, bytes_after, list_segments
+from opslog.snapshot.manifests import ManifestStore
 
 Engine = Literal["auto", "python", "spark"]
 

@@ -16,10 +16,10 @@ from opslog.cli.output import answer, counted, documents, one_line, progress, ro
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import Condition, duration, keep, matches, where
 from opslog.environment import REAL, format_ts
-from opslog.layout import check_name
+from opslog.format.layout import check_name
 
 if TYPE_CHECKING:
-    from opslog.compaction import Compaction, KeepHistory
+    from opslog.compaction.compact import Compaction, KeepHistory
 
 
 @click.command("compact", cls=StoreCommand)
@@ -37,7 +37,7 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     Runs beside everybody, under no agent's name. If another compaction is running there is nothing to do, which is no
     error.
     """
-    from opslog.compaction import Compaction, compact
+    from opslog.compaction.compact import Compaction, compact
 
     done, locked = Compaction(), None
     with session.existing() as backend, progress(session, "compacting") as bar:
@@ -178,7 +178,7 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
 
     Exit code 3: something is damaged. Notes, such as a line torn by a crash, are normal.
     """
-    from opslog.verify import verify
+    from opslog.verify.verify import verify
 
     session.store = session.store if path is None else path
     with session.storage() as backend, progress(session, "verifying") as bar:

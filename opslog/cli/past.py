@@ -16,8 +16,8 @@ import opslog
 from opslog.cli.output import id_text, is_terminal, rows, tell_error, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import document_id
-from opslog.commits import encode_commit
 from opslog.environment import REAL
+from opslog.format.commits import encode_commit
 
 
 @click.command("history", cls=StoreCommand)

@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from opslog.backends import Backend
+from opslog.bulk.replay import Format, check_vacant, write_state
 from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
 from opslog.cli.output import answer, counted, progress, say, unicode_text
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of
-from opslog.replay import Format, check_vacant, write_state
-from opslog.state import Loader
+from opslog.replica.state import Loader
 
 
 class Wish(msgspec.Struct, frozen=True):

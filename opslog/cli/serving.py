@@ -12,7 +12,7 @@ from opslog.cli.output import say
 from opslog.cli.session import Session, StoreCommand
 
 if TYPE_CHECKING:
-    from opslog.server.cursors import Cursors
+    from opslog.server.protocol.cursors import Cursors
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -74,9 +74,9 @@ def serve_command(session: Session, /, **given: Any) -> None:
     except ImportError as error:
         raise click.UsageError(f"the server is an extra: pip install 'opslog[server]' ({error})") from error
     from opslog.server import Options, app
-    from opslog.server.logs import configure
-    from opslog.server.serving import Address, check_access, serve
-    from opslog.server.tokens import Tokens
+    from opslog.server.http.logs import configure
+    from opslog.server.http.serving import Address, check_access, serve
+    from opslog.server.http.tokens import Tokens
 
     address = Address(
         host=given["host"],
@@ -109,7 +109,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
 
 def _cursors(given: dict[str, Any]) -> Cursors:
     from opslog.environment import parse_ts
-    from opslog.server.cursors import Cursors
+    from opslog.server.protocol.cursors import Cursors
 
     cursors = Cursors(interval_seconds=given["cursor_seconds"])
     if given["cursor_epoch"] is None:

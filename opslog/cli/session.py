@@ -11,10 +11,10 @@ import msgspec
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.documents import Document
 from opslog.environment import REAL, Environment
+from opslog.format.documents import Document
 from opslog.history import Point
-from opslog.manifest_store import ManifestStore
+from opslog.snapshot.manifests import ManifestStore
 
 
 class Session(msgspec.Struct):

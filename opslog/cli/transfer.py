@@ -18,8 +18,8 @@ from opslog.backends import open_backend
 from opslog.cli.output import answer, counted, one_line, progress, say, unicode_text, write
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
-from opslog.commits import Set, encode_commit
 from opslog.environment import REAL
+from opslog.format.commits import Set, encode_commit
 from opslog.importers import ImportedCommit
 
 _OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
@@ -43,7 +43,7 @@ def import_command(
     DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. Creates the store where there is none. An import that
     stopped half-way can be run again.
     """
-    from opslog.ingest import ingest, ingest_archives
+    from opslog.bulk.ingest import ingest, ingest_archives
 
     if (source is None) == (git is None):
         raise click.UsageError("name one source: a file of JSON lines, - for stdin, a directory, or --git REPOSITORY")
@@ -144,7 +144,7 @@ def copy_command(session: Session, source: str, target: str) -> int:
     The source may be in use; what is written to it meanwhile may be missing in the copy. A copy that was interrupted
     goes on where it was when it is started again. Exit code 3: something in the copy is damaged.
     """
-    from opslog.copying import copy
+    from opslog.bulk.copying import copy
 
     with (
         closing(open_backend(source, create=False)) as source_backend,

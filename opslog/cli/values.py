@@ -10,9 +10,9 @@ from typing import Any
 import click
 import orjson
 
-from opslog.compaction import KeepHistory
-from opslog.documents import Document, check_id
+from opslog.compaction.compact import KeepHistory
 from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError
+from opslog.format.documents import Document, check_id
 from opslog.history import Point
 
 Condition = tuple[list[str], Any]

@@ -16,11 +16,11 @@ import orjson
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Commit
 from opslog.demo.journal import Begin, Change, End, Journal, Kind, journal_path
 from opslog.demo.workers import REPORT, STOP, Conductor, Status
 from opslog.environment import REAL
-from opslog.log import Cursor, list_log
+from opslog.format.commits import Commit
+from opslog.log.reader import Cursor, list_log
 
 SETTINGS = opslog.Settings(keep_history_seconds=None)
 """All commits stay, so that the check can read every one of them."""

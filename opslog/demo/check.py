@@ -21,10 +21,10 @@ import orjson
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, Undo, encode_commit
 from opslog.demo.journal import Begin, Call, Change, Kind, read_journals
-from opslog.merge import reference
-from opslog.verify import verify
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, Undo, encode_commit
+from opslog.merge.merge import reference
+from opslog.verify.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 

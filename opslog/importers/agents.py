@@ -11,7 +11,7 @@ import unicodedata
 from itertools import count
 
 from opslog.errors import InvalidNameError
-from opslog.layout import check_name
+from opslog.format.layout import check_name
 
 _LONGEST = 128
 

@@ -39,7 +39,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from opslog.errors import CorruptError, UsageError
-from opslog.exact import NotJsonError
+from opslog.format.exact import NotJsonError
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.agents import AgentNames
 from opslog.importers.lines import Line, bounded, convert, corrupt, decode_json, open_file, read_lines

@@ -29,12 +29,12 @@ from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 
-from opslog.commits import Version
 from opslog.errors import InvalidNameError
+from opslog.format.commits import Version
+from opslog.format.layout import check_name
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.lines import Line, bounded, corrupt, open_file, read_lines
 from opslog.importers.times import from_text
-from opslog.layout import check_name
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -1,4 +1,4 @@
-"""Files of lines that know where they are, decoded exactly (`opslog.exact`) or not at all."""
+"""Files of lines that know where they are, decoded exactly (`opslog.format.exact`) or not at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
-from opslog.commits import LINE_BYTES_MAX
 from opslog.errors import CorruptError, UsageError
-from opslog.exact import InexactError, loads
+from opslog.format.commits import LINE_BYTES_MAX
+from opslog.format.exact import InexactError, loads
 
 T = TypeVar("T")
 

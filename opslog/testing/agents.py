@@ -21,7 +21,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.manifest import Settings
+from opslog.format.manifest import Settings
 from opslog.store import Store
 from opslog.testing import invariants
 from opslog.testing.invariants import State

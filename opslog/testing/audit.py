@@ -6,18 +6,19 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from opslog import archive, compaction
-from opslog.commits import Commit, Undo
+from opslog import archive
+from opslog.compaction import compact as compaction
+from opslog.compaction.garbage import TEMPORARY_SECONDS
 from opslog.environment import format_ts
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError
-from opslog.garbage import TEMPORARY_SECONDS
-from opslog.manifest_store import ManifestStore
+from opslog.format.commits import Commit, Undo
+from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
 from opslog.testing.agents import Shared, view
 from opslog.testing.invariants import State
 from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
-from opslog.verify import verify
+from opslog.verify.verify import verify
 
 _LOCK_SECONDS = 30.0
 """After which the lease of a compaction that is gone has run out."""

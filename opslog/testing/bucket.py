@@ -1,7 +1,7 @@
 """A bucket as S3 lets it be: puts are atomic and listed at once, but an answer can get lost, and so can a request,
 which may yet be carried out long after its sender has given up.
 
-`opslog.backends.objects` runs on it as it is, through the `Driver` that it has for each kind of client.
+`opslog.backends.objects.backend` runs on it as it is, through the `Driver` that it has for each kind of client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 from opslog.backends import Range
-from opslog.backends.objects import Object, Put
+from opslog.backends.objects.backend import Object, Put
 from opslog.errors import MissingFileError, RetryError, WriteFailedError
 from opslog.testing.faults import Fault
 from opslog.testing.simulation import Process, Simulation
@@ -25,7 +25,7 @@ _PAGE = 7
 
 
 class Bucket:
-    """Objects by key. A `opslog.backends.objects.Driver`.
+    """Objects by key. A `opslog.backends.objects.backend.Driver`.
 
     :ivar on_create: called with the key of a new object; `on_delete`: with the key and the content of one that goes.
     """

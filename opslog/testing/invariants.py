@@ -12,11 +12,11 @@ from functools import wraps
 from itertools import pairwise
 from typing import NoReturn, ParamSpec
 
-from opslog.commits import Commit, Delete, Record, Seal, Set, Undo
-from opslog.merge import reference
-from opslog.rules import UndoWindow, clock_fault
+from opslog.format.commits import Commit, Delete, Record, Seal, Set, Undo
+from opslog.merge.merge import reference
+from opslog.merge.rules import UndoWindow, clock_fault
 from opslog.testing.ledger import Attempt, Handout, content_of
-from opslog.verify import Report
+from opslog.verify.verify import Report
 
 P = ParamSpec("P")
 

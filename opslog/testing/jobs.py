@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opslog import compaction
+from opslog.bulk.ingest import ingest
+from opslog.compaction import compact as compaction
 from opslog.environment import format_ts
 from opslog.errors import LockedError, MissingFileError, NotFoundError, ReopenError, RetryError
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.ingest import ingest
-from opslog.manifest_store import ManifestStore
+from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
 from opslog.testing.agents import Shared
 from opslog.testing.ledger import Attempt
 from opslog.testing.simulation import Process
-from opslog.verify import verify
+from opslog.verify.verify import verify
 
 _YEAR_SECONDS = 365 * 86400.0
 

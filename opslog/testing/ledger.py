@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from opslog.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
 from opslog.errors import CommitUnknownError, NotFoundError, OpslogError
-from opslog.log import Cursor
-from opslog.log_writer import LogWriter, Pending
-from opslog.news import News
+from opslog.format.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
+from opslog.log.reader import Cursor
+from opslog.log.writer import LogWriter, Pending
+from opslog.replica.news import News
 from opslog.store import Store
 
 Content = tuple[Any, ...]

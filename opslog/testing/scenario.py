@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from opslog import runs, snapshot
-from opslog.background import logger
+from opslog.concurrency.background import logger
 from opslog.errors import OpslogError
-from opslog.manifest import Settings
+from opslog.format import snapshot
+from opslog.format.manifest import Settings
+from opslog.snapshot import runs
 from opslog.testing import invariants
 from opslog.testing.agents import Agent, Reader, Shared
 from opslog.testing.asynchronous import AsyncAgent

@@ -8,15 +8,17 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import opslog
-from opslog import aio, exiting
-from opslog.backends import Backend, objects, register
-from opslog.backends.fs import FsBackend
+from opslog import aio
+from opslog.backends import Backend, register
 from opslog.backends.holders import Holders
-from opslog.commits import Commit, decode_commits
-from opslog.documents import Document
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.objects import backend as objects
+from opslog.concurrency import exiting
 from opslog.environment import REAL
-from opslog.layout import MANIFESTS, OPS, manifest_number, segment_of
-from opslog.manifest import decode_manifest
+from opslog.format.commits import Commit, decode_commits
+from opslog.format.documents import Document
+from opslog.format.layout import MANIFESTS, OPS, manifest_number, segment_of
+from opslog.format.manifest import decode_manifest
 from opslog.store import Store
 from opslog.testing.bucket import Bucket
 from opslog.testing.disk import File
@@ -50,7 +52,7 @@ def _no_exit() -> AbstractContextManager[object]:
 
 
 class Directory:
-    """A directory on a simulated disk, used through `opslog.backends.fs`."""
+    """A directory on a simulated disk, used through `opslog.backends.local.fs`."""
 
     kind = "posix"
 
@@ -81,7 +83,7 @@ class Directory:
 
 
 class ObjectStorage:
-    """A prefix in a simulated bucket, used through `opslog.backends.objects`."""
+    """A prefix in a simulated bucket, used through `opslog.backends.objects.backend`."""
 
     kind = "s3"
 

@@ -1,11 +1,11 @@
 """The directory backend on a simulated disk: the system calls that it makes, each of them a step of the simulation.
 
-`opslog.backends.fs` and what it is made of run as they are. They reach the system through a handful of names of their
-own modules (`os`, `posix.datasync`, `flock`, `forking`), and while a `System` is installed, those names lead here;
-paths outside `ROOT` go on to the real system. So what is simulated is the code that runs at users', down to the order
-of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that matter most
-(a directory that nobody synced) are mistakes in that order. To pass an object with twenty system calls through all of
-its functions would do the same, and make the one file that everybody has to be able to check harder to read.
+`opslog.backends.local.fs` and what it is made of run as they are. They reach the system through a handful of names of
+their own modules (`os`, `posix.datasync`, `flock`, `forking`), and while a `System` is installed, those names lead
+here; paths outside `ROOT` go on to the real system. So what is simulated is the code that runs at users', down to the
+order of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that matter
+most (a directory that nobody synced) are mistakes in that order. To pass an object with twenty system calls through
+all of its functions would do the same, and make the one file that everybody has to be able to check harder to read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from opslog.backends import beneath, flock, forking, fs, fs_log, posix, tree
+from opslog.backends import forking, posix
+from opslog.backends.local import beneath, flock, fs, fs_log, tree
 from opslog.errors import LockedError
 from opslog.testing.disk import Directory, Disk, File, Node
 from opslog.testing.faults import Fault

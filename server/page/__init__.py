@@ -1,1 +1,1 @@
-"""The files of the page for people; see `opslog.server.page_routes`."""
+"""The files of the page for people; see `opslog.server.http.page_routes`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import opslog  # noqa: E402  (after the rewrite is registered)
 from opslog.backends import Backend, open_backend  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
 from opslog.errors import InvalidNameError  # noqa: E402
-from opslog.verify import verify  # noqa: E402
+from opslog.verify.verify import verify  # noqa: E402
 from tests.support.s3_server import S3Server  # noqa: E402
 
 NAMED = [url.rstrip("/") for name in ("GS", "AZ") if (url := os.environ.get(f"OPSLOG_TEST_{name}_URL"))]

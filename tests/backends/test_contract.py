@@ -12,7 +12,7 @@ import pytest
 pytest.register_assert_rewrite("opslog.backends.testing")
 
 from opslog.backends import Backend, open_backend, testing  # noqa: E402  (after the rewrite is registered)
-from opslog.backends.fs import FsBackend  # noqa: E402
+from opslog.backends.local.fs import FsBackend  # noqa: E402
 from opslog.backends.testing import BackendContract  # noqa: E402
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from opslog.backends import Position, Range, posix
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import (
     AgentBusyError,
     AlreadyExistsError,
@@ -28,7 +28,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 from tests.support.faults import failing, interrupted
 from tests.support.files import files
 
@@ -82,7 +82,7 @@ def start() -> Iterator[Callable[..., Process]]:
 
 RACER = """
 import sys
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import AlreadyExistsError
 backend = FsBackend(sys.argv[1])
 print("ready", flush=True)
@@ -116,7 +116,7 @@ def test_of_racing_processes_exactly_one_creates_each_file(root: Path, start: Ca
 
 HOLDER = """
 import sys
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 backend = FsBackend(sys.argv[1])
 appender = backend.appender("a")
 appender.append(b"from the holder\\n")
@@ -216,7 +216,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(
 
 FORKER = """
 import os, sys
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 backend = FsBackend(sys.argv[1])
 appender = backend.appender("a")
 backend.lock("compaction").__enter__()

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from opslog.backends import Position, forking, posix
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import (
     AgentFencedError,
     ClosedError,
     CommitUnknownError,
     WriteFailedError,
 )
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 from tests.support.faults import failing
 from tests.support.files import files
 

@@ -11,9 +11,9 @@ import pytest
 
 import opslog
 from opslog.backends import Position, posix
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import AlreadyExistsError, MissingFileError, WriteFailedError
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 from tests.support.faults import failing, interrupted
 
 

@@ -16,10 +16,10 @@ import pytest
 
 import opslog
 from opslog.backends import Range, open_backend
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import RetryError, WriteFailedError
-from opslog.layout import segment_path
-from opslog.verify import verify
+from opslog.format.layout import segment_path
+from opslog.verify.verify import verify
 
 SECRET = b'{"secret":true}\n'
 FOLLOWED = "links inside a store are not followed"

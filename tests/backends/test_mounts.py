@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import opslog
-from opslog.backends import mounts
-from opslog.backends.fs import FsBackend
-from opslog.backends.tree import Tree
+from opslog.backends.local import mounts
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.local.tree import Tree
 
 Mounted = Callable[[str], None]
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from opslog.backends import Position, flock, posix
+from opslog.backends import Position, posix
 from opslog.backends.forking import Descriptor
-from opslog.backends.fs import FsBackend
+from opslog.backends.local import flock
+from opslog.backends.local.fs import FsBackend
 from opslog.errors import (
     AgentBusyError,
     AgentFencedError,
@@ -30,7 +31,7 @@ from opslog.errors import (
     RetryError,
     WriteFailedError,
 )
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 
 LINE = b"x\n"
 
@@ -251,7 +252,7 @@ def test_a_segment_that_is_collected_while_its_log_is_opened(backend: FsBackend,
 
 HOLDER = """
 import shutil, sys
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 backend = FsBackend(sys.argv[1])
 appender = backend.appender("a")
 appender.append(b"from the holder\\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from opslog.backends import open_backend, register, registry
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.backends.memory import MemoryBackend
 from opslog.backends.names import split_url
 from opslog.errors import InvalidNameError, NotFoundError, WriteFailedError
@@ -140,8 +140,8 @@ def test_an_installed_backend_is_found_by_its_entry_point(distribution: str) -> 
 def test_importing_the_package_loads_no_backend_and_no_backend_loads_what_only_some_calls_need() -> None:
     program = (
         "import sys, opslog.backends;"
-        "print(*sorted({'opslog.backends.fs', 'opslog.backends.memory'} & set(sys.modules)));"
-        "import opslog.backends.fs, opslog.backends.memory;"
+        "print(*sorted({'opslog.backends.local.fs', 'opslog.backends.memory'} & set(sys.modules)));"
+        "import opslog.backends.local.fs, opslog.backends.memory;"
         "print(*sorted({'pytest', 'portalocker', 'opslog.backends.testing'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -14,13 +14,13 @@ pytest.register_assert_rewrite("opslog.backends.testing")
 
 import opslog  # noqa: E402  (after the rewrite is registered)
 from opslog.backends import Backend, Range, open_backend  # noqa: E402
-from opslog.backends.objects import Driver, Put  # noqa: E402
-from opslog.backends.obstore_driver import ObstoreDriver  # noqa: E402
-from opslog.backends.s3 import open_url  # noqa: E402
-from opslog.backends.s3fs_driver import S3fsDriver  # noqa: E402
+from opslog.backends.objects.backend import Driver, Put  # noqa: E402
+from opslog.backends.objects.obstore_driver import ObstoreDriver  # noqa: E402
+from opslog.backends.objects.s3 import open_url  # noqa: E402
+from opslog.backends.objects.s3fs_driver import S3fsDriver  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError  # noqa: E402
-from opslog.verify import verify  # noqa: E402
+from opslog.verify.verify import verify  # noqa: E402
 from tests.support.s3_server import PAGE, Fault, S3Server  # noqa: E402
 
 

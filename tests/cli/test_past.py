@@ -8,7 +8,7 @@ import pytest
 
 import opslog as library
 from opslog.backends import open_backend
-from opslog.compaction import compact
+from opslog.compaction.compact import compact
 from opslog.environment import REAL
 from tests.cli.conftest import Opslog
 

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 import opslog as library
 from opslog.backends import open_backend
-from opslog.commits import encode_commit
-from opslog.verify import verify
+from opslog.format.commits import encode_commit
+from opslog.verify.verify import verify
 from tests.cli.calling import PROGRAM
 from tests.cli.conftest import Opslog
 from tests.support.waiting import until
@@ -145,7 +145,7 @@ def test_nothing_is_left_of_a_failure(opslog: Opslog, source: Path, tmp_path: Pa
 def test_a_killed_replay_leaves_nothing_under_the_name(source: Path, tmp_path: Path) -> None:
     """It writes to a pipe, in the place of its first part, and is killed while it waits for a reader."""
     code = (
-        "import os, sys; from pathlib import Path; import opslog.replay as replay; write = replay._write_lines\n"
+        "import os, sys; from pathlib import Path; import opslog.bulk.replay as replay; write = replay._write_lines\n"
         "def stuck(records, path):\n    os.mkfifo(path.with_name('pipe')); write(records, path)\n"
         "    open(path.with_name('pipe'), 'wb')\n"
         "replay._write_lines = stuck\n"

@@ -9,12 +9,13 @@ from typing import Any
 from unittest import mock
 
 import opslog
-from opslog import runs, snapshot
 from opslog.backends import Backend, open_backend
 from opslog.errors import CorruptError, DataError, FormatVersionError, HistoryGoneError, OpslogError
-from opslog.exact import InexactError, load_document, loads
-from opslog.layout import segment_of
-from opslog.verify import Report, verify
+from opslog.format import snapshot
+from opslog.format.exact import InexactError, load_document, loads
+from opslog.format.layout import segment_of
+from opslog.snapshot import runs
+from opslog.verify.verify import Report, verify
 
 URL = "memory://fuzz"
 WINDOW = 3

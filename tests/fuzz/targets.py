@@ -19,16 +19,16 @@ import orjson
 
 import opslog
 from opslog import history
-from opslog.checksum import crc32, sha256
-from opslog.commits import decode_commits
-from opslog.documents import encode
+from opslog.bulk.ingest import ingest
 from opslog.errors import CorruptError, InvalidDocumentError, OpslogError, UsageError
+from opslog.format.checksum import crc32, sha256
+from opslog.format.commits import decode_commits
+from opslog.format.documents import encode
+from opslog.format.layout import index_path
 from opslog.importers import ImportedCommit
 from opslog.importers.backlog import orphaned_logs, read_backlog, read_backlog_archives
 from opslog.importers.git import read_log
 from opslog.importers.jsonl import read_json_lines
-from opslog.ingest import ingest
-from opslog.layout import index_path
 from tests.cli.calling import call
 from tests.fuzz import stores
 
@@ -93,7 +93,7 @@ def _check_lines(data: bytes) -> None:
     except CorruptError as error:
         _check_line_error(error, data)
         return
-    again = b"".join(map(opslog.commits.encode_commit, commits))
+    again = b"".join(map(opslog.format.commits.encode_commit, commits))
     assert decode_commits(again, "p", 0) == commits
     for commit in commits:
         for record in commit.records:

@@ -10,11 +10,11 @@ import pytest
 
 from opslog.archive import read_archive
 from opslog.errors import CorruptError, DataError
-from opslog.exact import loads
-from opslog.manifest import decode_manifest
-from opslog.runs import BlockRun, LoadedRun
-from opslog.snapshot import decode_index
-from opslog.verify import verify
+from opslog.format.exact import loads
+from opslog.format.manifest import decode_manifest
+from opslog.format.snapshot import decode_index
+from opslog.snapshot.runs import BlockRun, LoadedRun
+from opslog.verify.verify import verify
 from tests.fuzz import stores, targets
 from tests.fuzz.stores import Files
 

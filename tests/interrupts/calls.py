@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import opslog
 from opslog.backends import open_backend
-from opslog.copying import copy
+from opslog.bulk.copying import copy
+from opslog.bulk.ingest import ingest, ingest_archives
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.ingest import ingest, ingest_archives
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.interrupts.stage import Documents, Stage
 
 States = list[Documents]

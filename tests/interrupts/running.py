@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.interrupts.calls import CALLS, Call
 from tests.interrupts.handlers import Handled
 from tests.interrupts.judging import Observed, Step, problems

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import opslog
 from opslog.backends import memory
-from opslog.commits import Commit
+from opslog.format.commits import Commit
 from tests.support import bucket
 
 Store = opslog.Store[dict[str, Any]]

@@ -14,7 +14,7 @@ import pytest
 
 from opslog.backends import Backend, open_backend
 from opslog.errors import AlreadyExistsError
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 from tests.interrupts.places import Kind, Place, at_places
 from tests.interrupts.watching import EXCEPTIONS, complaints_of, resources
 from tests.support import bucket  # noqa: F401  (stores at bucket://)

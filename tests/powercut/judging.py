@@ -13,11 +13,11 @@ from unittest.mock import patch
 import opslog
 from opslog.archive import read_archive
 from opslog.backends import open_backend, posix
-from opslog.commits import Batch, Commit, Delete, DeleteOp, Set, decode_commits
-from opslog.layout import segment_of
-from opslog.log import Cursor
-from opslog.merge import reference
-from opslog.verify import verify
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, decode_commits
+from opslog.format.layout import segment_of
+from opslog.log.reader import Cursor
+from opslog.merge.merge import reference
+from opslog.verify.verify import verify
 from tests.powercut.disk import Ack, Event, Image, Write
 from tests.powercut.story import SETTINGS, STORE, opened
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from zlib import crc32
 
 import opslog
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 from opslog.environment import REAL
 from tests.powercut.disk import Event
 from tests.powercut.recording import Killed, Recorder, Turns

@@ -18,11 +18,14 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import compaction, log, torn
-from opslog.backends import fs, posix
-from opslog.backends.fs_log import FsAppender
-from opslog.garbage import find_garbage
-from opslog.manifest_store import ManifestStore
+from opslog.backends import posix
+from opslog.backends.local import fs
+from opslog.backends.local.fs_log import FsAppender
+from opslog.compaction import compact as compaction
+from opslog.compaction.garbage import find_garbage
+from opslog.format import torn
+from opslog.log import reader as log
+from opslog.snapshot.manifests import ManifestStore
 from tests.powercut.cutting import Cutter
 from tests.powercut.disk import EXTREMES, Ack, InTurn
 from tests.powercut.recording import Killed, Recorder, read_record

@@ -10,10 +10,10 @@ import pytest
 
 from opslog.environment import Environment
 from opslog.server import Options
-from opslog.server.asgi import App
-from opslog.server.directory import DirectoryStorage
-from opslog.server.memory import MemoryStorage
-from opslog.server.storage import Storage
+from opslog.server.http.asgi import App
+from opslog.server.protocol.storage import Storage
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.storage.memory import MemoryStorage
 from tests.support.asgi import Caller
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from opslog.server import Options, app
-from opslog.server.asgi import App
-from opslog.server.connections import HEAD_FIELDS_MAX, Connection, Limits
-from opslog.server.creation import Create
+from opslog.server.http.asgi import App
+from opslog.server.http.connections import HEAD_FIELDS_MAX, Connection, Limits
+from opslog.server.protocol.creation import Create
 
 LIMITS = Limits(connections=3, head_bytes=2000)
 IMPATIENT = Limits(seconds=0.02)

@@ -17,11 +17,11 @@ import pytest
 
 from opslog.errors import CommitUnknownError, CorruptError, LockedError, UsageError, WriteFailedError
 from opslog.server import Options
-from opslog.server.asgi import App
-from opslog.server.directory import DirectoryStorage
-from opslog.server.lmdb_file import missing_page
-from opslog.server.lmdb_shard import LmdbShard
-from opslog.server.storage import Changes
+from opslog.server.http.asgi import App
+from opslog.server.protocol.storage import Changes
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.storage.lmdb_file import missing_page
+from opslog.server.storage.lmdb_shard import LmdbShard
 from tests.server.conftest import MAP_BYTES
 from tests.support.asgi import Caller
 from tests.support.servers import http, serving
@@ -225,8 +225,8 @@ class TestFilesThatAreMissing:
 READ_ALL = """
 import sys
 from opslog.errors import CorruptError
-from opslog.server.directory import DirectoryStorage
-from opslog.server.storage import Changes
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.protocol.storage import Changes
 try:
     storage = DirectoryStorage(sys.argv[1])
 except CorruptError as error:

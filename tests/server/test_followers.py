@@ -7,9 +7,9 @@ import asyncio
 import httpx
 import pytest
 
-from opslog.server.model import Stream
-from opslog.server.ranges import Range
-from opslog.server.requests import Message
+from opslog.server.http.requests import Message
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.ranges import Range
 from tests.server.conftest import Make
 
 TEXT = {"content-type": "text/plain"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from opslog.server.appending import Append
-from opslog.server.creation import Create, ForkOf
-from opslog.server.directory import DirectoryStorage
+from opslog.server.protocol.appending import Append
+from opslog.server.protocol.creation import Create, ForkOf
+from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.streams import Streams
 from tests.support.servers import serving
 

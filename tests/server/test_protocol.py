@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from opslog.server.storage import Storage
+from opslog.server.protocol.storage import Storage
 from tests.server.conftest import Clock, Make
 from tests.support.asgi import Caller
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opslog.server import json_mode, sse
-from opslog.server.cursors import Cursors
-from opslog.server.model import Producer, Stream
-from opslog.server.offsets import format_offset, parse_offset
-from opslog.server.producers import Stamp, admit
-from opslog.server.refusals import Refused
+from opslog.server.protocol import json_mode, sse
+from opslog.server.protocol.cursors import Cursors
+from opslog.server.protocol.model import Producer, Stream
+from opslog.server.protocol.offsets import format_offset, parse_offset
+from opslog.server.protocol.producers import Stamp, admit
+from opslog.server.protocol.refusals import Refused
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

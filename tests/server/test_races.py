@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from opslog.server.appending import Append, Appended
-from opslog.server.creation import Create, ForkOf
-from opslog.server.model import Stream
-from opslog.server.producers import Stamp
-from opslog.server.refusals import Refused
-from opslog.server.storage import Storage
+from opslog.server.protocol.appending import Append, Appended
+from opslog.server.protocol.creation import Create, ForkOf
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.producers import Stamp
+from opslog.server.protocol.refusals import Refused
+from opslog.server.protocol.storage import Storage
 from opslog.server.streams import Streams
 
 TYPE = "text/plain"

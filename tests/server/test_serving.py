@@ -19,9 +19,9 @@ import pytest
 
 from opslog.environment import parse_ts
 from opslog.errors import LockedError, UsageError
-from opslog.server.directory import DirectoryStorage
-from opslog.server.serving import Address, check_access
-from opslog.server.tokens import Tokens
+from opslog.server.http.serving import Address, check_access
+from opslog.server.http.tokens import Tokens
+from opslog.server.storage.directory import DirectoryStorage
 from tests.cli.calling import call
 from tests.support.servers import Follower, Server, http, serving
 from tests.support.waiting import until
@@ -151,8 +151,8 @@ def test_a_client_that_does_not_read_holds_nobody_up(server: Server) -> None:
 
 def test_a_client_that_does_not_finish_its_request_is_let_go() -> None:
     code = (
-        "from opslog.server import app; from opslog.server.serving import Address, serve; "
-        "from opslog.server.logs import configure; configure('info', json=True); "
+        "from opslog.server import app; from opslog.server.http.serving import Address, serve; "
+        "from opslog.server.http.logs import configure; configure('info', json=True); "
         "serve(app(), Address(port=0, header_seconds=0.5))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)

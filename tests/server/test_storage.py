@@ -1,4 +1,4 @@
-"""What `opslog.server.storage` promises, held against each storage; and what only a directory does."""
+"""What `opslog.server.protocol.storage` promises, held against each storage; and what only a directory does."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageError, WriteFailedError
-from opslog.server.directory import DirectoryStorage
-from opslog.server.lmdb_shard import LmdbShard
-from opslog.server.memory import MemoryShard
-from opslog.server.model import Closer, Fork, Producer, Segment, Stream
-from opslog.server.storage import Changes, Shard, Storage
+from opslog.server.protocol.model import Closer, Fork, Producer, Segment, Stream
+from opslog.server.protocol.storage import Changes, Shard, Storage
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.storage.lmdb_shard import LmdbShard
+from opslog.server.storage.memory import MemoryShard
 
 Reopen = Callable[..., DirectoryStorage]
 FULL = Stream(

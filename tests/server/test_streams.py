@@ -11,15 +11,15 @@ import pytest
 from opslog.environment import Environment
 from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
 from opslog.server import Options
-from opslog.server.appending import Append
-from opslog.server.asgi import App
-from opslog.server.creation import Create, ForkOf
-from opslog.server.directory import DirectoryStorage
-from opslog.server.memory import MemoryShard, MemoryStorage
-from opslog.server.producers import Stamp
-from opslog.server.storage import Changes, Storage
+from opslog.server.http.asgi import App
+from opslog.server.protocol.appending import Append
+from opslog.server.protocol.creation import Create, ForkOf
+from opslog.server.protocol.producers import Stamp
+from opslog.server.protocol.storage import Changes, Storage
+from opslog.server.protocol.transaction import Events
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.storage.memory import MemoryShard, MemoryStorage
 from opslog.server.streams import Streams
-from opslog.server.transaction import Events
 from tests.support.asgi import Caller
 
 TYPE = "text/plain"
@@ -139,7 +139,7 @@ def test_works_of_others_commit_in_the_same_transaction(storage: Storage) -> Non
         )
 
         def replace(transaction: object) -> list[tuple[bytes, bytes]]:
-            from opslog.server.transaction import Transaction
+            from opslog.server.protocol.transaction import Transaction
 
             assert isinstance(transaction, Transaction)
             transaction.put_value(b"x/1", None)

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 
 from opslog.environment import REAL, Environment
-from opslog.server import requests
-from opslog.server.budget import Budget
-from opslog.server.creation import Create
-from opslog.server.memory import MemoryStorage
+from opslog.server.http import requests
+from opslog.server.http.budget import Budget
+from opslog.server.http.requests import Receive, Scope, Send
+from opslog.server.http.subscription_routes import SubscriptionRoutes
 from opslog.server.options import Options
-from opslog.server.requests import Receive, Scope, Send
+from opslog.server.protocol.creation import Create
+from opslog.server.storage.memory import MemoryStorage
 from opslog.server.streams import Streams
-from opslog.server.subscription_routes import SubscriptionRoutes
-from opslog.server.subscription_service import Subscriptions
-from opslog.server.webhook_delivery import Delivery
+from opslog.server.subscriptions.service import Subscriptions
+from opslog.server.subscriptions.webhook_delivery import Delivery
 
 ROOT = "http://here/v1/stream/__ds/subscriptions"
 

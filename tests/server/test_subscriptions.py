@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from opslog.server import globs, subscriptions
-from opslog.server.offsets import format_offset
-from opslog.server.subscriptions import Ack, Config, Link, Subscription, SubscriptionRefused
-from opslog.server.webhook_keys import JWKS_SECONDS, TOKEN_SECONDS, Keys, Secret, rotated
+from opslog.server.protocol.offsets import format_offset
+from opslog.server.subscriptions import globs
+from opslog.server.subscriptions import subscription as subscriptions
+from opslog.server.subscriptions.subscription import Ack, Config, Link, Subscription, SubscriptionRefused
+from opslog.server.subscriptions.webhook_keys import JWKS_SECONDS, TOKEN_SECONDS, Keys, Secret, rotated
 
 CONFIG = Config("webhook", "a/*", (), "https://hooks.example/", None, 2000, None)
 PULL = Config("pull-wake", "a/*", (), None, "wakes", 2000, None)

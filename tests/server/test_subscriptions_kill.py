@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from opslog.server import subscription_store
-from opslog.server.directory import DirectoryStorage
-from opslog.server.subscriptions import Link, Subscription
+from opslog.server.storage.directory import DirectoryStorage
+from opslog.server.subscriptions import store as subscription_store
+from opslog.server.subscriptions.subscription import Link, Subscription
 from tests.support.servers import Server, http, serving
 from tests.support.waiting import until
 

@@ -13,9 +13,9 @@ from ipaddress import ip_address
 import httpx
 import pytest
 
-from opslog.server.subscriptions import SubscriptionRefused
-from opslog.server.webhook_delivery import Delivery
-from opslog.server.webhook_targets import Address, parse_target
+from opslog.server.subscriptions.subscription import SubscriptionRefused
+from opslog.server.subscriptions.webhook_delivery import Delivery
+from opslog.server.subscriptions.webhook_targets import Address, parse_target
 
 PRIVATE = [
     "0.0.0.0",

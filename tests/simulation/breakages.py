@@ -14,32 +14,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from opslog import compaction, garbage, layout, leftovers
-from opslog.backends import fs_log, objects, posix
+from opslog.backends import posix
 from opslog.backends.contract import Entry
 from opslog.backends.forking import Descriptor
-from opslog.backends.fs import FsBackend
-from opslog.clock import LamportClock
-from opslog.commits import Batch, Commit, Record
-from opslog.compaction import Tail
+from opslog.backends.local import fs_log
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.objects import backend as objects
+from opslog.compaction import compact as compaction
+from opslog.compaction import garbage
+from opslog.compaction.compact import Tail
+from opslog.compaction.garbage import Garbage, find_garbage
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, NotFoundError, OpslogError, WriteFailedError
-from opslog.fencing import Fence
-from opslog.garbage import Garbage, find_garbage
-from opslog.layout import run_of, segment_of
-from opslog.leftovers import Leftover
-from opslog.log import Segments
-from opslog.log_writer import Group, LogWriter
-from opslog.manifest import Cut, Manifest, Settings
-from opslog.manifest_store import ManifestStore
-from opslog.merge import Merge, Recent
-from opslog.runs import BlockRun
-from opslog.snapshot import Ages, Row
-from opslog.state import State
+from opslog.format import layout
+from opslog.format.commits import Batch, Commit, Record
+from opslog.format.layout import run_of, segment_of
+from opslog.format.manifest import Cut, Manifest, Settings
+from opslog.format.snapshot import Ages, Row
+from opslog.log.fencing import Fence
+from opslog.log.reader import Segments
+from opslog.log.writer import Group, LogWriter
+from opslog.merge.clock import LamportClock
+from opslog.merge.merge import Merge, Recent
+from opslog.replica.state import State
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun
 from opslog.store import Store
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
 from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.system import System
+from opslog.verify import leftovers
+from opslog.verify.leftovers import Leftover
 
 POWER = {"power": 1.0, "power after": 2.0, "crash after": 1.0}
 CRASHES = {"crash": 1.0, "crash after": 1.0}

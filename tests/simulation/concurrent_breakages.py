@@ -9,11 +9,11 @@ from typing import Any
 
 from opslog.aio import AsyncStore
 from opslog.archive import Chosen
-from opslog.commits import Commit, Set
 from opslog.errors import ClosedError
-from opslog.following import Following
-from opslog.log import Cursor
-from opslog.state import State
+from opslog.format.commits import Commit, Set
+from opslog.log.reader import Cursor
+from opslog.replica.following import Following
+from opslog.replica.state import State
 from tests.simulation.breakages import Breakage, likely
 
 BUSY: dict[str, Any] = {

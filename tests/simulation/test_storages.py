@@ -13,17 +13,17 @@ pytest.register_assert_rewrite("opslog.backends.testing")
 
 import opslog  # noqa: E402  (after the rewrite is registered)
 from opslog.backends import Backend  # noqa: E402
-from opslog.backends.fs import FsBackend  # noqa: E402
-from opslog.backends.objects import ObjectBackend  # noqa: E402
+from opslog.backends.local.fs import FsBackend  # noqa: E402
+from opslog.backends.objects.backend import ObjectBackend  # noqa: E402
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
+from opslog.bulk.ingest import ingest  # noqa: E402
 from opslog.errors import InvalidNameError  # noqa: E402
+from opslog.format.layout import segment_path  # noqa: E402
 from opslog.importers import ImportedCommit, ImportedOp  # noqa: E402
-from opslog.ingest import ingest  # noqa: E402
-from opslog.layout import segment_path  # noqa: E402
 from opslog.testing.bucket import Bucket  # noqa: E402
 from opslog.testing.simulation import Simulation  # noqa: E402
 from opslog.testing.system import ROOT, System  # noqa: E402
-from opslog.verify import verify  # noqa: E402
+from opslog.verify.verify import verify  # noqa: E402
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opslog.commits import Set
+from opslog.format.commits import Set
 from opslog.testing import Process, Simulation, ViolationError, invariants, make_storage, open_store
 from opslog.testing.ledger import Ledger
 from opslog.testing.scenario import Scenario, random_scenario, run

@@ -11,7 +11,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support.spark_cluster import cluster
 
 DISCOVERY = Path(__file__).parents[2] / "spark" / "discovery"

@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 
 import opslog
 import opslog.spark
-from opslog import compaction
 from opslog.backends import open_backend
-from opslog.backends.fs import FsBackend
-from opslog.commits import Delete
+from opslog.backends.local.fs import FsBackend
+from opslog.compaction import compact as compaction
 from opslog.environment import Environment, format_ts
-from opslog.manifest_store import ManifestStore
-from opslog.runs import BlockRun
-from opslog.snapshot import PartEnds, Row, build_parts
-from opslog.spark import compacting
-from opslog.verify import verify
+from opslog.format.commits import Delete
+from opslog.format.snapshot import PartEnds, Row, build_parts
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun
+from opslog.spark.compact import compacting
+from opslog.verify.verify import verify
 
 NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0

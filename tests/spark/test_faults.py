@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 
 import opslog
 import opslog.spark
-from opslog import compaction
 from opslog.backends import open_backend
-from opslog.compaction import Compaction
-from opslog.manifest_store import ManifestStore
-from opslog.spark import compacting, folding
-from opslog.spark.folding import Batches
-from opslog.verify import verify
+from opslog.compaction import compact as compaction
+from opslog.compaction.compact import Compaction
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.compact import compacting, folding
+from opslog.spark.compact.folding import Batches
+from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import start
 
@@ -58,7 +58,7 @@ def library_compaction(url: Path) -> Compaction:
 
 def _write_parts(batches: Batches, **arguments: object) -> Batches:
     # Taken from the installed module, which no test has changed.
-    from opslog.spark import folding as installed
+    from opslog.spark.compact import folding as installed
 
     return installed.write_parts(batches, **arguments)  # type: ignore[arg-type]
 
@@ -207,7 +207,7 @@ def test_nothing_is_lost_beside_eight_live_writers(spark: SparkSession, tmp_path
 KILLED = """
 import os, signal, sys
 import opslog.spark
-from opslog.manifest_store import ManifestStore
+from opslog.snapshot.manifests import ManifestStore
 
 small = {"spark.ui.enabled": False, "spark.driver.memory": "512m"}
 spark = opslog.spark.session("test", master="local[2]", config=small)

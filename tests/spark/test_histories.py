@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from opslog.backends import open_backend
-from opslog.copying import copy
+from opslog.bulk.copying import copy
 from opslog.spark import replay
 from tests import test_histories
 from tests.support.random_stores import state

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import opslog
-from opslog.backends import objects
-from opslog.commits import Commit, DeleteOp, encode_commit
-from opslog.spark import ends, writing
-from opslog.spark.planning import survey_retained
-from opslog.spark.writing import Log
-from opslog.verify import verify
+from opslog.backends.objects import backend as objects
+from opslog.format.commits import Commit, DeleteOp, encode_commit
+from opslog.spark.read.planning import survey_retained
+from opslog.spark.write import ends, writing
+from opslog.spark.write.writing import Log
+from opslog.verify.verify import verify
 from tests.support.bucket import Request
 from tests.support.worlds import DAY, Nobody, World, sealed_late
 

@@ -13,7 +13,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.spark import compact, replay
 from opslog.spark.source import DefaultSource
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support.random_stores import state
 from tests.support.stream_sink import Sink
 

@@ -14,16 +14,16 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
 
 import opslog
-from opslog import compaction
 from opslog.backends import open_backend
-from opslog.commits import Seal, Set, encode_commit
+from opslog.compaction import compact as compaction
 from opslog.environment import REAL, format_ts
-from opslog.layout import segment_path
-from opslog.log import list_log
-from opslog.manifest import START, Cut
-from opslog.manifest_store import ManifestStore
-from opslog.spark.offsets import Follower, resume
-from opslog.spark.streaming import StreamReader
+from opslog.format.commits import Seal, Set, encode_commit
+from opslog.format.layout import segment_path
+from opslog.format.manifest import START, Cut
+from opslog.log.reader import list_log
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.stream.offsets import Follower, resume
+from opslog.spark.stream.streaming import StreamReader
 from tests.support import bucket
 from tests.support.stream_sink import Row, Sink
 
@@ -472,7 +472,7 @@ def test_a_log_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
 
 
 def test_large_pieces_are_split_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opslog.spark.offsets.SPLIT_BYTES", 300)
+    monkeypatch.setattr("opslog.spark.stream.offsets.SPLIT_BYTES", 300)
     write(str(tmp_path), "a", 20)
     stream = Stream(str(tmp_path))
     end = stream.reader.latestOffset(stream.offset, EVERYTHING)

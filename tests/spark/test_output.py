@@ -12,9 +12,9 @@ import opslog
 from opslog.backends import open_backend
 from opslog.cli.app import run
 from opslog.cli.engines import break_even, choose, cores_of
-from opslog.commits import encode_commit
+from opslog.format.commits import encode_commit
 from opslog.spark.__main__ import app
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.cli.calling import call
 
 

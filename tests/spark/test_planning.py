@@ -13,13 +13,22 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.compaction import Tail, compact
+from opslog.compaction.compact import Tail, compact
 from opslog.environment import Environment, format_ts
 from opslog.errors import CorruptError, NotFoundError
-from opslog.layout import segment_path
-from opslog.manifest_store import ManifestStore
-from opslog.spark import planning
-from opslog.spark.planning import SPLIT_BYTES, Log, find_recent, pack, split_before, split_logs, survey, survey_retained
+from opslog.format.layout import segment_path
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.read import planning
+from opslog.spark.read.planning import (
+    SPLIT_BYTES,
+    Log,
+    find_recent,
+    pack,
+    split_before,
+    split_logs,
+    survey,
+    survey_retained,
+)
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 _numbers = count()

@@ -16,9 +16,10 @@ from pyspark.sql import functions as F
 import opslog
 from opslog.archive import list_periods, read_archive
 from opslog.backends import open_backend
-from opslog.commits import Undo
-from opslog.spark import replay, replaying
-from opslog.spark.planning import survey
+from opslog.format.commits import Undo
+from opslog.spark import replay
+from opslog.spark.read import replaying
+from opslog.spark.read.planning import survey
 from tests.support.random_stores import live, row, state, tear
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support.spark_cluster import cluster
 
 PROGRAM = Path(__file__).parents[1] / "support" / "speculation_program.py"

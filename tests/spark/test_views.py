@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import opslog
-from opslog import log
 from opslog.archive import list_periods, read_archive
 from opslog.backends import open_backend
-from opslog.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.errors import HistoryGoneError
+from opslog.format.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
+from opslog.format.torn import joined
 from opslog.history import Point
-from opslog.merge import reference
-from opslog.spark import splits, views
-from opslog.spark.planning import SPLIT_BYTES
-from opslog.spark.ranges import IdRange
+from opslog.log import reader as log
+from opslog.merge.merge import reference
+from opslog.spark.read import splits, views
+from opslog.spark.read.planning import SPLIT_BYTES
+from opslog.spark.read.ranges import IdRange
+from opslog.spark.read.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, View
 from opslog.spark.source import OpslogReader
-from opslog.spark.views import ArchiveView, Asked, CandidatesView, OpsView, StateView, View
-from opslog.torn import joined
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.random_stores import live, row, state, tear
 
@@ -76,9 +76,9 @@ def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[A
                 yield *head, "seal", None, None, None, None, None, None, cancelled
             case Batch():
                 for place, op in enumerate(commit.ops):
-                    data = bytes(op.data).decode() if isinstance(op, opslog.commits.SetOp) else None
-                    v = op.v if isinstance(op, opslog.commits.SetOp) else None
-                    archived = op.archived if isinstance(op, opslog.commits.DeleteOp) else None
+                    data = bytes(op.data).decode() if isinstance(op, opslog.format.commits.SetOp) else None
+                    v = op.v if isinstance(op, opslog.format.commits.SetOp) else None
+                    archived = op.archived if isinstance(op, opslog.format.commits.DeleteOp) else None
                     word = "delete" if data is None else "set"
                     yield *head, word, op.id, data, v, archived, None, place, cancelled
 
@@ -117,7 +117,7 @@ def check_ops(url: str, split_bytes: int, as_of: Point | None = None) -> None:
     lines: dict[tuple[str, int], bytes] = {}
     backend = open_backend(url)
     for each in found:
-        path = opslog.layout.segment_path(each[0], each[10])
+        path = opslog.format.layout.segment_path(each[0], each[10])
         line = lines.setdefault((path, each[11]), backend.read(path, each[11]).partition(b"\n")[0])
         assert f'"clock":{each[1]},'.encode() in line[:80]
 
@@ -296,9 +296,9 @@ def test_zeros_that_a_power_cut_left_are_a_torn_tail_wherever_a_log_is_divided(
     with opslog.open(url, agent="a", compact_after=None) as store:
         for number in range(3):
             store[str(number)] = {"n": number}
-    log = tmp_path / opslog.layout.segment_path("a", 1)
+    log = tmp_path / opslog.format.layout.segment_path("a", 1)
     lines = [
-        opslog.commits.encode_commit(
+        opslog.format.commits.encode_commit(
             Set("2026-11-24T12:00:00.000000Z", clock, "a", f"{clock}", msgspec.Raw(b'{"n":1}'))
         )
         for clock in range(4, 9)

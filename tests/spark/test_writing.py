@@ -17,13 +17,13 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import DeleteOp
-from opslog.garbage import STAGED_SECONDS, find_garbage
-from opslog.spark import writing
-from opslog.spark.rows import Columns
+from opslog.compaction.garbage import STAGED_SECONDS, find_garbage
+from opslog.format.commits import DeleteOp
 from opslog.spark.source import DefaultSource
-from opslog.spark.writing import OpslogWriter, Staged
-from opslog.verify import verify
+from opslog.spark.write import writing
+from opslog.spark.write.rows import Columns
+from opslog.spark.write.writing import OpslogWriter, Staged
+from opslog.verify.verify import verify
 
 # Tasks run where no tests are installed.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

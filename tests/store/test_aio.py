@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import autocompaction
-from opslog.backends.fs_log import FsAppender
+from opslog.backends.local.fs_log import FsAppender
+from opslog.compaction import automatic as autocompaction
 from opslog.environment import Environment
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 

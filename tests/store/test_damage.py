@@ -10,8 +10,8 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.layout import segment_path
-from opslog.verify import verify
+from opslog.format.layout import segment_path
+from opslog.verify.verify import verify
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import opslog
-from opslog.documents import encode
+from opslog.format.documents import encode
 
 Documents = dict[str, dict[str, Any]]
 

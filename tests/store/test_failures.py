@@ -18,8 +18,8 @@ import pytest
 
 import opslog
 from opslog.backends import posix
-from opslog.layout import segment_path
-from opslog.log_writer import LogWriter
+from opslog.format.layout import segment_path
+from opslog.log.writer import LogWriter
 from tests.support.faults import failing
 
 Store = opslog.Store[dict[str, Any]]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.layout import segment_path
+from opslog.format.layout import segment_path
 from tests.support import programs
 from tests.support.places import DIRECTORY, SERVERS, Place
 from tests.support.processes import start

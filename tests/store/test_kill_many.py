@@ -14,7 +14,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import Process, start
 

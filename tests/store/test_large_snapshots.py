@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opslog
-from opslog import runs, snapshot
 from opslog.backends import open_backend
-from opslog.commits import Set, encode_commit
-from opslog.manifest_store import ManifestStore
+from opslog.format import snapshot
+from opslog.format.commits import Set, encode_commit
+from opslog.snapshot import runs
+from opslog.snapshot.manifests import ManifestStore
 from tests.support.bucket import BUCKETS
 
 TS = "2026-11-20T12:00:00.000000Z"

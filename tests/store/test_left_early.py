@@ -62,7 +62,7 @@ class Interrupting:
     def __call__(self, place: Place) -> None:
         if place.number == self.number:
             self.came_there = True
-            if not place.where.startswith("opslog.log_writer"):  # which has tests of its own
+            if not place.where.startswith("opslog.log.writer"):  # which has tests of its own
                 raise InterruptError
 
 

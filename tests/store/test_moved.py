@@ -15,7 +15,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 
 Store = opslog.Store[dict[str, Any]]
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.backends import Backend, Position, Range, objects, open_backend
+from opslog.backends import Backend, Position, Range, open_backend
 from opslog.backends.holders import Holders
-from opslog.compaction import LOCK, compact, fold
+from opslog.backends.objects import backend as objects
+from opslog.compaction.compact import LOCK, compact, fold
 from opslog.environment import REAL, Environment
-from opslog.layout import segment_path
-from opslog.verify import verify
+from opslog.format.layout import segment_path
+from opslog.verify.verify import verify
 from tests.support.bucket import BUCKETS, Bucket, Fault, Request, open_url
 from tests.support.sessions import act
 from tests.support.waiting import until

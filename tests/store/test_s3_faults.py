@@ -13,7 +13,7 @@ pytest.importorskip("obstore", reason="needs opslog[fast]")
 
 import opslog
 from opslog.backends import open_backend
-from opslog.verify import verify
+from opslog.verify.verify import verify
 from tests.support.s3_server import Fault, Request, S3Server
 from tests.support.sessions import act
 

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.backends import fs, open_backend, posix
-from opslog.commits import Set, encode_commit
+from opslog.backends import open_backend, posix
+from opslog.backends.local import fs
 from opslog.environment import format_ts
-from opslog.log import bytes_after, list_segments
-from opslog.manifest_store import ManifestStore
+from opslog.format.commits import Set, encode_commit
+from opslog.log.reader import bytes_after, list_segments
+from opslog.snapshot.manifests import ManifestStore
 from tests.support import programs
 from tests.support.processes import start
 

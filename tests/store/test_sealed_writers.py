@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.backends import Position, objects, open_backend
+from opslog.backends import Position, open_backend
 from opslog.backends.holders import Holders
-from opslog.commits import encode_commit
-from opslog.compaction import compact
+from opslog.backends.objects import backend as objects
+from opslog.compaction.compact import compact
 from opslog.environment import REAL
-from opslog.layout import segment_path
-from opslog.verify import verify
+from opslog.format.commits import encode_commit
+from opslog.format.layout import segment_path
+from opslog.verify.verify import verify
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.signals import at_each
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog import commits
-from opslog.backends.fs_log import FsAppender
+from opslog.backends.local.fs_log import FsAppender
+from opslog.format import commits
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.signals import at_each
 from tests.support.waiting import until

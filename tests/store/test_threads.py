@@ -101,7 +101,7 @@ def test_threads_setting_at_once_lose_nothing_and_keep_one_order(place: Place, s
 
 def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one append is on its way to the disk, all others queue up, and the next append takes them all."""
-    from opslog.backends.fs_log import FsAppender
+    from opslog.backends.local.fs_log import FsAppender
 
     real, lengths = FsAppender.append, list[int]()
 

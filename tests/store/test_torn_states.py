@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 
 import opslog
-from opslog.commits import Record
-from opslog.merge import Merge
+from opslog.format.commits import Record
+from opslog.merge.merge import Merge
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]

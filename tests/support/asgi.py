@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from opslog.server.asgi import App
+from opslog.server.http.asgi import App
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sortedcontainers import SortedDict
 
 from opslog.backends import Range, register
-from opslog.backends.objects import Object, ObjectBackend, Put
+from opslog.backends.objects.backend import Object, ObjectBackend, Put
 from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError, RetryError, WriteFailedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opslog.backends.fs import FsBackend
+from opslog.backends.local.fs import FsBackend
 
 
 def files(root: Path) -> list[str]:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 import opslog
-from opslog import compaction
 from opslog.backends import open_backend
+from opslog.compaction import compact as compaction
 
 Document = dict[str, Any]
 Changes = dict[str, Document | None]

@@ -10,10 +10,10 @@ from typing import Any
 
 import opslog
 from opslog.backends import open_backend
-from opslog.commits import Set
 from opslog.environment import Environment
-from opslog.layout import segment_path
-from opslog.log import list_segments
+from opslog.format.commits import Set
+from opslog.format.layout import segment_path
+from opslog.log.reader import list_segments
 
 IDS = ["a", "b", "c", "", "ü", "\U0001f680", "￿", 'quo"te\\', "line\nbreak", "\u2028", "task-1", "task-10", "\x7f", "Z"]
 """Ids whose order differs between code points and UTF-16 units, and such as need escaping."""

@@ -11,12 +11,12 @@ from typing import Any
 import opslog
 from opslog.backends import Backend, open_backend
 from opslog.backends.holders import Holders
-from opslog.commits import Seal, decode_commits
-from opslog.compaction import Compaction, fold
+from opslog.compaction.compact import Compaction, fold
 from opslog.environment import Environment
-from opslog.layout import segment_path
-from opslog.log import list_log
-from opslog.manifest_store import ManifestStore
+from opslog.format.commits import Seal, decode_commits
+from opslog.format.layout import segment_path
+from opslog.log.reader import list_log
+from opslog.snapshot.manifests import ManifestStore
 from tests.support.bucket import BUCKETS, Bucket, Request
 
 DAY = 86400.0

@@ -1,0 +1,580 @@
+"""A store in a directory of a local (POSIX) filesystem.
+
+What this file guarantees:
+
+- A file made by `create` appears whole, under its name, exactly once, and survives a power cut once `create` has
+  returned: it is written and fsynced under a temporary name, linked to its own (which fails if that exists), and the
+  directory is fsynced. The loser of a race fsyncs the directory too, so that it never acts on a winner that a power cut
+  could still undo.
+- A directory is used only after its entry in its parent was fsynced by this process; another process may have made it
+  and not yet come to its fsync. Where `delete` may remove a directory that is empty, anybody can make it anew: its
+  entry is fsynced once there is a file in it, since from then on it stays.
+- A log has one writer: the appender holds an flock on its name's file, and on the newest segment, from open to close.
+  The kernel releases them when the process dies. `opslog.backends.local.fs_log` says what happens when `locks/` is
+  removed.
+- Every call works in the directory that was opened, and in no other one that stands at its path later; see
+  `opslog.backends.local.tree`. A write is acknowledged only if, after it was durable, the path still led to it.
+- `append` returns when its bytes are on disk, in a file whose directory entry is on disk. In the steady state it is one
+  write and one fdatasync.
+- After a failed append a reader can see exactly the leading bytes that the error admits to, and they are on disk.
+- What an appender finds in its log, however the process ended that wrote it, is on disk before anybody can rest on it:
+  it fsyncs the newest segment, and the ones before it were fsynced by their own sessions or by those that followed.
+- A log file is never continued by a later appender, so whatever a crash left at its end stays as it is.
+- No link inside the store is followed; see `opslog.backends.local.beneath`. Files are never writable for everybody.
+- In a forked child every call raises `ClosedError`; see `opslog.backends.forking`.
+- Nothing is written by list, read and read_many.
+
+Roads not taken: `rename` replaces what exists, so it cannot be exclusive; `renameat2(RENAME_NOREPLACE)` has no Python
+binding and is missing on some filesystems; O_EXCL on the final name shows readers half a file. POSIX record locks
+vanish when *any* descriptor of the file is closed. Appending after a torn tail would need truncation, and a log is
+never truncated. Preallocating segments would save the size update in each fdatasync, but readers could not tell zeros
+from data.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from opslog.backends import forking, posix
+from opslog.backends.contract import Buffer, Entry, Range
+from opslog.backends.local import flock, mounts
+from opslog.backends.local.fs_log import FsAppender
+from opslog.backends.local.tree import OpenFile, Tree
+from opslog.backends.names import check_path, check_prefix
+from opslog.environment import REAL
+from opslog.errors import (
+    AgentBusyError,
+    AlreadyExistsError,
+    ClosedError,
+    CommitUnknownError,
+    InvalidNameError,
+    LockedError,
+    MissingFileError,
+    NotFoundError,
+    OpslogError,
+    ReopenError,
+    RetryError,
+    WriteFailedError,
+)
+from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log_prefix, segment_path, temporary_path
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
+
+_CLOCK = f"{LOCKS}clock"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_TRIES_MAX = 10
+"""How often what somebody removed at the same time is made again."""
+
+
+class FsBackend:
+    """See the module's docstring.
+
+    :param root: the store's directory.
+    :param create: whether `root` (and its parents) may be made if there is none.
+    :param nonce: names of temporary files: letters and digits, never the same twice.
+    :param segment_bytes: a log begins a new segment once the current one has reached this size.
+    :raises NotFoundError: there is no `root`, and `create` is false.
+    :raises InvalidNameError: `root` is not a directory.
+    :raises WriteFailedError: `root` could not be made.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        nonce: Callable[[], str] = REAL.nonce,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        # Absolute, so that a later chdir does not move the store.
+        self.root = os.path.abspath(root)
+        self.url = self.root
+        self.segment_bytes = segment_bytes
+        self._nonce = nonce
+        self._generation = forking.generation
+        self._durable: set[str] = set()
+        """Directories whose entries this backend has fsynced."""
+        self._spelled: set[str] = set()
+        """Directories that were listed under these names, and are never removed."""
+        self._is_checked = False
+        """Whether locks mean something on this filesystem."""
+        if not os.path.isdir(self.root):
+            self._make_root(create)
+        try:
+            self._opened: Tree | None = Tree(self.root)
+        except OSError as error:
+            raise self._read_failed("", error) from error
+
+    requests = 0
+    """There is no server."""
+    segments_grow = True
+
+    # Reading
+
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
+        tree = self.tree()
+        check_prefix(prefix)
+        entries = self._scan(tree, prefix, {})
+        return [entry for entry in entries if entry.path > after] if after else entries
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        return self._scan(self.tree(), OPS, _Firsts(seen))
+
+    def _scan(self, tree: Tree, prefix: str, firsts: Mapping[str, str]) -> builtins.list[Entry]:
+        """Everybody who reads begins with a listing, so here it shows that there is something else to be read now."""
+        entries: list[Entry] = []
+        try:
+            if prefix.startswith(ARCHIVE):
+                self._check_spelling(tree, prefix[:-1])
+            posix.scan(tree.checked(prefix), entries, firsts, tree.descriptor)
+            tree.check()
+        except InvalidNameError:
+            return []  # it has another name
+        except OSError as error:
+            if error.errno in posix.MISSING and not os.path.isdir(self.root):
+                return []  # nothing is there
+            raise self._read_failed(prefix, error) from error
+        return entries
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        tree = self.tree()
+        check_path(path)
+        try:
+            return posix.read_range(tree.checked(path), start, stop, tree.descriptor)
+        except OSError as error:
+            raise self._not_read(path, error) from error
+
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
+        return [self._read_if_there(part) for part in ranges]
+
+    def _read_if_there(self, part: Range) -> bytes | None:
+        try:
+            return self.read(*part)
+        except MissingFileError:
+            return None
+
+    def map(self, path: str) -> Buffer | None:
+        tree = self.tree()
+        check_path(path)
+        try:
+            return posix.map_file(tree.checked(path), tree.descriptor)
+        except OSError as error:
+            raise self._not_read(path, error) from error
+
+    def now(self) -> float:
+        tree = self.tree()
+        try:
+            return _touch_clock(tree)
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                # Whoever cannot write here only compares ages for information; nothing is collected on their word.
+                return REAL.time()
+            raise self._read_failed(_CLOCK, error) from error
+
+    # Creating and deleting
+
+    def create(self, path: str, data: bytes) -> None:
+        tree = self.tree()
+        check_path(path)
+        temporary = temporary_path(path, self._nonce())
+        try:
+            tree.check()
+            file = self.open_new(tree, temporary)
+            try:
+                posix.write_all(file.number, data)
+                os.fsync(file.number)
+                won = self._link(file.number, temporary, path)
+            finally:
+                file.close()
+                # If even this fails, the temporary file harms nobody, and is collected later.
+                with suppress(OSError):
+                    os.unlink(tree.checked(temporary), dir_fd=tree.descriptor)
+        except OSError as error:
+            raise self.write_failed(path, error, "nothing was created") from error
+        try:
+            self.sync_directory(_parent(path))
+        except OSError as error:
+            if won:
+                raise CommitUnknownError(
+                    f"{self.root}/{path} was created, but may not survive a power cut: {posix.explain(error)}"
+                ) from error
+            raise self.write_failed(path, error, "nothing was created") from error
+        if won:
+            self._check_kept(tree, path)
+        else:
+            raise AlreadyExistsError(f"{self.root}/{path} exists already", path)
+
+    def _link(self, descriptor: int, temporary: str, path: str) -> bool:
+        """Give the temporary file its real name; False when another file has that name."""
+        tree = self.tree()
+        at, target = tree.descriptor, tree.checked(path)
+        try:
+            os.link(tree.checked(temporary), target, src_dir_fd=at, dst_dir_fd=at)
+        except OSError as error:
+            # A network filesystem can lose the reply to a link that it made, and its client then reports any error.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(target, dir_fd=at), os.fstat(descriptor)):
+                    return True
+            if isinstance(error, FileExistsError):
+                return False
+            raise
+        return True
+
+    def _check_kept(self, tree: Tree, path: str) -> None:
+        """What was just created is where others look for it."""
+        try:
+            tree.check()
+        except (OSError, ReopenError) as error:
+            raise CommitUnknownError(
+                f"{path} was created, but its directory was moved away from {self.root}, or replaced, meanwhile: close "
+                "the store, open it again, and look what is there"
+            ) from error
+
+    def delete(self, paths: Iterable[str]) -> None:
+        tree = self.tree()
+        touched: set[str] = set()
+        try:
+            tree.check()
+            for path in paths:
+                check_path(path)
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(tree.checked(path), dir_fd=tree.descriptor)
+                    touched.add(_parent(path))
+            self._sync_after_delete(tree, touched)
+        except OSError as error:
+            raise self.write_failed("", error, "some of the files may still be there") from error
+
+    def _sync_after_delete(self, tree: Tree, directories: set[str]) -> None:
+        """Remove those of the directories that are empty and whose names are not used again, fsync the others."""
+        remaining = set()
+        for directory in sorted(directories):
+            if not _is_removable(directory):
+                remaining.add(directory)
+                continue
+            try:
+                os.rmdir(tree.checked(directory), dir_fd=tree.descriptor)
+                remaining.add(_parent(directory))
+            except FileNotFoundError:
+                remaining.add(_parent(directory))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                remaining.add(directory)
+        for directory in sorted(remaining):
+            with suppress(FileNotFoundError):
+                self.sync_directory(directory)
+
+    def persist(self, paths: Iterable[str]) -> None:
+        tree = self.tree()
+        above: set[str] = set()
+        for path in paths:
+            check_path(path)
+            directory = _parent(path)
+            try:
+                # What `create` made has its bytes on disk before it has its name.
+                if path.startswith(OPS):
+                    posix.datasync_file(tree.checked(path), tree.descriptor)
+                if not _is_removable(directory):
+                    self._make_directory(tree, directory)
+                self.sync_directory(directory)
+            except OSError as error:
+                if error.errno in posix.MISSING:
+                    raise MissingFileError(f"no file {self.root}/{path}", path) from error
+                raise self.write_failed(path, error, "and may not survive a power cut") from error
+            if _is_removable(directory):
+                above.add(_parent(directory))
+        for directory in sorted(above):
+            try:
+                self._make_directory(tree, directory)
+                self.sync_directory(directory)
+            except OSError as error:
+                raise self.write_failed(directory, error, "and may not survive a power cut") from error
+
+    # One writer per log, and locks
+
+    def appender(self, agent: str) -> FsAppender:
+        return self._take_name(agent, durable=True)
+
+    def is_free(self, agent: str) -> bool:
+        try:
+            self._take_name(agent, durable=False).close()
+        except AgentBusyError:
+            return False
+        return True
+
+    def _take_name(self, agent: str, *, durable: bool) -> FsAppender:
+        """An appender that has its two locks. :param durable: whether what is in its log is to be made durable."""
+        tree = self.tree()
+        check_name(agent, "agent")
+        path = f"{LOCKS}agents/{agent}.lock"
+        try:
+            lock = self._take_lock(tree, path)
+        except LockedError as error:
+            with suppress(OSError):
+                self._check_spelling(tree, f"{OPS}{agent}")  # the lock may be that of another name
+            raise AgentBusyError(
+                f"agent {agent!r} of {self.url} is in use by {error.holder}: close the store there, end that process, "
+                "or open under another agent name",
+                agent,
+                error.holder,
+            ) from None
+        try:
+            appender = FsAppender(self, agent, path, lock)
+            try:
+                self._check_spelling(tree, f"{OPS}{agent}")
+                appender.settle()
+                if durable:
+                    appender.make_durable()
+            except BaseException:
+                appender.close()
+                raise
+        except BaseException as error:
+            flock.release(lock)
+            if isinstance(error, OSError):
+                raise self.write_failed(f"{OPS}{agent}", error, "the log was not opened") from error
+            raise
+        return appender
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        tree = self.tree()
+        check_name(name, "lock")
+        held = self._take_lock(tree, f"{LOCKS}{name}.lock")
+        try:
+            yield
+        finally:
+            if self._generation == forking.generation:
+                flock.release(held)
+
+    def _take_lock(self, tree: Tree, path: str) -> forking.Descriptor:
+        """Everybody who writes takes one first.
+
+        A lock counts if its file is found at its path once it is locked. Until then somebody may remove it, and
+        somebody else make and lock another one."""
+        if not self._is_checked:
+            mounts.check_writable(self.root, tree.descriptor)
+            self._is_checked = True
+        name = path.removeprefix(LOCKS).removesuffix(".lock")
+        try:
+            for _ in range(_TRIES_MAX):
+                tree.check()
+                held = self._lock_once(tree, path, name)
+                if held is not None:
+                    return held
+                self._durable.clear()  # a directory was removed since we saw it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except OSError as error:
+            raise self.write_failed(path, error, "the lock was not taken") from error
+
+    def _lock_once(self, tree: Tree, path: str, name: str) -> forking.Descriptor | None:
+        """None where somebody removed the file meanwhile."""
+        full = f"{self.root}/{path}"
+        try:
+            self._make_directory(tree, _parent(path))
+            held = flock.take(full, name, tree.checked(path), tree.descriptor)
+        except FileNotFoundError:
+            return None
+        try:
+            if OpenFile(full, held.number).is_in_place():
+                return held
+        except BaseException:
+            flock.release(held)
+            raise
+        flock.release(held)
+        return None
+
+    # Common ground; `FsAppender` uses it too.
+
+    def close(self) -> None:
+        self._opened = None
+
+    def tree(self) -> Tree:
+        """The directory to work in. To be kept until the call ends, which keeps it open."""
+        if self._generation != forking.generation:
+            raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
+        tree = self._opened
+        if tree is None:
+            raise ClosedError(f"{self.url} is closed: open it again")
+        return tree
+
+    def _make_root(self, create: bool) -> None:
+        if os.path.lexists(self.root) and not os.path.isdir(self.root):
+            raise InvalidNameError(f"{self.root} is not a directory: give the path of a store's directory")
+        if not create:
+            raise NotFoundError(f"no store at {self.root}: check the path, or open it for writing to create it")
+        new, level = [], self.root
+        while not os.path.isdir(level):
+            new.append(level)
+            level = os.path.dirname(level)
+        try:
+            # Each is durable before anything is made in it, so whoever finds one only has to see to its own entry. That
+            # goes for the last that is there, too: it may have been made just now, by a process that was killed since.
+            with suppress(PermissionError):
+                posix.fsync_directory(os.path.dirname(level))
+            for level in reversed(new):
+                with suppress(FileExistsError):
+                    os.mkdir(level, posix.DIRECTORY_MODE)
+                posix.fsync_directory(os.path.dirname(level))
+        except OSError as error:
+            raise self.write_failed("", error, "no store was made") from error
+
+    def _make_directory(self, tree: Tree, directory: str) -> None:
+        """Make a directory and its parents below the root, and the entries of those that are never removed durable. The
+        root itself must exist."""
+        if directory in self._durable:
+            return
+        if directory:
+            parent = _parent(directory)
+            self._make_directory(tree, parent)
+            try:
+                os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
+            except FileExistsError:
+                self._check_spelling(tree, directory)
+            # What `delete` can remove and somebody make anew cannot be remembered: see `open_new`.
+            if _is_removable(directory):
+                return
+            self.sync_directory(parent)
+        else:
+            # Where the parent may not even be read, the root was made by its owner, long before this process came.
+            with suppress(PermissionError):
+                posix.fsync_directory(os.path.dirname(self.root))
+        self._durable.add(directory)
+
+    def _check_spelling(self, tree: Tree, directory: str) -> None:
+        """If there is a directory of an agent or a period by this name, it has exactly this name.
+
+        :raises InvalidNameError: the filesystem does not distinguish case, and the directory has another name: two
+            agents would share a log, and readers find it under one of their names.
+        :raises OSError: that cannot be told.
+        """
+        folder, _, name = directory.rpartition("/")
+        if f"{folder}/" not in (OPS, ARCHIVE) or directory in self._spelled:
+            return
+        try:
+            os.lstat(tree.checked(directory), dir_fd=tree.descriptor)
+            names = posix.names(folder, tree.descriptor)
+        except FileNotFoundError:
+            return
+        if f"{folder}/" == OPS:
+            self._spelled.update(f"{folder}/{other}" for other in names)
+        twin = next((other for other in names if other.lower() == name.lower()), name)
+        if name not in names and twin != name:
+            what = "agent" if f"{folder}/" == OPS else "period"
+            raise InvalidNameError(
+                f"{what} {name!r} of {self.url}: this filesystem does not distinguish case, and {twin!r} is there "
+                f"already, so both would be one. Use exactly {twin!r}, or a name that differs by more than case"
+            )
+
+    def open_new(self, tree: Tree, path: str) -> forking.Descriptor:
+        """Create a file that must not exist, and the directories it lies in, and open it for writing. The entries of
+        these directories are durable then, that of the file is not."""
+        file, directory = forking.Descriptor(), _parent(path)
+        for _ in range(_TRIES_MAX):
+            self._spelled.discard(directory)  # it may have been removed, and made anew under another name
+            try:
+                self._make_directory(tree, directory)
+                file.open(tree.checked(path), _NEW_FILE, tree.descriptor)
+            except FileNotFoundError:
+                # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
+                # root is gone, making one fails.
+                self._durable.clear()
+                continue
+            except BaseException:
+                file.close()
+                raise
+            if _is_removable(directory):
+                # Not before: until a file was in it, it could be removed, and made anew by one who has not fsynced it.
+                try:
+                    self.sync_directory(_parent(directory))
+                except BaseException:
+                    file.close()
+                    with suppress(OSError):
+                        os.unlink(tree.checked(path), dir_fd=tree.descriptor)
+                    raise
+            return file
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def sync_directory(self, directory: str) -> None:
+        tree = self.tree()
+        posix.fsync_directory(tree.checked(directory) or ".", tree.descriptor)
+
+    def _not_read(self, path: str, error: OSError) -> OpslogError:
+        if error.errno in posix.MISSING:
+            return MissingFileError(f"no file {self.root}/{path}", path)
+        return self._read_failed(path, error)
+
+    def _read_failed(self, path: str, error: OSError) -> OpslogError:
+        full = f"{self.root}/{path}"
+        return self._name_error(full, error) or RetryError(f"{full} could not be read: {posix.explain(error)}")
+
+    def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError:
+        full = f"{self.root}/{path}"
+        return self._name_error(full, error) or WriteFailedError(
+            f"{full} could not be written, {outcome}: {posix.explain(error)}", durable
+        )
+
+    def _name_error(self, full: str, error: OSError) -> OpslogError | None:
+        if error.errno == errno.ENAMETOOLONG:
+            return InvalidNameError(f"{full} is too long a name for this filesystem: {posix.explain(error)}")
+        return None
+
+
+class _Firsts(Mapping[str, str]):
+    """Per directory of a log the path of the first segment that is wanted; made when somebody asks for it."""
+
+    def __init__(self, seen: Mapping[str, int]) -> None:
+        self._seen = seen
+
+    def __getitem__(self, prefix: str) -> str:
+        agent = prefix[len(OPS) : -1]
+        return segment_path(agent, self._seen[agent])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(log_prefix, self._seen)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTES) -> FsBackend:
+    """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as of `FsBackend`."""
+    if not url.startswith("file://"):
+        return FsBackend(url, create=create, segment_bytes=segment_bytes)
+    from urllib.parse import unquote  # takes longer than to open a store; most are opened by a plain path
+
+    path = unquote(url.removeprefix("file://").removeprefix("localhost"))
+    if not path.startswith("/"):
+        raise InvalidNameError(
+            f"{url!r} does not name a directory of this machine: write file:///absolute/path or a plain path"
+        )
+    return FsBackend(path, create=create, segment_bytes=segment_bytes)
+
+
+def _touch_clock(tree: Tree) -> float:
+    path, at = (
+        tree.checked(f"{_CLOCK}/")[:-1],
+        tree.descriptor,
+    )  # with its slash: the file itself shall be no link either
+    try:
+        os.utime(path, dir_fd=at)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            os.mkdir(LOCKS, posix.DIRECTORY_MODE, dir_fd=at)
+        [descriptor] = posix.opening(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, at)
+        os.close(descriptor)
+        os.utime(path, dir_fd=at)
+    return os.stat(path, dir_fd=at).st_mtime
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _is_removable(directory: str) -> bool:
+    """Whether `FsBackend.delete` may remove the directory when it is empty: a run's, a period's or an agent's."""
+    return directory.startswith((SNAPSHOTS, ARCHIVE, OPS))

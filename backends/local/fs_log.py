@@ -1,0 +1,330 @@
+"""Writing one agent's log in a directory: numbered segments, one process, each append on disk when it returns.
+
+`opslog.backends.local.fs` says what is guaranteed. Two locks hold an agent's name:
+
+- that of the file ``locks/agents/<agent>.lock``, from opening to closing. It keeps others out, and says who is here;
+- that of the newest segment, likewise; before a new segment is begun its predecessor is still locked, and it is locked
+  itself before its predecessor is let go of.
+
+Somebody may remove ``locks/`` ("stale locks"), and then another process gets the first. It does not get the second, so
+no log ever has two writers, also if one of them is paused between two system calls: what is written to the newest
+segment is written by the one who holds it, and a number is created once. An appender that finds its lock file gone
+refuses to go on, because nobody else can be told any more who it is.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, NoReturn
+
+from opslog.backends import forking, posix
+from opslog.backends.contract import Position
+from opslog.backends.local import flock
+from opslog.backends.local.tree import OpenFile
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    ClosedError,
+    CommitUnknownError,
+    MissingFileError,
+    OpslogError,
+)
+from opslog.format.layout import OPS, segment_of, segment_path
+
+if TYPE_CHECKING:
+    from opslog.backends.local.fs import FsBackend
+
+_NOT_COMMITTED = "nothing of this append is in the log"
+_INTERRUPTED = (
+    CommitUnknownError,
+    "an earlier append was interrupted: close the store, open it again, and look which commits are there",
+)
+
+
+_END = os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class _Segment(Enum):
+    """Where the file that an appender writes is found now."""
+
+    IN_PLACE = "in place"
+    DELETED = "deleted"
+    MOVED = "moved"
+    """It is somewhere else, with one of the directories above it, or another file is in its place."""
+
+
+class FsAppender:
+    """The appender of `FsBackend`.
+
+    :param lock: holds the lock of the file `lock_path`; the appender releases it.
+    """
+
+    def __init__(self, backend: FsBackend, agent: str, lock_path: str, lock: forking.Descriptor) -> None:
+        self._backend = backend
+        self._agent = agent
+        self._lock = lock
+        self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock.number)
+        self._generation = forking.generation
+        self._refusal: tuple[type[OpslogError], str] | None = None
+        """Why no append is possible any more, None while all is well."""
+        self._floor = 0
+        self._number = 0
+        """Of the newest segment; 0 where there was none yet."""
+        self._segment = forking.Descriptor()
+        """Holds the lock of the newest segment; closed where there is none."""
+        self._file: OpenFile | None = None
+        """Where that is."""
+        self._continues = False
+        """Whether the next append goes on in the newest segment; otherwise it begins one."""
+        self._offset = 0
+
+    def settle(self) -> None:
+        """Lock the newest segment.
+
+        :raises AgentBusyError: a process that has lost its lock file is still writing this log. :raises OSError: the
+            log cannot be opened.
+        """
+        # Until it is locked the next one may be begun, by a process whose lock file was removed.
+        while (number := self._highest_number()) > self._number:
+            with suppress(FileNotFoundError):  # folded and collected since
+                self._open_end(number)
+
+    def make_durable(self) -> None:
+        """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
+        if self._number:
+            with suppress(MissingFileError):  # folded and collected since
+                self._backend.persist([self._path])
+
+    def append(self, data: bytes) -> Position:
+        if self._refusal is not None or self._generation != forking.generation:
+            self._refuse()
+        self._check_name()
+        descriptor = self._segment.number
+        # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
+        if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
+            self._begin_segment()
+            descriptor = self._segment.number
+        # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
+        self._refusal = _INTERRUPTED
+        try:
+            posix.write_all(descriptor, data)
+        except OSError as error:
+            raise self._after_failed_write(error) from error
+        try:
+            posix.datasync(descriptor)
+            place = self._where()
+        except OSError as error:
+            raise self._unknown(posix.explain(error)) from error
+        if place is not _Segment.IN_PLACE:
+            raise self._lost(place)
+        position = Position(self._number, self._offset)
+        self._offset += len(data)
+        self._refusal = None
+        return position
+
+    def advance(self, segment: int) -> None:
+        if self._refusal is not None or self._generation != forking.generation:
+            self._refuse()
+        self._floor = max(self._floor, segment)
+
+    def close(self) -> None:
+        if self._generation != forking.generation:
+            return
+        self._abandon_segment()
+        self._refusal = ClosedError, f"the log of agent {self._agent!r} is closed: open the store again"
+        try:
+            flock.release(self._segment)
+        finally:
+            flock.release(self._lock)
+
+    def _refuse(self) -> NoReturn:
+        if self._generation != forking.generation:
+            raise ClosedError(
+                f"the log of agent {self._agent!r} was opened by the parent of this process: "
+                "open the store again after the fork"
+            )
+        assert self._refusal is not None
+        kind, message = self._refusal
+        raise kind(message)
+
+    # -- the name, and where the log is
+
+    def _check_name(self) -> None:
+        """Nobody else can have taken the name.
+
+        :raises AgentFencedError: the lock file is not at its path any more, or not in the store that others find.
+        :raises WriteFailedError: there is no store to be found.
+        """
+        try:
+            if self._lock_file.is_in_place():
+                return
+            self._check_directory()
+        except OSError as error:
+            raise self._backend.write_failed("", error, _NOT_COMMITTED) from error
+        raise self._fenced("its lock file was removed or replaced")
+
+    def _check_directory(self) -> None:
+        """:raises AgentFencedError: another one stands at its path. :raises OSError: none does."""
+        tree = self._backend.tree()
+        if tree.is_replaced():
+            raise self._fenced(f"another directory stands at {tree.path}, and its lock file was removed from there")
+
+    def _where(self) -> _Segment:
+        """:raises OSError: that cannot be told."""
+        assert self._file is not None
+        if self._file.is_in_place():
+            return _Segment.IN_PLACE
+        return _Segment.MOVED if posix.has_name(self._segment.number) else _Segment.DELETED
+
+    def _highest_number(self) -> int:
+        tree = self._backend.tree()
+        try:
+            names = posix.names(tree.checked(f"{self._directory}/")[:-1], tree.descriptor)
+        except FileNotFoundError:
+            return 0
+        found = (segment_of(f"{self._directory}/{name}") for name in names)
+        return max((segment[1] for segment in found if segment), default=0)
+
+    # -- segments
+
+    def _begin_segment(self) -> None:
+        """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
+        self._abandon_segment()
+        backend, tree = self._backend, self._backend.tree()
+        path = ""
+        try:
+            highest = self._highest_number()
+            if highest > self._number:
+                raise self._fenced(f"it created {segment_path(self._agent, highest)}")
+            self._check_name()
+            self._check_directory()  # a copy of hard links has the same lock file
+            number = max(self._number, self._floor) + 1
+            path = segment_path(self._agent, number)
+            segment = backend.open_new(tree, path)
+        except FileExistsError:
+            raise self._fenced(f"it created {path}") from None
+        except OSError as error:
+            raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
+        try:
+            if not flock.try_lock(segment, f"{backend.root}/{path}"):
+                raise self._fenced(f"it has locked {path}")
+            self._check_name()  # nobody had it between the creation and the lock
+            backend.sync_directory(self._directory)
+            self._hold(number, segment)
+            self._continues = True
+        except AgentFencedError:
+            raise
+        except BaseException as error:
+            self._take_back(number, segment)
+            if isinstance(error, OSError):
+                raise backend.write_failed(path, error, _NOT_COMMITTED) from error
+            raise
+        finally:
+            if self._segment is not segment:
+                segment.close()
+
+    def _take_back(self, number: int, segment: forking.Descriptor) -> None:
+        """Remove a segment that could not be begun, or was while an interrupt came. Nobody can have seen a byte in it.
+        If it stays, it is an empty segment, which every log may have."""
+        tree = self._backend.tree()
+        try:
+            os.unlink(tree.checked(segment_path(self._agent, number)), dir_fd=tree.descriptor)
+        except OSError:
+            self._hold(number, segment)
+        self._continues = False
+
+    def _open_end(self, number: int) -> None:
+        """Open and lock the newest segment, as an earlier session left it."""
+        tree, path = self._backend.tree(), segment_path(self._agent, number)
+        full = f"{self._backend.root}/{path}"
+        segment = forking.Descriptor()
+        try:
+            try:
+                # Writable, because on NFS an flock becomes a record lock, which needs it.
+                segment.open(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
+            except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
+                segment.open(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
+            if flock.try_lock(segment, full):
+                self._hold(number, segment)
+                return
+        finally:
+            if self._segment is not segment:
+                segment.close()
+        holder = "a process whose lock file was removed"
+        raise AgentBusyError(
+            f"agent {self._agent!r} of {self._backend.url} is in use by {holder}, and which still has {full} locked: "
+            "close the store there, end that process, or open under another agent name. Lock files are never stale, "
+            "and must not be removed",
+            self._agent,
+            holder,
+        )
+
+    def _hold(self, number: int, segment: forking.Descriptor) -> None:
+        """From now on the newest segment is this one, which is open and locked."""
+        file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", segment.number)
+        former, self._segment, self._file = self._segment, segment, file
+        self._number, self._offset = number, 0
+        flock.release(former)
+
+    def _abandon_segment(self) -> None:
+        """Never continue the current segment. It stays locked until the next one is."""
+        self._continues = False
+
+    # -- failures
+
+    def _after_failed_write(self, error: OSError) -> OpslogError:
+        """Make what did get into the file durable, and say how much that is.
+
+        The file's size is the witness, not the sum of what `os.write` returned: a write that failed may have written.
+        """
+        try:
+            size = os.fstat(self._segment.number).st_size
+            durable = size - self._offset
+            if durable:
+                posix.datasync(self._segment.number)
+            place = self._where()
+        except OSError as second:
+            return self._unknown(f"{posix.explain(error)}; then {posix.explain(second)}")
+        if durable and place is not _Segment.IN_PLACE:
+            return self._lost(place)
+        path = self._path
+        # An empty segment is kept: a disk that stays full shall not fill up with empty files.
+        if size:
+            self._abandon_segment()
+        self._refusal = None
+        outcome = f"only the first {durable} bytes of this append are in the log" if durable else _NOT_COMMITTED
+        return self._backend.write_failed(path, error, outcome, durable)
+
+    def _lost(self, place: _Segment) -> CommitUnknownError:
+        if place is _Segment.DELETED:
+            return self._unknown("the file was deleted meanwhile; restore the store's directory")
+        return self._unknown(
+            "its directory was moved away or replaced meanwhile, and what was written went with it, unless it was "
+            "copied after that"
+        )
+
+    def _unknown(self, reason: str) -> CommitUnknownError:
+        message = (
+            f"the end of {self._backend.root}/{self._path} from byte {self._offset} may or may not be on disk: "
+            f"{reason}. Close the store, open it again, and look which commits are there"
+        )
+        self._refusal = CommitUnknownError, message
+        return CommitUnknownError(message)
+
+    def _fenced(self, reason: str) -> AgentFencedError:
+        message = (
+            f"another process can write the log of agent {self._agent!r} of {self._backend.url}: {reason}. "
+            f"{_NOT_COMMITTED.capitalize()}. Close the store and open it again"
+        )
+        self._refusal = AgentFencedError, message
+        return AgentFencedError(message)
+
+    @property
+    def _directory(self) -> str:
+        return f"{OPS}{self._agent}"
+
+    @property
+    def _path(self) -> str:
+        return segment_path(self._agent, self._number)

@@ -1,0 +1,1 @@
+"""Stores on object storages: S3, Google Cloud Storage, Azure."""

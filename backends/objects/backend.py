@@ -1,0 +1,504 @@
+"""A store in an object storage that honours put-if-absent: what S3 and its kin have in common. A `Driver` moves the
+bytes.
+
+What this file guarantees:
+
+- A file is one object, created with put-if-absent; an append is one object, too: the next segment of the log.
+- **A lost reply is resolved, never guessed.** A put that timed out, or was answered with a server's error, may have
+  been carried out, may still be, or may not. So the same conditional put is sent again until its outcome is certain:
+  created, or the object exists; then it is read back, and if its bytes are ours, so is it. What is still uncertain at
+  the deadline is a `CommitUnknownError`. (Libraries and proxies below re-send requests on their own account, so even a
+  first "exists already" is read back.)
+- A log's numbers are used once. Two live processes under one agent name both see a number as the next one; one of them
+  creates it, the other is fenced: `AgentFencedError`, and nothing of what it was writing is in the log.
+- Locks are leases: objects with an owner, who renews them, and that whoever comes after their time may take over. They
+  save work and protect nothing.
+- In a forked child every call raises `ClosedError`.
+
+Roads not taken: an object's ETag as proof of authorship is not the same everywhere (multipart, encryption); a lock
+object per agent would cost requests all along and protect nothing, because its holder may be paused while it expires.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from opslog.backends import forking
+from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.holders import Holders
+from opslog.backends.names import check_path, check_prefix
+from opslog.environment import REAL, Environment
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    AlreadyExistsError,
+    ClosedError,
+    CommitUnknownError,
+    LockedError,
+    MissingFileError,
+    OpslogError,
+    RetryError,
+    UsageError,
+    WriteFailedError,
+)
+from opslog.format.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 10.0
+"""In seconds: how long drivers wait for a connection, and then for each part of an answer."""
+LEASE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0
+
+_CLOCK = f"{LOCKS}clock"
+_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS_MAX = 2.0
+_PROBES_MAX = 3
+_READS_MAX = 4
+"""How often a read is tried, over about a second. It changes nothing, so its failure may be told early."""
+
+
+class Put(Enum):
+    """What became of a put-if-absent."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+    """There is an object of this key; it may be ours, by an earlier try."""
+    UNKNOWN = "unknown"
+    """It may or may not have been carried out, or still be; or the server was busy with another one."""
+
+
+class Object(NamedTuple):
+    """One object in a listing; `modified` in seconds since 1970."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class Driver(Protocol):
+    """Requests to one bucket. Safe to use from many threads. Nothing is sent again by it: that is decided above.
+
+    :raises RetryError: (all reading calls) the storage cannot answer now. :raises WriteFailedError: (all writing calls)
+        it refuses, and nothing was changed.
+    """
+
+    @property
+    def requests(self) -> int:
+        """How many were sent."""
+
+    def put_new(self, key: str, data: bytes) -> Put:
+        """Create an object where there is none of this key."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or replace an object, nothing of which matters but its time."""
+
+    def get(self, key: str, start: int, stop: int | None) -> bytes:
+        """Some bytes of an object, as `Backend.read`. :raises MissingFileError: there is no such object."""
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """Many at once, None for each that is not there."""
+
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
+        """One page of the objects whose key begins with `prefix` and comes after `after`, in order of UTF-8 bytes, and
+        whether there are more."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that do not exist are no error."""
+
+    def close(self) -> None:
+        """Give back connections."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who holds a lock."""
+
+    holder: str
+    nonce: str
+
+
+_held = Holders()
+"""Which appender of this process has which (store, agent): two under one name are refused at once."""
+
+
+class ObjectBackend:
+    """See the module's docstring.
+
+    :param url: how messages name the storage; `prefix`: what all keys begin with, empty or with a slash at its end.
+    :param deadline_seconds: how long to find out what became of a put.
+    :param lease_seconds: how long a lock stays after its holder is gone.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        url: str,
+        prefix: str,
+        *,
+        environment: Environment = REAL,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self.url = url
+        self.driver = driver
+        self.environment = environment
+        self._prefix = prefix
+        self._deadline_seconds = deadline_seconds
+        self._lease_seconds = lease_seconds
+        self._generation = forking.generation
+        self._closed = False
+        self._is_conditional = False
+        """Whether the server was seen to honour put-if-absent."""
+
+    segments_grow = False
+
+    @property
+    def requests(self) -> int:
+        """How many were sent to the server."""
+        return self.driver.requests
+
+    # Reading
+
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
+        self._check_open()
+        check_prefix(prefix)
+        return sorted(self._list(prefix, after, lambda last: last))
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        """Skips what was seen, so that it costs one request for each thousand segments that are new, and at most one
+        more for each agent."""
+        self._check_open()
+
+        def to_unseen(last: str) -> str:
+            """From the end of a page that is full of what was seen of a log, go on where that ends."""
+            agent, number = segment_of(last) or ("", 0)
+            return max(last, segment_path(agent, seen[agent] - 1)) if seen.get(agent, 0) > number else last
+
+        return sorted(self._list(OPS, "", to_unseen))
+
+    def _list(self, prefix: str, after: str, go_on: Callable[[str], str]) -> Iterator[Entry]:
+        """Page by page; `go_on` says after which path, once it has the last one of a page."""
+        skip = len(self._prefix)
+        more = True
+        while more:
+            start = self._prefix + after if after else ""
+            page, more = self._patiently(partial(self.driver.list, self._prefix + prefix, start))
+            # Some storages begin a page before what it should come after.
+            yield from (Entry(key[skip:], size, modified) for key, size, modified in page if key[skip:] > after)
+            if more:
+                after = go_on(page[-1].key[skip:])
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        self._check_open()
+        check_path(path)
+        if stop is not None and stop <= start:
+            stop = start
+        try:
+            return self._patiently(lambda: self.driver.get(self._prefix + path, start, stop))
+        except MissingFileError as error:
+            raise MissingFileError(f"no object {path} in {self.url}", path) from error
+
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
+        self._check_open()
+        for part in ranges:
+            check_path(part.path)
+        wanted = [part._replace(path=self._prefix + part.path) for part in ranges]
+        return self._patiently(lambda: self.driver.get_many(wanted))
+
+    def map(self, path: str) -> Buffer | None:
+        self._check_open()
+        check_path(path)
+        return None
+
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """What a reading request gives, asked again a few times if there was no answer."""
+        pause = _PAUSE_SECONDS
+        for _ in range(_READS_MAX - 1):
+            with suppress(RetryError):
+                return request()
+            self.environment.sleep(pause)
+            pause *= 4
+        return request()
+
+    def now(self) -> float:
+        self._check_open()
+        self.driver.put(self._prefix + _CLOCK, b"")
+        return next(entry.modified for entry in self.list(LOCKS) if entry.path == _CLOCK)
+
+    # Creating and deleting
+
+    def create(self, path: str, data: bytes) -> None:
+        self._check_open()
+        check_path(path)
+        self._check_conditional()
+        if not self.put_new(path, data):
+            raise AlreadyExistsError(f"{path} exists already in {self.url}", path)
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Create an object exclusively; False where there is another one of this name.
+
+        :raises CommitUnknownError: it may or may not have been created. :raises WriteFailedError: it was not.
+        """
+        now, pause = self.environment.monotonic, _PAUSE_SECONDS
+        deadline = now() + self._deadline_seconds
+        unanswered = False
+        while True:
+            try:
+                outcome = self.driver.put_new(self._prefix + path, data)
+            except WriteFailedError as error:
+                # That this try failed does not say what became of one before it that nobody answered.
+                if not unanswered:
+                    raise
+                if self._read_back(path) == data:
+                    return True
+                raise CommitUnknownError(
+                    f"{path} may or may not have been created in {self.url}: a first try had no answer, and the next "
+                    f"one failed ({error}). Close the store, open it again, and look"
+                ) from error
+            unanswered = True
+            if outcome is Put.CREATED:
+                return True
+            if outcome is Put.EXISTS:
+                found = self._read_back(path)
+                if found is not None:
+                    return found == data
+            if now() >= deadline:
+                raise CommitUnknownError(
+                    f"{path} may or may not have been created in {self.url}: the storage gave no certain answer for "
+                    f"{self._deadline_seconds:g} seconds. Close the store, open it again, and look"
+                )
+            self.environment.sleep(pause)
+            pause = min(pause * 2, _PAUSE_SECONDS_MAX)
+
+    def _read_back(self, path: str) -> bytes | None:
+        """What is there, None where it is gone again or cannot be told."""
+        try:
+            return self.read(path)
+        except OpslogError:
+            return None
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._check_open()
+        keys = []
+        for path in paths:
+            check_path(path)
+            keys.append(self._prefix + path)
+        if keys:
+            self.driver.delete(keys)
+
+    def persist(self, paths: Iterable[str]) -> None:
+        self._check_open()
+
+    # One writer per log, and locks
+
+    def appender(self, agent: str) -> ObjectAppender:
+        self._check_open()
+        check_name(agent, "agent")
+        self._check_conditional()
+        appender = ObjectAppender(self, agent)
+        try:
+            if not _held.take((self.url, agent), appender):
+                raise AgentBusyError(
+                    f"agent {agent!r} of {self.url} is in use by {this_process()} (this process): close the store that "
+                    "uses it, or open under another agent name",
+                    agent,
+                    this_process(),
+                )
+            appender.find_end()
+        except BaseException:
+            appender.close()
+            raise
+        return appender
+
+    def is_free(self, agent: str) -> bool:
+        self._check_open()
+        check_name(agent, "agent")
+        return False  # nobody can say
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        self._check_open()
+        check_name(name, "lock")
+        self._check_conditional()
+        path = f"{LOCKS}{name}.lease"
+        lease = msgspec.json.encode(Lease(this_process(), self.environment.nonce()))
+        try:
+            self._take_lease(name, path, lease)
+        except LockedError:
+            raise
+        except BaseException:
+            self._give_back(path, lease)  # it may have been taken
+            raise
+        try:
+            with self._renewing(path, lease):
+                yield
+        finally:
+            self._give_back(path, lease)
+
+    def _give_back(self, path: str, lease: bytes) -> None:
+        if self._generation == forking.generation and self._read_back(path) == lease:
+            self.driver.delete([self._prefix + path])
+
+    def _take_lease(self, name: str, path: str, lease: bytes) -> None:
+        if self.put_new(path, lease):
+            return
+        held = [entry for entry in self.list(LOCKS) if entry.path == path]
+        holder = msgspec.json.decode(self._read_back(path) or lease, type=Lease).holder
+        if held and self.now() - held[0].modified > self._lease_seconds:
+            # Whoever deletes a lease that somebody else has just taken over lets two in, which does no harm.
+            self.driver.delete([self._prefix + path])
+            if self.put_new(path, lease):
+                return
+        raise LockedError(
+            f"the lock {name!r} of {self.url} is held by {holder}: try again when it is done, or, should it be gone, "
+            f"{self._lease_seconds:g} seconds after it took it",
+            name,
+            holder,
+        )
+
+    @contextmanager
+    def _renewing(self, path: str, lease: bytes) -> Iterator[None]:
+        """Inside the block a thread keeps the lease from running out."""
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(path, lease, done), name="opslog-lease", daemon=True)
+        try:
+            with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
+                renewing.start()
+            yield
+        finally:
+            done.set()
+            if self._generation == forking.generation and renewing.is_alive():
+                renewing.join()  # or it could write the lease anew after it was given back
+
+    def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
+        """Until it is done with, write the lease anew before its time is over, as long as it is one's own."""
+        while not done.wait(self._lease_seconds / 3) and self._read_back(path) == lease:
+            with suppress(OpslogError):  # another try comes in time, and without it no harm is done
+                self.driver.put(self._prefix + path, lease)
+
+    # Common ground
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._generation == forking.generation:
+                self.driver.close()
+
+    def _check_open(self) -> None:
+        if self._generation != forking.generation:
+            raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
+        if self._closed:
+            raise ClosedError(f"{self.url} is closed: open it again")
+
+    def _check_conditional(self) -> None:
+        """Find out, once, whether the server honours put-if-absent.
+
+        :raises UsageError: it does not: two writers could both believe that they had created a file.
+        """
+        if self._is_conditional:
+            return
+        key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
+        # What is refused once may have been refused for the moment only: a server that does not know such a put refuses
+        # it each time, and takes a plain one.
+        first = second = Put.UNKNOWN
+        for _ in range(_PROBES_MAX):
+            try:
+                first, second = self.driver.put_new(key, b"1"), self.driver.put_new(key, b"2")
+                break
+            except WriteFailedError:
+                self.driver.put(key, b"")  # if this is refused, too, then for another reason
+                first = second = Put.CREATED
+            self.driver.delete([key])
+        self.driver.delete([key])
+        if (first, second) == (Put.CREATED, Put.CREATED):
+            raise UsageError(
+                f"{self.url}: this server does not honour put-if-absent (If-None-Match: *), so a store there would "
+                "lose writes, and is not opened for writing. Known to work: Amazon S3, MinIO, Ceph, Cloudflare R2"
+            )
+        self._is_conditional = second is Put.EXISTS
+
+
+class ObjectAppender:
+    """The appender of `ObjectBackend`: each append is the next segment."""
+
+    def __init__(self, backend: ObjectBackend, agent: str) -> None:
+        self._backend = backend
+        self._agent = agent
+        self._generation = forking.generation
+        self._closed = False
+        self._refusal: tuple[Callable[[str], OpslogError], str] | None = None
+        self._number = 0
+
+    def find_end(self) -> None:
+        """Go on after the segments that are there."""
+        named = (segment_of(entry.path) for entry in self._backend.list(log_prefix(self._agent)))
+        self._number = max((segment[1] for segment in named if segment), default=0)
+
+    def append(self, data: bytes) -> Position:
+        self._check_open()
+        path = segment_path(self._agent, self._number + 1)
+        interrupted = "an earlier append was interrupted: close the store, open it again, and look what is there"
+        self._refusal = CommitUnknownError, interrupted
+        try:
+            created = self._backend.put_new(path, data)
+        except CommitUnknownError as error:
+            self._refusal = CommitUnknownError, str(error)
+            raise
+        except OpslogError:
+            self._refusal = None  # nothing was written, and the next append may be
+            raise
+        if not created:
+            raise self._fenced(path)
+        self._refusal = None
+        self._number += 1
+        return Position(self._number, 0)
+
+    def advance(self, segment: int) -> None:
+        if segment > self._number and self._is_fenced:
+            self._refusal = None  # the caller has seen what is there, and goes on after it
+        self._check_open()
+        self._number = max(self._number, segment)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._generation == forking.generation:
+            _held.release((self._backend.url, self._agent), self)
+
+    def _fenced(self, path: str) -> AgentFencedError:
+        message = (
+            f"another process writes under the agent name {self._agent!r} of {self._backend.url}: it created {path}. "
+            "Nothing of this append is in the log. Close this store; then open it under a name of its own, or end the "
+            "other process first"
+        )
+        self._refusal = partial(AgentFencedError, path=path), message
+        return AgentFencedError(message, path)
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self._refusal is not None and isinstance(self._refusal[0], partial)
+
+    def _check_open(self) -> None:
+        if self._generation != forking.generation:
+            raise ClosedError(
+                f"the log of agent {self._agent!r} was opened by the parent of this process: open the store again "
+                "after the fork"
+            )
+        if self._closed:
+            raise ClosedError(f"the log of agent {self._agent!r} is closed: open the store again")
+        if self._refusal is not None:
+            kind, message = self._refusal
+            raise kind(message)
+
+
+def this_process() -> str:
+    """In words: ``pid 4711 on host web1``."""
+    return f"pid {os.getpid()} on host {os.uname().nodename}"

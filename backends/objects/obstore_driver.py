@@ -1,0 +1,189 @@
+"""Object storages through obstore: a fraction of the time that s3fs takes per request."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError as ObjectExists
+from obstore.exceptions import BaseError
+
+from opslog.backends import forking
+from opslog.backends.contract import Range
+from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
+from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
+
+_AT_ONCE = 64
+"""Requests under way at one time."""
+_PAGE = 1000
+"""How many objects a listing tells of in one answer, at most."""
+_TIMEOUT = timedelta(seconds=60)
+"""Of a whole request, should its bytes come one by one."""
+_UNKNOWN_TO_IT = 501
+_BEYOND = "Wanted range starting at"
+"""What obstore itself says of a range behind the end, where a storage answers with something else than 416."""
+_STATUS = re.compile(r"status code: (\d{3})")
+
+
+_used_in: int | None = None
+"""The generation of forks (`opslog.backends.forking`) in which obstore was used first."""
+
+
+def is_usable() -> bool:
+    """Not in a child that was forked after obstore was used: it would hang there."""
+    return _used_in in (None, forking.generation)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """The threads that wait for many requests at once, for all stores of this process."""
+    return ThreadPoolExecutor(_AT_ONCE, "opslog-objects")
+
+
+class ObstoreDriver:
+    """`opslog.backends.objects.backend.Driver` through obstore.
+
+    :param open_store: makes the store of obstore, from the settings given here.
+    :param url: of the bucket, for messages.
+    :param busy: the HTTP statuses by which this storage says that somebody else is at the same object.
+    :param delete_at_once: how many objects one request deletes.
+    :param connect_timeout: in seconds; `read_timeout`: how long to wait for the next byte.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[..., Any],
+        url: str,
+        *,
+        busy: Collection[int] = (409, 429),
+        delete_at_once: int = 1000,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        read_timeout: float = READ_TIMEOUT,
+    ) -> None:
+        global _used_in  # noqa: PLW0603  (there is one runtime of obstore in a process, and it does not survive a fork)
+        if not is_usable():
+            raise UsageError(
+                f"{url}: obstore was used by the parent of this process, and cannot be in a forked child: start it "
+                "with spawn, or add ?driver=s3fs to an s3:// address"
+            )
+        _used_in = forking.generation
+        self._requests = 0
+        self._url = url
+        self._busy = busy
+        self._delete_at_once = delete_at_once
+        self._mutex = threading.Lock()
+        self._store = open_store(
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=connect_timeout),
+                "read_timeout": timedelta(seconds=read_timeout),
+                "timeout": _TIMEOUT,
+            },
+            # Only the caller of a conditional put can tell what another try means.
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+        )
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    def put_new(self, key: str, data: bytes) -> Put:
+        try:
+            self._put(key, data, "create")
+        except ObjectExists as error:
+            # Also said of a conflict with another put under way, which leaves it open who will have won.
+            return Put.UNKNOWN if _status(error) in self._busy else Put.EXISTS
+        except (BaseError, OSError) as error:
+            status = _status(error)
+            if status is None or status in self._busy or (status >= 500 and status != _UNKNOWN_TO_IT):
+                return Put.UNKNOWN
+            raise self._not_written(key, error) from error
+        return Put.CREATED
+
+    def put(self, key: str, data: bytes) -> None:
+        try:
+            self._put(key, data, "overwrite")
+        except (BaseError, OSError) as error:
+            raise self._not_written(key, error) from error
+
+    def get(self, key: str, start: int, stop: int | None) -> bytes:
+        data = self._get(Range(key, start, stop))
+        if data is None:
+            raise MissingFileError(f"no object {self._url}/{key}", key)
+        return data
+
+    def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        return list(_pool().map(self._get, ranges))
+
+    def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
+        self._count()
+        try:
+            page = next(iter(obstore.list(self._store, prefix, offset=after or None, chunk_size=_PAGE)), [])
+        except (BaseError, OSError) as error:
+            raise RetryError(f"{self._url}/{prefix} could not be read: {_reason(error)}") from error
+        found = [Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
+        return found, len(found) == _PAGE
+
+    def delete(self, keys: Sequence[str]) -> None:
+        groups = [keys[first : first + self._delete_at_once] for first in range(0, len(keys), self._delete_at_once)]
+        list(_pool().map(self._delete, groups))
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        self._count()
+        try:
+            obstore.delete(self._store, list(keys))
+        except FileNotFoundError:
+            # Some storages say so, and may have left the others alone.
+            for key in keys if len(keys) > 1 else ():
+                self._delete([key])
+        except (BaseError, OSError) as error:
+            raise self._not_written(keys[0], error) from error
+
+    def close(self) -> None:
+        """obstore closes its connections when it is collected."""
+
+    def _put(self, key: str, data: bytes, mode: Any) -> None:
+        self._count()
+        try:
+            obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+        except ValueError as error:
+            raise InvalidNameError(f"no object can have the name {key!r}: {_reason(error)}") from error
+
+    def _get(self, part: Range) -> bytes | None:
+        path, start, stop = part
+        self._count()
+        try:
+            if stop is not None and stop > start:
+                return bytes(obstore.get_range(self._store, path, start=start, end=stop))
+            answer = obstore.get(self._store, path, options={"range": {"offset": start}} if start else None)
+            return b"" if stop is not None else bytes(answer.bytes())
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            if _status(error) == 416 or _BEYOND in str(error):
+                return b""  # it ends before the range begins
+            raise RetryError(f"{self._url}/{path} could not be read: {_reason(error)}") from error
+
+    def _count(self, requests: int = 1) -> None:
+        with self._mutex:
+            self._requests += requests
+
+    def _not_written(self, key: str, error: Exception) -> WriteFailedError:
+        return WriteFailedError(f"{self._url}/{key} could not be written: {_reason(error)}")
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status of a refusal, None where there was no answer."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _reason(error: Exception) -> str:
+    """The sentence at the beginning of obstore's report."""
+    return str(error).partition("\n")[0]

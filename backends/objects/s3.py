@@ -1,0 +1,153 @@
+"""A store on S3: ``s3://bucket/prefix``.
+
+`opslog.open("s3://bucket/prefix")` takes credentials, regions and endpoints from where the AWS tools take them, and
+what fsspec's configuration says; everything else is a keyword: ``endpoint_url=`` for MinIO, Ceph, R2 and the like,
+``key=``, ``secret=``, ``profile=``, ``client_kwargs=``, and whatever `s3fs.S3FileSystem` takes.
+
+Two drivers send the requests: obstore where it is installed and understands the settings (it costs a fraction of the
+time), and s3fs; ``?driver=s3fs`` asks for one of them. All that matters for a store is above them, in
+`opslog.backends.objects.backend`, and is the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import parse_qsl
+
+import fsspec.config
+
+from opslog.backends.names import split_url
+from opslog.backends.objects.backend import DEADLINE_SECONDS, LEASE_SECONDS, Driver, ObjectBackend
+from opslog.errors import InvalidNameError, RetryError, UsageError
+
+UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs", "config_kwargs"}
+"""The settings that obstore can be given: where the bucket is, who comes, and how long to wait."""
+
+_PLACE = {"region_name", "endpoint_url"}
+"""Those of `client_kwargs`."""
+
+_PATIENCE = {"connect_timeout", "read_timeout"}
+"""Those of `config_kwargs`."""
+
+
+def open_url(
+    url: str,
+    *,
+    create: bool = True,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    lease_seconds: float = LEASE_SECONDS,
+    **options: Any,
+) -> ObjectBackend:
+    """The backend of ``s3://bucket/prefix``.
+
+    :param create: does nothing here: an empty prefix is a store that does not exist, and costs nothing to look at.
+    :param deadline_seconds: how long to find out what became of a put, before a `CommitUnknownError`.
+    :param lease_seconds: how long the lock of a compaction that crashed delays the next one.
+    :param options: as of `s3fs.S3FileSystem`.
+    """
+    place = split_url(url)
+    asked = dict(parse_qsl(place.query, keep_blank_values=True))
+    driver = asked.pop("driver", None)
+    if asked or driver not in (None, *_DRIVERS):
+        raise InvalidNameError(
+            f"{url!r}: nothing may stand after the prefix but ?driver=s3fs or ?driver=obstore; settings are keywords "
+            "of opslog.open"
+        )
+    options = {**fsspec.config.conf.get("s3", {}), **fsspec.config.conf.get("s3a", {}), **options}
+    return ObjectBackend(
+        _DRIVERS[driver or _fastest(options)](place.bucket, options),
+        place.url,
+        place.prefix,
+        deadline_seconds=deadline_seconds,
+        lease_seconds=lease_seconds,
+    )
+
+
+def _fastest(options: dict[str, Any]) -> str:
+    """obstore where it is installed, can be used, and understands all of the settings; otherwise s3fs."""
+    if _not_understood(options) or find_spec("obstore") is None:
+        return "s3fs"
+    from opslog.backends.objects import obstore_driver
+
+    return "obstore" if obstore_driver.is_usable() else "s3fs"
+
+
+def _not_understood(options: dict[str, Any]) -> list[str]:
+    """The settings that obstore cannot be given."""
+    inner = {"client_kwargs": _PLACE, "config_kwargs": _PATIENCE}
+    unknown = [f"{name}[{key!r}]" for name in inner for key in sorted(options.get(name, {}).keys() - inner[name])]
+    return sorted(options.keys() - UNDERSTOOD) + unknown
+
+
+def _open_s3fs(bucket: str, options: dict[str, Any]) -> Driver:
+    from opslog.backends.objects.s3fs_driver import S3fsDriver
+
+    return S3fsDriver(bucket, options)
+
+
+def _open_obstore(bucket: str, options: dict[str, Any]) -> Driver:
+    if find_spec("obstore") is None:
+        raise InvalidNameError("driver=obstore needs the module obstore. Install it with: pip install 'opslog[fast]'")
+    if unknown := _not_understood(options):
+        raise UsageError(
+            f"driver=obstore does not understand the setting {unknown[0]}: leave it out, or use driver=s3fs"
+        )
+    from obstore.store import S3Store
+
+    from opslog.backends.objects.obstore_driver import ObstoreDriver
+
+    patience = options.get("config_kwargs", {})
+    return ObstoreDriver(partial(S3Store, bucket, **_settings(options)), f"s3://{bucket}", **patience)
+
+
+_DRIVERS: dict[str, Callable[[str, dict[str, Any]], Driver]] = {"obstore": _open_obstore, "s3fs": _open_s3fs}
+
+
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    """obstore's words for s3fs's."""
+    client, session = options.get("client_kwargs", {}), _session(options)
+    region = client.get("region_name") or session.get_config_variable("region")
+    settings: dict[str, Any] = {"region": region or "us-east-1"}
+    endpoint = (
+        options.get("endpoint_url")
+        or client.get("endpoint_url")
+        or os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or session.get_scoped_config().get("endpoint_url")
+    )
+    if endpoint:
+        settings["endpoint"] = endpoint
+    if options.get("anon"):
+        settings["skip_signature"] = True
+    elif options.get("key"):
+        settings |= {"access_key_id": options["key"], "secret_access_key": options.get("secret", "")}
+        settings |= {"session_token": options["token"]} if options.get("token") else {}
+    else:
+        settings["credential_provider"] = _provider(session)
+    return settings
+
+
+def _provider(session: Any) -> Callable[[], Any]:
+    def credentials() -> dict[str, Any]:
+        found = session.get_credentials()
+        if found is None:
+            raise RetryError("no AWS credentials were found: set them in the environment, or give key= and secret=")
+        frozen = found.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": getattr(found, "_expiry_time", None),
+        }
+
+    return credentials
+
+
+def _session(options: dict[str, Any]) -> Any:
+    from botocore.session import Session
+
+    return Session(profile=options.get("profile"))

@@ -1,0 +1,1 @@
+"""Whole stores at once: import, copy, replay."""

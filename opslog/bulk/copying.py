@@ -1,0 +1,154 @@
+"""Copying a store to another storage: a directory to S3, and back. The source may be in use.
+
+What was acknowledged before the copy began is in it; of what is written meanwhile, some. Data come first and manifests
+last, so the target is no store before it is whole. A copy that was interrupted goes on where it was: a file that is
+there is read back and compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+
+from opslog.backends import Backend, Entry
+from opslog.errors import UsageError
+from opslog.format.layout import (
+    ARCHIVE,
+    OPS,
+    SNAPSHOTS,
+    Kind,
+    kind_of,
+    manifest_path,
+    run_of,
+)
+from opslog.format.manifest import Manifest, decode_manifest
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import Report, verify
+
+LOCK = "copy"
+
+_AT_ONCE = 16
+_LARGE_BYTES = 1024 * 1024
+"""Files from this size on are copied one at a time: each is held in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a copy has: `files` with `bytes`, `written` of them now, the others by an earlier try; and what a check of
+    all of the target found."""
+
+    files: int
+    bytes: int
+    written: int
+    report: Report
+
+
+def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] | None = None) -> Copy:
+    """Copy a store, and verify the copy.
+
+    :param progress: called with (bytes copied, bytes to copy at most).
+    :raises NotFoundError: there is no store at the source. :raises UsageError: the target is another store.
+    :raises LockedError: somebody else is copying to it. :raises WriteFailedError: try again, and it goes on.
+    """
+    with target.lock(LOCK):
+        work = _Work(source, target, progress)
+        manifests = ManifestStore(source)
+        # The manifests wait until it is certain that nothing was collected before it was copied.
+        plan = manifests.read_consistently(manifests.newest, lambda newest: work.copy_data())
+        for path, data in plan.items():
+            work.put(path, data)
+    return Copy(len(work.done), sum(work.done.values()), work.written, verify(target))
+
+
+class _Work:
+    """One copy.
+
+    :ivar done: the files that are whole in the target, with their lengths; `written`: how many were not before.
+    """
+
+    def __init__(self, source: Backend, target: Backend, progress: Callable[[int, int], None] | None) -> None:
+        self._source = source
+        self._target = target
+        self._progress = progress
+        self._existing = {entry.path: entry.size for entry in target.list("")}
+        self._is_store = any(kind_of(path) is Kind.MANIFEST for path in self._existing)
+        self.done: dict[str, int] = {}
+        self.written = 0
+        self._mutex = threading.Lock()
+
+    def copy_data(self) -> dict[str, bytes]:
+        """Copy all but the manifests, and return those, by path, oldest first.
+
+        :raises MissingFileError: a compaction of the source collected something first.
+        """
+        numbers = [number for number, _ in ManifestStore(self._source).entries()]
+        manifests = {manifest_path(number): self._source.read(manifest_path(number)) for number in numbers}
+        decoded = [
+            decode_manifest(data, path, number) for number, (path, data) in zip(numbers, manifests.items(), strict=True)
+        ]
+        self._check_target(manifests)
+        needed = self._needed(decoded)
+        self._forget_others(needed)
+        # From an attempt that a compaction overtook there may be much; of that only logs can have grown since.
+        entries = [entry for entry in needed if self.done.get(entry.path, -1) < entry.size]
+        total, copied = sum(entry.size for entry in needed), sum(self.done.values())
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            small = pool.map(self._copy, (entry for entry in entries if entry.size < _LARGE_BYTES))
+            large = (self._copy(entry) for entry in entries if entry.size >= _LARGE_BYTES)
+            for size in chain(small, large):
+                copied += size
+                if self._progress:
+                    self._progress(copied, max(total, copied))
+        return manifests
+
+    def _forget_others(self, needed: list[Entry]) -> None:
+        """Delete what an earlier attempt copied and a compaction has replaced since."""
+        others = self.done.keys() - {entry.path for entry in needed}
+        self._target.delete(sorted(others))
+        for path in others:
+            del self.done[path], self._existing[path]
+
+    def _needed(self, manifests: list[Manifest]) -> list[Entry]:
+        """Segments, archives, and the runs that manifests name; not what is half done, moved aside, or a stranger's."""
+        runs = {run.name for manifest in manifests for run in manifest.runs}
+        found = [entry for prefix in (OPS, ARCHIVE, SNAPSHOTS) for entry in self._source.list(prefix)]
+        return [
+            entry
+            for entry in found
+            if kind_of(entry.path) in (Kind.SEGMENT, Kind.ARCHIVE)
+            or ((run := run_of(entry.path)) is not None and run[0] in runs)
+        ]
+
+    def _check_target(self, manifests: dict[str, bytes]) -> None:
+        for path in self._existing:
+            if kind_of(path) is Kind.MANIFEST and self._target.read(path) != manifests.get(path):
+                raise UsageError(
+                    f"{self._target.url} holds another store, or one that was written to since it was copied: copy to "
+                    "a place of its own"
+                )
+
+    def _copy(self, entry: Entry) -> int:
+        # No more of a log than was listed, before the archives: it may say by now that documents left for one of them.
+        return self.put(entry.path, self._source.read(entry.path, 0, entry.size))
+
+    def put(self, path: str, data: bytes) -> int:
+        """Have a file in the target with these bytes. Returns their number."""
+        size = self._existing.get(path)
+        if size is None or self._differs(path, size, data):
+            if size is not None:
+                self._target.delete([path])
+            self._target.create(path, data)
+            with self._mutex:
+                self.written += 1
+        self._existing[path] = self.done[path] = len(data)
+        return len(data)
+
+    def _differs(self, path: str, size: int, data: bytes) -> bool:
+        if size == len(data) and self._target.read(path) == data:
+            return False
+        if self._is_store:
+            raise UsageError(f"{path} of {self._target.url} is not that of the source: copy to a place of its own")
+        return True

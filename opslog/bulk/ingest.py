@@ -1,0 +1,216 @@
+"""Writing imported commits: each into the log of the agent who made it, in the order in which they came.
+
+A store has one live writer per agent, and an import writes for all of its agents; it takes their names one after the
+other, and only while it appends. Commits are collected up to about 64 MiB before any of them is stamped and written, so
+that an import of a thousand authors is not a thousand open logs, and a mistake in a small file leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from opslog.archive import write_archive
+from opslog.backends import Backend
+from opslog.environment import REAL, Environment, format_ts
+from opslog.errors import AgentFencedError, InvalidDocumentError, MissingFileError, RetryError, UsageError
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
+from opslog.format.documents import Document, check_id, check_version, encode
+from opslog.format.layout import check_name
+from opslog.format.manifest import START, Cut, Manifest, Settings
+from opslog.format.torn import joined
+from opslog.importers import ImportedCommit, ImportedOp
+from opslog.log.fencing import Fence
+from opslog.log.reader import Cursor, all_logs, list_log, list_segments
+from opslog.log.sealing import take_name
+from opslog.replica.state import read_on
+from opslog.snapshot.manifests import ManifestStore
+
+_CHUNK_BYTES = 64 * 1024 * 1024
+_PROGRESS_COMMITS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What an import wrote: `commits` with `ops` in them, into the logs of `agents`; `clock`: of the last commit."""
+
+    commits: int = 0
+    ops: int = 0
+    agents: int = 0
+    clock: int = 0
+
+
+def ingest(
+    backend: Backend,
+    commits: Iterable[ImportedCommit],
+    *,
+    agent: str = "main",
+    environment: Environment = REAL,
+    progress: Callable[[int], None] | None = None,
+) -> Ingested:
+    """Append imported commits to their agents' logs; creates the store where there is none and there is something to
+    write.
+
+    They come after everything that is in the store: where a document exists already, the imported one wins. So an
+    import that stopped half-way may simply be run again.
+
+    :param agent: who writes the commits that name no agent.
+    :param progress: called every thousand commits, with how many were read so far.
+    :raises AgentBusyError: a live process writes under one of the agents' names. :raises RetryError: one of them came
+        and wrote meanwhile, or was sealed. :raises WriteFailedError: this process was paused for most of the tombstone
+        TTL, or the storage refuses. What was written before the error stays. :raises CommitUnknownError: this process
+        was paused for long, or the storage did not answer, and nobody can say whether the last agent's commits are in
+        its log.
+    """
+    names: set[str] = set()
+    writer = _Writer(backend, environment)
+    chunk: list[Commit] = []
+    chunk_bytes = count = ops = 0
+    for imported in commits:
+        commit = _commit(imported, agent, environment)
+        chunk.append(commit)
+        names.add(commit.agent)
+        chunk_bytes += sum(len(record.data) for record in commit.records if isinstance(record, Set))
+        count += 1
+        ops += len(imported.ops)
+        if progress and count % _PROGRESS_COMMITS == 0:
+            progress(count)
+        if chunk_bytes >= _CHUNK_BYTES:
+            writer.write(chunk)
+            chunk, chunk_bytes = [], 0
+    if chunk:
+        writer.write(chunk)
+    return Ingested(count, ops, len(names), writer.clock)
+
+
+def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> Commit:
+    """The commit, still without its clock."""
+    ts = imported.ts or format_ts(environment.time())
+    try:
+        agent = check_name(imported.agent or agent, "agent")
+        ops = [_op(op) for op in imported.ops]
+    except InvalidDocumentError as error:
+        raise InvalidDocumentError(f"{imported.source}: {error}", error.place) from error
+    except UsageError as error:
+        raise type(error)(f"{imported.source}: {error}") from error
+    if len(ops) > 1:
+        return Batch(ts, 0, agent, ops)
+    (op,) = ops
+    return Set(ts, 0, agent, op.id, op.data, op.v) if isinstance(op, SetOp) else Delete(ts, 0, agent, op.id)
+
+
+def _op(op: ImportedOp) -> SetOp | DeleteOp:
+    check_id(op.id)
+    if op.op == "delete":
+        return DeleteOp(op.id)
+    return SetOp(op.id, msgspec.Raw(encode(op.document)), check_version(op.version))
+
+
+def ingest_archives(
+    backend: Backend,
+    documents: Iterable[tuple[str, str, Document]],
+    *,
+    agent: str = "main",
+    clock: int = 1,
+    environment: Environment = REAL,
+) -> dict[str, int]:
+    """Write (period, id, document) into the archives of these periods; creates the store where there is none.
+
+    :param agent: with `clock`, what the archived records say of who wrote them.
+    :returns: per period how many. Importing again adds them once more; whoever loads a period sees each of them once.
+    """
+    ts = format_ts(environment.time())
+    periods: dict[str, dict[str, Set]] = {}
+    for period, id, document in documents:
+        data = msgspec.Raw(encode(document))
+        records = periods.setdefault(check_name(period, "period"), {})
+        records[check_id(id)] = Set(ts, max(clock, 1), check_name(agent, "agent"), id, data)
+    if periods:
+        ManifestStore(backend).create_first(Settings(), environment)
+    for period, records in sorted(periods.items()):
+        write_archive(backend, period, environment.nonce(), (records[id] for id in sorted(records)))
+    return {period: len(records) for period, records in sorted(periods.items())}
+
+
+class _Writer:
+    """Stamps commits above everything in the store, and appends them.
+
+    :ivar clock: the greatest clock seen or given.
+    """
+
+    def __init__(self, backend: Backend, environment: Environment) -> None:
+        self.clock = 0
+        self._backend = backend
+        self._environment = environment
+        self._manifests = ManifestStore(backend)
+        self._cursors: dict[str, Cursor] = {}
+
+    def write(self, commits: list[Commit]) -> None:
+        self._manifests.create_first(Settings(), self._environment)
+        looked = self._environment.monotonic()
+        fence = Fence(self._manifests, self._environment, self._look(), looked)
+        lines: dict[str, list[bytes]] = {}
+        for commit in commits:
+            self.clock = commit.clock = self.clock + 1
+            lines.setdefault(commit.agent, []).append(encode_commit(commit))
+        for agent, own in lines.items():
+            lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
+            self._append(agent, lines_of_one_append, fence)
+
+    def _look(self) -> Manifest:
+        """Read what is new in all logs, for its clocks."""
+        return self._manifests.read_consistently(self._manifests.newest, self._read_to_ends)
+
+    def _read_to_ends(self, manifest: Manifest) -> Manifest:
+        self.clock = max(self.clock, manifest.clock)
+        cursors = self._cursors
+        for agent, cut in manifest.cut.items():
+            # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
+            cursor = cursors.get(agent)
+            if cursor is None or cursor.commits < cut.commits:
+                cursors[agent] = Cursor.at(agent, cut)
+            else:
+                cursors[agent] = cursor.moved_to(cut)
+        for commits, cursor in read_on(self._backend, cursors, all_logs(list_segments(self._backend), cursors)):
+            cursors[cursor.agent] = cursor
+            self.clock = max([self.clock, *(commit.clock for commit in commits)])
+        return manifest
+
+    def _append(self, agent: str, lines: bytes, fence: Fence) -> None:
+        appender = take_name(self._backend, agent, self._environment)
+        try:
+            # Read after the name was taken: of a log that was collected since, only the cut says which numbers it used.
+            newest = fence.read_newest() if self._backend.segments_grow else fence.newest
+            cut = newest.cut.get(agent, START)
+            self._check_quiet(agent, cut)
+            appender.advance(cut.last_segment)
+            fence.append(appender, agent, lines)
+        except AgentFencedError as error:
+            raise self._not_quiet(agent) from error
+        finally:
+            appender.close()
+
+    def _check_quiet(self, agent: str, cut: Cut) -> None:
+        """Now that the agent's name is held: nothing may have come after what was read, for its clocks may be above
+        those given here.
+
+        :param cut: of this log in the newest manifest.
+        """
+        cursor = self._cursors.get(agent) or Cursor(agent)
+        if cut.commits > cursor.commits:
+            raise self._not_quiet(agent)
+        cursor = cursor.moved_to(cut)
+        try:
+            came = any(True for _ in cursor.read(self._backend, list_log(self._backend, agent)))
+        except MissingFileError:
+            came = True
+        if came:
+            raise self._not_quiet(agent)
+
+    def _not_quiet(self, agent: str) -> RetryError:
+        return RetryError(
+            f"agent {agent!r} of {self._backend.url} wrote (or was sealed) while commits were imported under its name, "
+            "and nothing more was imported: run the import again"
+        )

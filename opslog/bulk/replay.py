@@ -1,0 +1,195 @@
+"""Replay into files: all documents of a state as lines of JSON, as Parquet, or as a store that has only them.
+
+One process, which reads the logs once. What is written gets its name when it is whole: a directory beside it, under a
+name that begins with a dot, becomes the one that was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from opslog.backends import Backend, open_backend
+from opslog.environment import Environment, format_ts
+from opslog.errors import UsageError
+from opslog.format.commits import Set, encode_commit
+from opslog.format.layout import index_path, run_name
+from opslog.format.manifest import Manifest, Run, Settings
+from opslog.format.snapshot import Row, build_parts
+from opslog.replica.state import State
+from opslog.snapshot.manifests import ManifestStore
+
+Format = Literal["jsonl", "parquet", "store"]
+
+Tell = Callable[[int], None]
+"""Called with the number of documents written so far."""
+
+_TOGETHER = 1000
+"""How many documents are encoded at once."""
+
+_ROW_GROUP_BYTES = 64 * 1024 * 1024
+"""Of a Parquet file, before it is compressed: what a writer, and then each reader, holds in memory."""
+
+_NUMBER = 2
+"""Of the one manifest of a store that is written here: number 1 would have to be empty."""
+
+
+def write_state(state: State, directory: Path, form: Format, environment: Environment, tell: Tell | None = None) -> int:
+    """Write all documents of a state, in order of id, into a directory that is empty or does not exist.
+
+    jsonl: ``part-00000.jsonl``, a log line per document, with its stamp, as `opslog export` writes it.
+    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v.
+    store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
+
+    :param tell: see `Tell`. :returns: how many documents that were.
+    :raises UsageError: there is something in the directory. :raises RetryError: what the state needs was collected
+        meanwhile. Nothing is left behind then, nor after any other error.
+    """
+    with new_directory(directory, environment.nonce()) as place:
+        records = _told(state.records(), tell)
+        if form == "jsonl":
+            return _write_lines(records, place / "part-00000.jsonl")
+        if form == "parquet":
+            return _write_parquet(records, place / "part-00000.parquet")
+        return _write_store(records, place, state, environment)
+
+
+@contextmanager
+def new_directory(path: Path, nonce: str) -> Iterator[Path]:
+    """A directory to fill, which gets the name `path` at the end, when all of it is on disk; after an error it is gone.
+
+    After a crash it stays under the name ``.<name>.<nonce>``.
+
+    :raises UsageError: there is something at `path` already.
+    """
+    check_vacant(path)
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{nonce}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, files in os.walk(temporary):
+            for file in files:
+                _sync(os.path.join(folder, file))
+            _sync(folder)
+        temporary.rename(path)  # takes the place of an empty directory, and of nothing else
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def check_vacant(path: Path) -> None:
+    """:raises UsageError: there is something at `path` that is not an empty directory."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} is not empty: name a directory that is, or one that does not exist yet")
+
+
+def _sync(path: str | Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _told(records: Iterator[Set], tell: Tell | None) -> Iterator[list[Set]]:
+    """The records, so many at once."""
+    written = 0
+    while some := list(islice(records, _TOGETHER)):
+        yield some
+        written += len(some)
+        if tell:
+            tell(written)
+
+
+def _write_lines(records: Iterator[list[Set]], path: Path) -> int:
+    written = 0
+    with path.open("xb") as out:
+        for some in records:
+            out.write(b"".join(map(encode_commit, some)))
+            written += len(some)
+    return written
+
+
+def _write_parquet(records: Iterator[list[Set]], path: Path) -> int:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow: pip install 'opslog[spark]', or pip install pyarrow") from error
+    text = pa.string()
+    schema = pa.schema(
+        [("id", text), ("data", text), ("clock", pa.int64()), ("agent", text), ("ts", text), ("v", pa.int64())]
+    )
+    written = 0
+    group: list[pa.RecordBatch] = []
+    with parquet.ParquetWriter(path, schema, compression="zstd") as out:
+        for some in records:
+            columns = zip(*map(_row, some), strict=True)
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+            group.append(pa.record_batch(arrays, schema=schema))
+            written += len(some)
+            if sum(batch.nbytes for batch in group) >= _ROW_GROUP_BYTES:
+                out.write_table(pa.Table.from_batches(group))
+                group = []
+        if group:
+            out.write_table(pa.Table.from_batches(group))
+    return written
+
+
+def _row(record: Set) -> tuple[str, bytes, int, str, str, int]:
+    return record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v
+
+
+def _write_store(records: Iterator[list[Set]], directory: Path, state: State, environment: Environment) -> int:
+    newest = ""
+
+    def rows() -> Iterator[Row]:
+        nonlocal newest
+        for some in records:
+            for record in some:
+                newest = max(newest, record.ts)
+                yield Row(record.id, encode_commit(record), None)
+
+    run = new_run(environment)
+    with closing(open_backend(directory)) as target:
+        for file in build_parts(run.name, rows()):
+            target.create(file.part.path, file.data)
+            target.create(index_path(file.part.path), file.index)
+            run.parts.append(file.part)
+        create_store(target, run, environment, settings=state.manifest.settings, clock=state.clock, ts=newest)
+    return run.records
+
+
+def new_run(environment: Environment) -> Run:
+    """The run of a store that `create_store` is going to make, without its parts."""
+    return Run(run_name(_NUMBER, environment.nonce()), [])
+
+
+def create_store(
+    target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str
+) -> None:
+    """Make a store of a run whose parts are there, all of them sets.
+
+    :param clock: at which agents go on; at least that of every record. :param ts: the greatest of all records.
+    """
+    # The only manifest, with none below it: this store has no past that one could look at.
+    ManifestStore(target).create(
+        Manifest(
+            number=_NUMBER,
+            created=format_ts(environment.time()),
+            clock=clock,
+            ts=ts,
+            folded=format_ts(target.now()),
+            documents=run.records,
+            runs=[run] if run.parts else [],
+            settings=settings,
+        )
+    )

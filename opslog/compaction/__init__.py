@@ -1,0 +1,1 @@
+"""Folding logs into snapshots, and collecting what nobody needs any more."""

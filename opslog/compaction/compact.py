@@ -1,0 +1,423 @@
+"""Compaction: move the cut forward and write the next snapshot and manifest, while everyone writes.
+
+1. Take the compaction lock. It only avoids double work: what follows is safe without it.
+2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what
+   may be folded: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new
+   cut.
+3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run.
+   When runs of one size tier have become four, they are merged into it, streaming.
+4. Write the parts, make the tails that were read durable, then create the manifest with the next number. If that
+   exists, somebody else was first: delete the parts.
+5. Collect garbage.
+
+It works through the backend alone, never through an open store's memory, so it runs in any process, beside anything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import islice
+from typing import Literal, Protocol
+
+import msgspec
+
+from opslog.backends import Appender, Backend
+from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
+from opslog.environment import Environment, format_ts
+from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
+from opslog.format.commits import Commit, Record, Seal, Set, encode_commit
+from opslog.format.layout import SNAPSHOTS, index_path, run_name, segment_path
+from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
+from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
+from opslog.log.fencing import Fence
+from opslog.log.reader import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
+from opslog.log.sealing import logs_of_the_gone, seal_all
+from opslog.merge.merge import Merge
+from opslog.merge.ordering import in_order
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun, merge_rows
+
+LOCK = "compaction"
+
+_TOGETHER = 1000
+"""How many rows are kept, and let go of, together."""
+
+KeepHistory = float | timedelta | Literal["forever"]
+"""How long superseded files stay for `as_of`: seconds, a duration, or for ever."""
+
+Progress = Callable[[int, int], None]
+"""Called as records are written: (how many so far, how many at most)."""
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What a compaction did.
+
+    :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.
+    :ivar commits: how many commits it folded; `records`, `bytes`: how much it wrote.
+    :ivar runs_merged: how many older runs went into the new one; `sealed`: idle agents whose undo window it ended.
+    :ivar garbage: what it deleted.
+    """
+
+    number: int | None = None
+    commits: int = 0
+    records: int = 0
+    bytes: int = 0
+    runs_merged: int = 0
+    sealed: tuple[str, ...] = ()
+    garbage: Garbage = NOTHING
+
+
+def compact(
+    backend: Backend,
+    environment: Environment,
+    *,
+    full: bool = False,
+    keep_history: KeepHistory | None = None,
+    progress: Progress | None = None,
+) -> Compaction:
+    """Compact the store; see `opslog.Store.compact` for the parameters.
+
+    :raises LockedError: another compaction is running.
+    """
+    with backend.lock(LOCK):
+        return fold(backend, environment, full=full, keep_history=keep_history, progress=progress)
+
+
+def fold(
+    backend: Backend,
+    environment: Environment,
+    *,
+    full: bool = False,
+    keep_history: KeepHistory | None = None,
+    progress: Progress | None = None,
+) -> Compaction:
+    """One compaction without the lock: as safe, but of two at once one works in vain."""
+    manifests = ManifestStore(backend)
+    looked = environment.monotonic()
+    tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
+    fence = Fence(manifests, environment, tail.manifest, looked)
+
+    def read() -> Folded:
+        sealed = tail.seal_idle(backend, environment, fence)
+        return tail.folded(backend, sealed, progress)
+
+    return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
+
+
+class NewRows(Protocol):
+    """What a compaction adds to a snapshot: what is settled and wins against it.
+
+    :ivar count: how many rows; `bytes`: of their lines.
+    :ivar documents: how many more documents the snapshot shows with them.
+    """
+
+    count: int
+    bytes: int
+    documents: int
+
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
+        """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
+
+        :param merged: the newest runs, newest first. :param ages: decide which tombstones are left out.
+        """
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
+
+    :ivar ends: where the logs that were read end (`tail_ends`). :ivar sealed: agents whose undo window was ended for
+        this.
+    """
+
+    cut: dict[str, Cut]
+    clock: int
+    ts: str
+    rows: NewRows
+    ends: list[str]
+    sealed: tuple[str, ...]
+
+
+def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
+    """The segments to make durable before a manifest rests on what was read: a commit that another agent is still
+    writing can be seen already, and a power cut could take it away from under a manifest that folds it.
+
+    Only the last segment of a log can have anything that is not durable, since a session makes durable what it finds
+    (`Backend.appender`), and so did whoever published the manifest with what lies before its cut. An empty one has
+    nothing that was read, and its agent may take it away, if it could not be made durable.
+    """
+    return [
+        segment_path(agent, listed[-1].number)
+        for agent, listed in segments.items()
+        if listed and listed[-1].bytes and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).place
+    ]
+
+
+def publish(
+    backend: Backend,
+    environment: Environment,
+    old: Manifest,
+    read: Callable[[], Folded],
+    *,
+    full: bool,
+    keep_history: KeepHistory | None,
+) -> Compaction:
+    """From what there is to fold to the next manifest: all that compactions have in common, whoever reads and writes.
+
+    :param old: the manifest that all was read for. :param read: seals and folds; may find that something was collected
+        meanwhile. If there is a newer manifest by then, somebody else was first, and that is no error.
+    """
+    settings = _with_history(old.settings, keep_history)
+    sealed: tuple[str, ...] = ()
+    try:
+        folded = read()
+        sealed = folded.sealed
+        finished = logs_of_the_gone(backend, old, folded.cut)
+        folded = msgspec.structs.replace(folded, cut=folded.cut | finished)
+        plan = _Plan(backend, old, folded, settings, full)
+        if not plan.worthwhile and not sealed:
+            now = backend.now()
+            garbage = find_garbage(backend, now, old.number, oldest_retained(backend, now, settings))
+            if not garbage.runs and not garbage.segments:
+                return Compaction()
+        return plan.carry_out(environment)
+    except (AlreadyExistsError, MissingFileError):
+        if ManifestStore(backend).newest_number() == old.number:
+            raise
+        return Compaction(sealed=sealed)
+
+
+def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Settings:
+    if keep_history is None:
+        return settings
+    if keep_history == "forever":
+        return msgspec.structs.replace(settings, keep_history_seconds=None)
+    seconds: object = keep_history.total_seconds() if isinstance(keep_history, timedelta) else keep_history
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise UsageError(f'keep_history is a number of seconds, a timedelta or "forever", not {keep_history!r}')
+    return msgspec.structs.replace(settings, keep_history_seconds=float(seconds))
+
+
+class Tail:
+    """Everything after a manifest's cut, merged, with the places where the next cut may be."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.merge = Merge(manifest.settings.undo_window)
+        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self.clock, self.ts = manifest.clock, manifest.ts
+        self.segments: Segments = {}
+        self._starts = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
+        """Per agent where the newest commits of its log begin, as many as may be recent."""
+
+    @classmethod
+    def read(cls, backend: Backend, manifest: Manifest) -> Tail:
+        """:raises MissingFileError: collected meanwhile."""
+        tail = cls(manifest)
+        tail.segments = all_logs(list_segments(backend, tail.cursors), manifest.cut)
+        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
+        return tail
+
+    def folded(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> Folded:
+        """What there is to fold. To be called once: what is settled goes into its rows."""
+        rows = _Winners(backend, self, progress)
+        return Folded(self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut), sealed)
+
+    def cut(self) -> dict[str, Cut]:
+        """The new cut: where the recent commits of each log begin."""
+        cuts = {
+            agent: self._cut_of(cursor, len(self.merge.recent.get(agent, ()))) for agent, cursor in self.cursors.items()
+        }
+        return {agent: cut for agent, cut in cuts.items() if cut.commits}
+
+    def _cut_of(self, cursor: Cursor, recent: int) -> Cut:
+        if not recent:
+            return cursor.cut
+        segment, offset = self._starts[cursor.agent][-recent]
+        return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
+
+    def seal_idle(self, backend: Backend, environment: Environment, fence: Fence) -> tuple[str, ...]:
+        """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
+        log can be folded. Returns their names.
+
+        :raises MissingFileError: another compaction came first, and has collected what was to be read.
+        """
+
+        def seal(agent: str, appender: Appender) -> bool:
+            if self._read_on(backend, agent):
+                return False  # it came back, wrote and left since its log was read
+            appender.advance(self.cursors[agent].cut.last_segment)
+            line = encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent))
+            fence.append(appender, agent, line)
+            self._read_on(backend, agent)
+            return True
+
+        now = backend.now()
+        idle = [
+            agent
+            for agent, recent in self.merge.recent.items()
+            if recent and now - self.segments[agent][-1].modified > self.manifest.settings.undo_ttl_seconds
+        ]
+        return seal_all(backend, idle, seal)
+
+    def _noted(self, stretches: Iterable[tuple[str, Stretch]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, stretch in stretches:
+            starts = self._starts[agent]
+            if len(starts) < self.merge.window:
+                starts.extendleft(reversed(stretch.starts()[len(starts) - self.merge.window :]))
+            self.clock = max(self.clock, stretch.commits[-1].clock)
+            self.ts = max(self.ts, *(commit.ts for commit in stretch.commits))
+            yield agent, stretch.commits
+
+    def _read_on(self, backend: Backend, agent: str) -> int:
+        """Read what a log has got since; returns how many commits that was."""
+        cursor = self.cursors[agent]
+        before = cursor.commits
+        for start, commit in cursor.read(backend, list_log(backend, agent)):
+            self.merge.apply(commit)
+            self._starts[agent].append(start.place)
+            self.clock = max(self.clock, commit.clock)
+            self.ts = max(self.ts, commit.ts)
+        return cursor.commits - before
+
+
+def _places(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
+    return {agent: cut.place for agent, cut in cuts.items()}
+
+
+class _Winners:
+    """New rows in memory: made, at the cost of the tail, from what a `Tail` has settled, which is let go of."""
+
+    def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
+        self._backend = backend
+        self._progress = progress
+        self._unfolded = tail.merge.contested
+        self.documents = 0
+        winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
+        self._rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
+        """In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them."""
+        self.count = sum(map(len, self._rows))
+        self.bytes = sum(len(row.line) for some in self._rows for row in some)
+
+    def _winners(self, settled: dict[str, Record], runs: list[BlockRun]) -> Iterator[Row]:
+        """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
+        lookups = [run.ascending(len(settled)) for run in runs]
+        for id in in_order(settled):
+            record = settled.pop(id)  # from here on its line is enough
+            stored = first_found(lookups, id)
+            if stored is None or record.outranks(stored):
+                self.documents += isinstance(record, Set) - isinstance(stored, Set)
+                yield Row.new(record)
+
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
+        total = self.count + sum(stored.records for stored in merged)
+        written = 0
+        below = [BlockRun(self._backend, stored).rows() for stored in merged]
+        rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
+        for file in build_parts(run, ages.of(rows, self._unfolded)):
+            self._backend.create(file.part.path, file.data)
+            self._backend.create(index_path(file.part.path), file.index)
+            yield file.part
+            written += file.part.records
+            if self._progress:
+                self._progress(written, total)
+
+
+class _Plan:
+    """What one compaction will write. It has not changed anything yet."""
+
+    def __init__(self, backend: Backend, old: Manifest, folded: Folded, settings: Settings, full: bool) -> None:
+        self.backend = backend
+        self.old = old
+        self.folded = folded
+        self.settings = settings
+        rows, runs = folded.rows, old.runs
+        merging = len(runs) + 1 if full else runs_to_merge([rows.bytes, *(run.bytes for run in runs)])
+        # Without anything new on top there is nothing to merge for, unless all is to become one.
+        self.merged = runs[: merging - 1] if rows.count or full else []
+        self.rewrites = full and (len(runs) > 1 or any(part.live < part.records for run in runs for part in run.parts))
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether carrying it out would change anything but the number."""
+        if self.folded.rows.count or self.rewrites or self.settings != self.old.settings:
+            return True
+        return _places(self.folded.cut) != _places(self.old.cut)
+
+    def carry_out(self, environment: Environment) -> Compaction:
+        """Write the run, publish the manifest, collect garbage.
+
+        :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
+        """
+        number = self.old.number + 1
+        run = Run(run_name(number, environment.nonce()), [])
+        ages = self._ages()
+        try:
+            run.parts.extend(self.folded.rows.write(run.name, self.merged, ages))
+        except Exception:
+            self._discard(run)
+            raise
+        try:
+            manifest = self._manifest(number, run, environment, ages.now)
+            self.backend.persist(self.folded.ends)
+            ManifestStore(self.backend).create(manifest)
+        except (AlreadyExistsError, MissingFileError, WriteFailedError):
+            # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
+            # collector.
+            self._discard(run)
+            raise
+        if self._is_passed(number):
+            return Compaction(sealed=self.folded.sealed)
+        return Compaction(
+            number,
+            manifest.commits - self.old.commits,
+            run.records,
+            run.bytes,
+            len(self.merged),
+            self.folded.sealed,
+            collect(self.backend, number),
+        )
+
+    def _ages(self) -> Ages:
+        # All that is folded was read before now, so everybody could read it.
+        now = self.backend.now()
+        takes_all = len(self.merged) == len(self.old.runs)
+        oldest = format_ts(max(0.0, now - self.settings.tombstone_ttl_seconds)) if takes_all else ""
+        return Ages(format_ts(now), oldest)
+
+    def _discard(self, run: Run) -> None:
+        self.backend.delete([entry.path for entry in self.backend.list(f"{SNAPSHOTS}{run.name}/")])
+
+    def _is_passed(self, number: int) -> bool:
+        """Whether this process was paused for so long that others had used the number, gone beyond it and collected it:
+        then what it published is dead, and garbage for their next compaction."""
+        manifests = ManifestStore(self.backend)
+        return manifests.newest_number() != number and number not in dict(manifests.retained())
+
+    def _manifest(self, number: int, run: Run, environment: Environment, folded: str) -> Manifest:
+        kept = self.old.runs[len(self.merged) :]
+        oldest = oldest_retained(self.backend, self.backend.now(), self.settings)
+        return Manifest(
+            number=number,
+            created=format_ts(environment.time()),
+            clock=self.folded.clock,
+            ts=self.folded.ts,
+            documents=self.old.documents + self.folded.rows.documents,
+            cut=self.folded.cut,
+            runs=[run, *kept] if run.parts else kept,
+            settings=self.settings,
+            oldest=min(number, oldest),
+            folded=folded,
+        )
+
+
+def _taken(rows: deque[tuple[Row, ...]]) -> Iterator[Row]:
+    """The rows, let go of as they are taken: to free a million at once holds all threads up."""
+    while rows:
+        yield from rows.popleft()
+
+
+def first_found(lookups: Sequence[Callable[[str], Record | None]], id: str) -> Record | None:
+    """What the newest run that knows the document says of it."""
+    return next((record for get in lookups if (record := get(id)) is not None), None)

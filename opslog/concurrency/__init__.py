@@ -1,0 +1,1 @@
+"""Threads within one process: locks that a signal's handler can meet, workers, buffers at exit."""

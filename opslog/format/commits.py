@@ -1,0 +1,311 @@
+"""Commits and the lines that carry them. Pure: bytes in, structs out, and back.
+
+A commit is what one call writes, one line of a log: a set or delete of one document, a batch of those, an undo, or a
+seal. A record is a set or a delete of one document; snapshots and archives are lines of records alone, so one decoder
+serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
+
+    {"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"task-1","data":{"title":"Build"}}
+    {"ts":"…","clock":43,"agent":"planner","op":"delete","id":"task-1"}
+    {"ts":"…","clock":44,"agent":"planner","op":"batch","ops":[{"op":"set","id":"a","data":{}},{"op":"delete","id":"b"}]}
+    {"ts":"…","clock":45,"agent":"planner","op":"undo","target":44}
+    {"ts":"…","clock":46,"agent":"planner","op":"seal"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import orjson
+
+from opslog.errors import CorruptError, UsageError
+from opslog.format.exact import UNREADABLE, InexactError, load_document
+
+Stamp = tuple[int, str]
+"""(clock, agent): unique per commit, totally ordered. The winner of a document is its record with the greatest
+stamp."""
+
+CLOCK_MAX = 2**63 - 1
+"""So that a clock fits the signed 64-bit integer of every other language that reads a log."""
+
+LINE_BYTES_MAX = 256 * 1024 * 1024
+"""No line is longer, so that a reader who finds none in so many bytes knows that something is wrong, and need not hold
+all of a file in memory to find out."""
+
+Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
+
+
+# gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
+# load.
+class _Commit(msgspec.Struct, gc=False, tag_field="op"):
+    ts: str
+    clock: Clock
+    agent: str
+
+    @property
+    def stamp(self) -> Stamp:
+        return self.clock, self.agent
+
+    def outranks(self, other: _Commit) -> bool:
+        """Whether its stamp is the greater one."""
+        return self.clock > other.clock or (self.clock == other.clock and self.agent > other.agent)
+
+    @property
+    def op(self) -> str:
+        """The word that stands in the line: set, delete, batch, undo or seal."""
+        return str(self.__struct_config__.tag)
+
+
+class Set(_Commit, gc=False, tag_field="op", tag="set"):
+    """A document gets a new value.
+
+    :ivar data: the document as JSON text; `v`: the schema version it was written under.
+    """
+
+    id: str
+    data: msgspec.Raw
+    v: Version = 1
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return (self,)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document, decoded anew at every access, so that it is the caller's own.
+
+        :raises CorruptError: its text is not exactly one JSON object.
+        """
+        try:
+            return load_document(bytes(self.data))
+        except InexactError as error:
+            raise self.corrupt(str(error)) from error
+
+    def corrupt(self, reason: str) -> CorruptError:
+        """The error that says why the document cannot be read."""
+        return CorruptError(
+            f"document {self.id!r}, written by {self.agent} at clock {self.clock}, cannot be read: {reason}. "
+            "`opslog verify` names the file and the byte offset"
+        )
+
+
+class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
+    """A document goes away.
+
+    :ivar archived: the period it went to, when an archive did it.
+    :ivar folded: of a tombstone in a snapshot, when it came into one, by the storage's clock. Says nothing in a log.
+    """
+
+    id: str
+    archived: str | None = None
+    folded: str | None = None
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return (self,)
+
+
+Record = Set | Delete
+
+
+class SetOp(msgspec.Struct, gc=False, tag_field="op", tag="set"):
+    """A set inside a batch; clock, agent and ts are the batch's."""
+
+    id: str
+    data: msgspec.Raw
+    v: Version = 1
+
+
+class DeleteOp(msgspec.Struct, gc=False, tag_field="op", tag="delete"):
+    """A delete inside a batch."""
+
+    id: str
+    archived: str | None = None
+
+
+class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
+    """Several ops that happen together or not at all."""
+
+    ops: list[SetOp | DeleteOp]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One record per document; of two ops on one document the later one counts."""
+        last: dict[str, Record] = {}
+        for op in self.ops:
+            if isinstance(op, SetOp):
+                last[op.id] = Set(self.ts, self.clock, self.agent, op.id, op.data, op.v)
+            else:
+                last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived)
+        return tuple(last.values())
+
+
+class Undo(_Commit, gc=False, tag_field="op", tag="undo"):
+    """Cancels an earlier commit of the same agent. :ivar target: the clock of that commit."""
+
+    target: Clock
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return ()
+
+
+class Seal(_Commit, gc=False, tag_field="op", tag="seal"):
+    """Ends the undo window of an idle agent: nothing before it can be undone any more."""
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return ()
+
+
+Commit = Set | Delete | Batch | Undo | Seal
+AnyCommit = TypeVar("AnyCommit", bound=Commit)
+
+
+def detached(commit: AnyCommit, agent: str) -> AnyCommit:
+    """The commit without its hold on the bytes that it was decoded from; those can be many times as long.
+
+    :param agent: the same name as the commit's, one string for all commits of a log.
+    """
+    commit.agent = agent
+    if isinstance(commit, Set):
+        commit.data = commit.data.copy()
+    elif isinstance(commit, Batch):
+        for op in commit.ops:
+            if isinstance(op, SetOp):
+                op.data = op.data.copy()
+    return commit
+
+
+_commits = msgspec.json.Decoder(Commit)
+_records = msgspec.json.Decoder(Record)
+
+
+def decode_commits(lines: bytes, path: str, offset: int) -> list[Commit]:
+    """The commits of whole lines. `path` and `offset` say where `lines` begins, for the message.
+
+    :raises CorruptError: at the first line that is no commit.
+    """
+    return _decode(_commits, lines, path, offset)
+
+
+def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
+    """The records of whole lines of a snapshot or an archive; errors as in `decode_commits`."""
+    return _decode(_records, lines, path, offset)
+
+
+def decode_record(line: bytes) -> Record:
+    """One record line that was decoded before, with all others of its file.
+
+    :raises CorruptError: it is no record by itself.
+    """
+    try:
+        record: Record = _records.decode(line)
+    except UNREADABLE as error:
+        raise CorruptError(
+            f"a line of a snapshot or archive cannot be read ({error}): {line[:80]!r}. `opslog verify` names the file "
+            "and the byte offset"
+        ) from error
+    return record
+
+
+def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, offset: int) -> list[AnyCommit]:
+    try:
+        commits = decoder.decode_lines(lines)
+    except UNREADABLE:
+        commits = []
+    # decode_lines passes over blank lines and takes line ends for spaces; the count tells. Then go line by line to find
+    # the place. (As many lines of two commits as commits of two lines would pass; verify sees those.)
+    if len(commits) == lines.count(b"\n") and lines.endswith(b"\n") and _have_ts(commits):
+        return commits
+    return _decode_slowly(decoder, lines, path, offset)
+
+
+def _have_ts(commits: Sequence[_Commit]) -> bool:
+    """Whether the `ts` of each is a time in the one form that sorts as text; all at once, since a load asks this for
+    every line. That the day exists is left to `opslog verify`."""
+    joined = "".join([commit.ts for commit in commits]).encode()
+    return joined.translate(_ZEROS) == _TS_FORM * len(commits)
+
+
+_TS_FORM = b"0000-00-00T00:00:00.000000Z"
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _decode_slowly(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, offset: int) -> list[AnyCommit]:
+    commits = []
+    for line in lines.splitlines(keepends=True) if b"\r" not in lines else _split(lines):
+        try:
+            commit = decoder.decode(line)
+            if not _have_ts([commit]):
+                raise InexactError(f"ts is {commit.ts!r:.60}, not a time in the form 2026-11-20T12:00:00.123456Z")
+        except (*UNREADABLE, InexactError) as error:
+            raise CorruptError(
+                f"{path}: byte {offset}: this line cannot be read ({error}): {line[:80]!r}. "
+                "Nothing was skipped or changed; `opslog verify` lists every such place",
+                path,
+                offset,
+            ) from error
+        commits.append(commit)
+        offset += len(line)
+    return commits
+
+
+def _split(lines: bytes) -> Iterable[bytes]:
+    return (line + b"\n" for line in lines.removesuffix(b"\n").split(b"\n"))
+
+
+# Encoding is written out, not left to msgspec: a tag would come first, and the order of fields is part of the format.
+# `ts` and `agent` need no escaping: the one is made by `format_ts`, the other is a valid name.
+
+
+def encode_commit(commit: Commit) -> bytes:
+    """The line of a commit, with its newline.
+
+    :raises UsageError: it is longer than a line may be.
+    :raises CorruptError: its clock is beyond what a line can hold, because something read before was at the end of it.
+    """
+    if commit.clock > CLOCK_MAX:
+        raise CorruptError(
+            f"no commit can follow clock {CLOCK_MAX}, which some log or manifest of this store has reached: no program "
+            "counts so far. `opslog ops` shows which commit it is; remove it from a copy of the store"
+        )
+    if isinstance(commit, Set):
+        rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
+    elif isinstance(commit, Delete):
+        rest = b',"op":"delete",' + _delete_fields(commit.id, commit.archived)
+        if commit.folded is not None:
+            rest += b',"folded":' + orjson.dumps(commit.folded)
+    elif isinstance(commit, Batch):
+        rest = b',"op":"batch","ops":[' + b",".join(map(_encode_op, commit.ops)) + b"]"
+    elif isinstance(commit, Undo):
+        rest = b',"op":"undo","target":%d' % commit.target
+    else:
+        rest = b',"op":"seal"'
+    line = b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
+    if len(line) > LINE_BYTES_MAX:
+        raise UsageError(
+            f"one commit would take {len(line)} bytes, and a line of a log has {LINE_BYTES_MAX} at most: make several "
+            "batches of it, or keep large content elsewhere and its address in the document"
+        )
+    return line
+
+
+def _encode_op(op: SetOp | DeleteOp) -> bytes:
+    if isinstance(op, SetOp):
+        return b'{"op":"set",' + _set_fields(op.id, op.data, op.v) + b"}"
+    return b'{"op":"delete",' + _delete_fields(op.id, op.archived) + b"}"
+
+
+def _set_fields(id: str, data: msgspec.Raw, v: int) -> bytes:
+    if v == 1:
+        return b'"id":%b,"data":%b' % (orjson.dumps(id), data)
+    return b'"id":%b,"data":%b,"v":%d' % (orjson.dumps(id), data, v)
+
+
+def _delete_fields(id: str, archived: str | None) -> bytes:
+    if archived is None:
+        return b'"id":' + orjson.dumps(id)
+    return b'"id":%b,"archived":%b' % (orjson.dumps(id), orjson.dumps(archived))

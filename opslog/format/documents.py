@@ -1,0 +1,206 @@
+"""Documents: exactly the JSON objects that come back as they were stored. Pure.
+
+Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64
+bits. What JSON or orjson would quietly change (NaN to null, a tuple to a list, a UUID to a string) or cannot carry is
+refused.
+"""
+
+from __future__ import annotations
+
+import marshal
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import orjson
+
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, SchemaVersionError, UsageError
+from opslog.format.commits import CLOCK_MAX, Set
+
+T = TypeVar("T")
+
+Document = dict[str, Any]
+Migrate = Callable[[Document, int], Document]
+"""Called with a document and the older schema version it was written under; returns it in the form of the current
+one."""
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_DEPTH_MAX = 254
+"""orjson writes at most this many levels."""
+
+
+def check_version(version: object) -> int:
+    """The schema version itself, if a line can hold it.
+
+    :raises UsageError: otherwise.
+    """
+    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= CLOCK_MAX:
+        return version
+    raise UsageError(f"a schema version is an integer from 1 to {CLOCK_MAX}, not {version!r:.60}")
+
+
+def check_id(id: object) -> str:
+    """The id itself, if a document can have it: any string that is valid Unicode.
+
+    :raises InvalidNameError: otherwise.
+    """
+    if not isinstance(id, str):
+        raise InvalidNameError(f"a document's id is a string, not {type(id).__name__}: {id!r}")
+    if not id.isascii():
+        try:
+            id.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidNameError(
+                f"id {id!r} has a lone surrogate at {error.start}, which UTF-8 cannot carry"
+            ) from None
+    return id
+
+
+def encode(document: object) -> bytes:
+    """The JSON text of a document.
+
+    Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever
+    Python or orjson think of next: a walk over the document in Python costs several times that. Equality passes over
+    types that compare as equal (an IntEnum and its number); marshal, which knows the plain types only, does not.
+
+    :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the
+        place.
+    """
+    try:
+        text = orjson.dumps(document)
+        # Version 2 is the last that does not look for objects that occur twice.
+        marshal.dumps(document, 2)  # type: ignore[arg-type]  # whether it can take it is the question
+        if text.startswith(b"{") and orjson.loads(text) == document:
+            # A copy, because what orjson returns holds on to all of the 4 KiB that it began to write into.
+            return bytes(memoryview(text))
+    except (orjson.JSONEncodeError, RecursionError, ValueError):
+        pass
+    reason, place = _find_fault(document, "$", 0) or ("it does not come back as it was written", "$")
+    raise InvalidDocumentError(f"the document cannot be stored exactly: at {place}, {reason}", place)
+
+
+def _find_fault(value: object, place: str, depth: int) -> tuple[str, str] | None:
+    """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None."""
+    if depth == 0 and type(value) is not dict:
+        return f"a document is a JSON object (a dict), not {type(value).__name__}", place
+    if depth == _DEPTH_MAX and type(value) in (dict, list):
+        return f"it is nested more than {_DEPTH_MAX} levels deep", place
+    if type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                return f"the key {key!r} is not a string but {type(key).__name__}", place
+            if fault := _string_fault(key):
+                return f"the key {key!r} {fault}", place
+            if found := _find_fault(item, f"{place}.{key}", depth + 1):
+                return found
+        return None
+    if type(value) is list:
+        for number, item in enumerate(value):
+            if found := _find_fault(item, f"{place}[{number}]", depth + 1):
+                return found
+        return None
+    fault = _scalar_fault(value)
+    return (fault, place) if fault else None
+
+
+def _scalar_fault(value: object) -> str | None:
+    if value is None or type(value) is bool:
+        return None
+    if type(value) is int:
+        return None if _INT_MIN <= value <= _INT_MAX else f"the integer {value} does not fit in 64 bits"
+    if type(value) is float:
+        return None if math.isfinite(value) else f"{value} is not a JSON number"
+    if type(value) is str:
+        fault = _string_fault(value)
+        return f"the string {fault}" if fault else None
+    return f"{type(value).__name__} is not a JSON type: {value!r:.80}"
+
+
+def _string_fault(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"has a lone surrogate at {error.start}, which UTF-8 cannot carry"
+    return None
+
+
+class Schema(msgspec.Struct, Generic[T], frozen=True):
+    """How a program sees documents: their type, and their schema version.
+
+    :ivar type: what `T` is: a dataclass, a TypedDict or a msgspec.Struct; None for plain dicts.
+    :ivar version: the current schema version, written with each document. None: of any version, for tools that do not
+        know the schema; documents are handed out as they are and a set keeps the version of what it replaces.
+    :ivar migrate: brings a document of an older version forward when it is read; None hands it out as it is.
+    """
+
+    type: type[T] | None = None
+    version: int | None = 1
+    migrate: Migrate | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a set has to see what it replaces: to keep its version, or because of `check_known`."""
+        return self.type is not None or self.version is None
+
+    def check_known(self, data: bytes, replaced: Set | None) -> None:
+        """To replace this record by `data`, which `encode` gave, deletes no field that the type does not know.
+
+        :raises InvalidDocumentError: it does; names the field. :raises SchemaVersionError: the record was written under
+            a newer version, of which the type knows nothing.
+        """
+        if self.type is None or replaced is None:
+            return
+        from opslog.format.known_fields import lost_field  # only for those who have types
+
+        try:
+            old = self._document(replaced)
+        except CorruptError:
+            return  # nobody can read what it has, and to set it anew is the way out
+        place = lost_field(self.type, old, orjson.loads(data))
+        if place is not None:
+            raise InvalidDocumentError(
+                f"to set document {replaced.id!r} would delete {place}, which {self.type.__name__} does not know: "
+                f"another version of this program (agent {replaced.agent}) has written it. Add the field to the type; "
+                "or, if the field is to go, raise `version` and let `migrate` remove it; or open the store without "
+                "`type`",
+                place,
+            )
+
+    def encode(self, value: T) -> bytes:
+        """:raises InvalidDocumentError: see `encode`; or it is not of the store's type."""
+        if self.type is None:
+            return encode(value)
+        try:
+            plain = msgspec.to_builtins(value)
+            msgspec.convert(plain, self.type)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidDocumentError(f"the document is not a valid {self.type.__name__}: {error}") from error
+        return encode(plain)
+
+    def decode(self, record: Set) -> T:
+        """:raises SchemaVersionError: written under a newer version. :raises CorruptError: not of the store's type."""
+        document = self._document(record)
+        if self.type is None:
+            return document  # type: ignore[return-value]  # T is Document where no type was given
+        try:
+            return msgspec.convert(document, self.type)
+        except msgspec.ValidationError as error:
+            raise record.corrupt(f"it is not a valid {self.type.__name__}: {error}") from error
+
+    def _document(self, record: Set) -> Document:
+        """In the form of the current version."""
+        if self.version is None or record.v == self.version:
+            return record.document
+        return self._migrate(record.document, record)
+
+    def _migrate(self, document: Document, record: Set) -> Document:
+        assert self.version is not None
+        if record.v > self.version:
+            raise SchemaVersionError(
+                f"document {record.id!r} was written under schema version {record.v} by {record.agent}, and this "
+                f"program knows versions up to {self.version}: upgrade this program",
+                record.id,
+                record.v,
+            )
+        return self.migrate(document, record.v) if self.migrate else document

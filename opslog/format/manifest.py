@@ -1,0 +1,228 @@
+"""The manifest: the small numbered object that says what is live. Pure.
+
+The manifest with the greatest number is the truth. It names the runs of the snapshot, newest first, and the cut: for
+each agent, where the commits begin that are not in the snapshot. Manifest 1 is created with the store and has an empty
+snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from opslog.errors import CorruptError, FormatVersionError, InvalidNameError
+from opslog.format.checksum import decode_checked, encode_checked
+from opslog.format.commits import CLOCK_MAX
+from opslog.format.layout import check_name, part_path, run_of
+
+FORMAT = 1
+"""The format version this program writes, and the newest it reads."""
+
+
+class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A place in a log, at a commit boundary.
+
+    :ivar segment: the number of the segment, from 1; `offset`: bytes from its start.
+    :ivar commits: how many commits of this log lie before this place.
+    :ivar there: at byte 0, whether the segment is there. If not, this is where the log goes on, should it ever.
+    """
+
+    segment: int
+    offset: int
+    commits: int
+    there: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    @property
+    def last_segment(self) -> int:
+        """The last segment of which something lies before this place."""
+        return self.segment if self.offset else self.segment - 1
+
+    @property
+    def needed_segment(self) -> int:
+        """The last segment that must be there because of this cut."""
+        return self.segment if self.there else self.last_segment
+
+
+START = Cut(1, 0, 0)
+"""Where every log begins."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One immutable file of a run: its records are those from id `first` to id `last`.
+
+    :ivar path: relative to the root; `bytes`: its length; `sha256`: of all of it.
+    :ivar records: how many lines; `live`: how many of them are sets.
+    """
+
+    path: str
+    records: int
+    live: int
+    bytes: int
+    first: str
+    last: str
+    sha256: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Winners sorted by id. An id in a newer run outranks the same id in all older runs.
+
+    :ivar name: the folder of its parts under ``snapshots/``.
+    """
+
+    name: str
+    parts: list[Part]
+
+    @property
+    def records(self) -> int:
+        return sum(part.records for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What all agents of a store must agree on. Set when the store is created; `keep_history` may change later.
+
+    :ivar undo_window: how many of an agent's newest commits are never folded.
+    :ivar grace_seconds: how long files stay after the manifest that needed them was superseded.
+    :ivar tombstone_ttl_seconds: how long tombstones stay in snapshots.
+    :ivar undo_ttl_seconds: how long an agent is idle before its undo window may be sealed.
+    :ivar keep_history_seconds: how long files stay for `as_of`; None: for ever.
+    """
+
+    undo_window: int = 32
+    grace_seconds: float = 600.0
+    tombstone_ttl_seconds: float = 7 * 86400.0
+    undo_ttl_seconds: float = 86400.0
+    keep_history_seconds: float | None = 0.0
+
+    @property
+    def fault(self) -> str | None:
+        """Which of them cannot be, None if all is well."""
+        if not 0 <= self.undo_window <= _WINDOW_MAX:
+            return f"undo_window is a number of commits from 0 to {_WINDOW_MAX}, not {self.undo_window!r}"
+        for name in ("grace_seconds", "tombstone_ttl_seconds", "undo_ttl_seconds", "keep_history_seconds"):
+            seconds = getattr(self, name)
+            if not (seconds is None or (math.isfinite(seconds) and seconds >= 0)):
+                return f"{name} is a number of seconds from 0 on, not {seconds!r}"
+        return None
+
+
+_WINDOW_MAX = 1_000_000
+"""Of each log so many commits are in memory twice."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's docstring.
+
+    :ivar created: wall clock of whoever made it.
+    :ivar clock: no commit that was read for it has a greater clock. All that is folded, and every undo that was
+        applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
+    :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
+    :ivar documents: how many documents the snapshot shows.
+    :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
+        collected, also one that is there, or that a late write brings back. 0: an older program made it.
+    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
+        older program made it.
+    """
+
+    format: int = FORMAT
+    number: int
+    created: str
+    clock: int = 0
+    ts: str = ""
+    documents: int = 0
+    cut: dict[str, Cut] = {}
+    runs: list[Run] = []
+    settings: Settings = Settings()
+    oldest: int = 0
+    folded: str = ""
+
+    @property
+    def complete_from(self) -> str:
+        """The state at any time from here on can be rebuilt from this manifest. What it folded and every undo that it
+        applied was written before it was made, also where a clock that was wrong says otherwise."""
+        return min(self.ts, self.folded) if self.folded else self.ts
+
+    @property
+    def commits(self) -> int:
+        """How many commits are folded."""
+        return sum(cut.commits for cut in self.cut.values())
+
+
+class _Format(msgspec.Struct):
+    format: int
+    number: int = 0
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return encode_checked(manifest)
+
+
+def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
+    """The manifest in a file that is named for `number`.
+
+    :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it is damaged, or not the one it is named
+        for.
+    """
+    form = decode_checked(data, _Format, path)
+    if form.format > FORMAT:
+        raise FormatVersionError(
+            f"{path}: this store has format version {form.format}, and this program reads versions up to {FORMAT}: "
+            "upgrade opslog",
+            form.format,
+        )
+    manifest = decode_checked(data, Manifest, path)
+    if manifest.number != number:
+        raise CorruptError(f"{path}: holds manifest number {manifest.number}: the file was renamed or copied", path, 0)
+    for fault in _faults(manifest):
+        raise CorruptError(f"{path}: the checksum is right, but {fault}: opslog did not write it", path, 0)
+    return manifest
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What cannot be in a manifest. Others wrote it: no path and no name in it may lead anywhere but to the parts and
+    logs of this store."""
+    if not 0 <= manifest.clock <= CLOCK_MAX:
+        yield f"its clock is {manifest.clock}"
+    if not 0 <= manifest.oldest <= manifest.number:
+        yield f"it says that the oldest retained manifest is {manifest.oldest}"
+    if not 0 <= manifest.documents <= sum(part.live for run in manifest.runs for part in run.parts):
+        yield f"it says that its snapshot shows {manifest.documents} documents"
+    if len({run.name for run in manifest.runs}) < len(manifest.runs):
+        yield "it names a run twice"
+    for run in manifest.runs:
+        yield from _run_faults(run, manifest.number)
+    for agent, cut in manifest.cut.items():
+        try:
+            check_name(agent, "agent")
+        except InvalidNameError as error:
+            yield f"its cut has a strange name: {error}"
+        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
+            yield f"its cut of {agent!r} is no place in a log: {cut}"
+    if manifest.settings.fault:
+        yield f"its settings cannot be: {manifest.settings.fault}"
+
+
+def _run_faults(run: Run, number: int) -> Iterator[str]:
+    after: str | None = None
+    named = run_of(part_path(run.name, 0))
+    if named is None or named[1] > number:
+        yield f"it names run {run.name!r}, which cannot have been written for it"
+    if not run.parts:
+        yield f"it names no part of run {run.name}"
+    for place, part in enumerate(run.parts):
+        if part.path != part_path(run.name, place):
+            yield f"it names {part.path!r} as part {place} of run {run.name}"
+        if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
+            yield f"it says of {part.path} what cannot be: {part}"
+        if after is not None and part.first <= after:
+            yield f"it says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
+        after = part.last

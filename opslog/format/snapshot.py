@@ -1,0 +1,272 @@
+"""The snapshot format: runs in parts, parts in blocks, and the index of blocks that lies beside each. Pure.
+
+A part is lines of records sorted by id. It is cut into blocks of whole lines, of about 64 KiB, and its index says of
+each block where it is, which id is the first in it, and its CRC-32: enough to find, read and verify one document with
+one read. Archives have the same two files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from opslog.errors import CorruptError
+from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
+from opslog.format.commits import Delete, Record, decode_record, decode_records, encode_commit
+from opslog.format.layout import index_path, part_path
+from opslog.format.manifest import Part
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 64 * 1024
+"""A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
+
+PART_BYTES = 4 * 1024 * 1024
+"""A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries."""
+
+
+# gc=False, as of commits: a merge holds a million of them.
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A record as its line, with what sorting and copying need to know of it: copying never decodes or encodes.
+
+    :ivar deleted: of a tombstone, when it came into a snapshot first; empty if that is about to happen, or if an older
+        program did not say. None for a set.
+    """
+
+    id: str
+    line: bytes
+    deleted: str | None
+
+    @classmethod
+    def of(cls, record: Record, line: bytes) -> Row:
+        """:param record: of a snapshot."""
+        return cls(record.id, line, (record.folded or "") if isinstance(record, Delete) else None)
+
+    @classmethod
+    def new(cls, record: Record) -> Row:
+        """The row of a record that comes from a log, whatever that says."""
+        if not isinstance(record, Delete):
+            return cls(record.id, encode_commit(record), None)
+        if record.folded is not None:
+            record = msgspec.structs.replace(record, folded=None)
+        return cls(record.id, encode_commit(record), "")
+
+    def stamped(self, folded: str) -> Row:
+        """A tombstone that says when it came into a snapshot first: at `folded`, if it does not say so yet."""
+        if self.deleted:
+            return self
+        record = self.record
+        assert isinstance(record, Delete)
+        return Row(self.id, encode_commit(msgspec.structs.replace(record, folded=folded)), folded)
+
+    @property
+    def record(self) -> Record:
+        """The record, decoded anew."""
+        return decode_record(self.line)
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One block: ``[first id, offset, length, crc32]``, offset and length in bytes."""
+
+    first: str
+    offset: int
+    length: int
+    crc32: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The index of one part or archive."""
+
+    bytes: int
+    records: int
+    sha256: str
+    blocks: list[Block]
+
+
+class File(msgspec.Struct, frozen=True):
+    """A part or an archive ready to be written: first the data, then its index, whose presence means both are whole."""
+
+    part: Part
+    data: bytes
+    index: bytes
+
+
+class _Builder:
+    """Collects the rows of one file."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.blocks: list[Block] = []
+        self.pending: list[bytes] = []
+        self.pending_bytes = 0
+        self.pending_first = ""
+        self.bytes = self.live = self.records = 0
+        self.first = self.last = ""
+
+    def add(self, row: Row) -> None:
+        id = row.id
+        if not self.records:
+            self.first = id
+        if not self.pending:
+            self.pending_first = id
+        self.pending.append(row.line)
+        self.pending_bytes += len(row.line)
+        self.records += 1
+        self.live += row.deleted is None
+        self.last = id
+        if self.pending_bytes >= BLOCK_BYTES:
+            self.end_block()
+
+    def end_block(self) -> None:
+        if self.pending:
+            block = b"".join(self.pending)
+            self.blocks.append(Block(self.pending_first, self.bytes, len(block), crc32(block)))
+            self.lines.append(block)
+            self.bytes += len(block)
+            self.pending, self.pending_bytes = [], 0
+
+    def finish(self, path: str) -> File:
+        self.end_block()
+        data = b"".join(self.lines)
+        digest = sha256(data)
+        part = Part(path, self.records, self.live, self.bytes, self.first, self.last, digest)
+        index = Index(self.bytes, self.records, digest, self.blocks)
+        return File(part, data, encode_checked(index))
+
+
+def build_parts(run: str, rows: Iterable[Row]) -> Iterator[File]:
+    """The parts of a run from its rows in order of id. Holds one part in memory."""
+    builder, number = _Builder(), 0
+    for row in rows:
+        builder.add(row)
+        if builder.bytes >= PART_BYTES:
+            yield builder.finish(part_path(run, number))
+            builder, number = _Builder(), number + 1
+    if builder.records:
+        yield builder.finish(part_path(run, number))
+
+
+class PartEnds:
+    """Where `build_parts` ends its parts, told by the lengths of the lines alone, for those who build them apart."""
+
+    def __init__(self) -> None:
+        self._block = self._part = 0
+
+    def add(self, length: int) -> bool:
+        """Whether a part ends with this line, which comes after those that were added before."""
+        self._block += length
+        if self._block < BLOCK_BYTES:
+            return False
+        self._part, self._block = self._part + self._block, 0
+        if self._part < PART_BYTES:
+            return False
+        self._part = 0
+        return True
+
+
+def build_archive(path: str, rows: Iterable[Row]) -> File:
+    """One archive, or one part, from rows in order of id."""
+    builder = _Builder()
+    for row in rows:
+        builder.add(row)
+    return builder.finish(path)
+
+
+def decode_index(data: bytes, data_path: str) -> Index:
+    """The index beside the part or archive `data_path`. :raises CorruptError: damaged, or its blocks cannot be."""
+    path = index_path(data_path)
+    index = decode_checked(data, Index, path)
+    offset = 0
+    for block in index.blocks:
+        if block.offset != offset or block.length < 1:
+            raise CorruptError(f"{path}: its blocks have a gap or an overlap at byte {offset} of the data", path, 0)
+        offset += block.length
+    if offset != index.bytes:
+        raise CorruptError(f"{path}: its blocks cover {offset} bytes of {index.bytes}", path, 0)
+    if any(earlier.first >= later.first for earlier, later in pairwise(index.blocks)):
+        raise CorruptError(f"{path}: the first ids of its blocks do not ascend", path, 0)
+    return index
+
+
+def check_block(data: bytes, block: Block, path: str) -> None:
+    """:raises CorruptError: these are not the bytes that were written of this block of the file `path`."""
+    if len(data) != block.length or crc32(data) != block.crc32:
+        raise CorruptError(
+            f"{path}: the {block.length} bytes from {block.offset} on do not fit their checksum: the file was damaged. "
+            "Restore it from a copy; `opslog verify` lists all damage",
+            path,
+            block.offset,
+        )
+
+
+def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
+    """The rows of one block of the file `path`. :raises CorruptError: its bytes are not those that were written."""
+    check_block(data, block, path)
+    return decode_rows(data, path, block.offset)
+
+
+def decode_rows(data: bytes, path: str, offset: int) -> list[Row]:
+    """The rows of whole lines from byte `offset` of the file `path` on. :raises CorruptError: one is no record."""
+    lines = data.split(b"\n")
+    return [
+        Row.of(record, line + b"\n") for record, line in zip(decode_records(data, path, offset), lines, strict=False)
+    ]
+
+
+def tier(size: int) -> int:
+    """The size tier of a run: 0 up to one block, and one more for each factor of 4."""
+    return max(0, (max(size, 1) - 1).bit_length() - BLOCK_BYTES.bit_length() + 2) // 2
+
+
+def runs_to_merge(sizes: list[int]) -> int:
+    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for none but the
+    newest.
+
+    Four neighbours of one tier (or below) become one of the next, so a record is rewritten once per tier, which is the
+    logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they
+    are of like size would keep fewer runs and rewrite each record about four times per tier.
+    """
+    merging, merged_bytes = 1, sizes[0]
+    while True:
+        level, end = tier(merged_bytes), merging
+        while end < len(sizes) and tier(sizes[end]) <= level:
+            end += 1
+        if end - merging < 3:
+            return merging
+        merged_bytes += sum(sizes[merging:end])
+        merging = end
+
+
+def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
+    """Of rows or records sorted by (id, age of the run), the first of each id."""
+    previous: str | None = None
+    for id, _, row in rows:
+        if id != previous:
+            yield row
+        previous = id
+
+
+class Ages(NamedTuple):
+    """How old tombstones are, by the storage's clock: counted from when they came into a snapshot first. By then they
+    could be read by everybody; their `ts` may be anything, as after an import.
+
+    :ivar now: the time of this compaction. :ivar expired: tombstones from then or before may go; empty for none, where
+        an older run may hold a document that one must go on hiding.
+    """
+
+    now: str
+    expired: str
+
+    def of(self, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+        """The rows without tombstones that have expired; all others say when they came into a snapshot.
+
+        :param unfolded: documents that commits have which are not folded. An older set among them must stay hidden.
+        """
+        for row in rows:
+            if row.deleted is None:
+                yield row
+            elif row.id in unfolded or not (row.deleted or self.now) <= self.expired:
+                yield row.stamped(self.now)

@@ -1,0 +1,1 @@
+"""Logs of operations: reading them, writing one, fencing and sealing them."""

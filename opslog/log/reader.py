@@ -1,0 +1,410 @@
+"""Logs: reading what is new in them.
+
+A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
+either still being written or the torn tail of a crash, and is passed over once a later segment exists. So are zeros
+that a power cut left there, and lines behind them that were written together with what is missing
+(`opslog.format.torn`). Listing comes before reading, so a segment that is not the last of the listing is finished.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import accumulate, islice
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from opslog.backends import Backend, Entry, Range
+from opslog.errors import CorruptError, MissingFileError, RetryError
+from opslog.format.commits import CLOCK_MAX, Commit, decode_commits, detached
+from opslog.format.layout import log_prefix, segment_of, segment_path
+from opslog.format.manifest import START, Cut
+from opslog.format.torn import last_append, sound_length
+
+T = TypeVar("T")
+
+SEGMENT_COST = 64 * 1024
+"""What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
+segment, and there are many."""
+
+_AHEAD = 500
+"""How many segments are fetched at once, at most."""
+_BY_TURNS = 16
+"""How many logs are read by turns, at most: of each the last stretch stays in memory, a megabyte with its commits."""
+_READ_BYTES = 1024 * 1024
+"""How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
+_STRETCH_BYTES = 256 * 1024
+"""The same where most of it is forgotten at once and a read costs little: with its commits it fits into the cache next
+to a processor, and decoding takes three quarters of the time it takes beyond that."""
+_LAST_BYTES = 64 * 1024
+"""In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer."""
+
+
+class Segment(NamedTuple):
+    """One segment in a listing: its number, its length, and when it was last written by the storage's clock."""
+
+    number: int
+    bytes: int
+    modified: float
+
+
+Segments = dict[str, list[Segment]]
+"""Per agent its segments, in order of number."""
+
+
+def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
+    """All segments of all logs, or at least those that are not before a cursor. One listing."""
+    return _by_agent(backend.list_logs(_Seen(cursors or {})))
+
+
+class _Seen(Mapping[str, int]):
+    """Per agent the segment where its cursor is. Costs nothing for agents that nobody asks about."""
+
+    def __init__(self, cursors: Mapping[str, Cursor]) -> None:
+        self._cursors = cursors
+
+    def __getitem__(self, agent: str) -> int:
+        return self._cursors[agent].segment
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cursors)
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+
+def list_log(backend: Backend, agent: str) -> list[Segment]:
+    """The segments of one log. One listing."""
+    return _by_agent(backend.list(log_prefix(agent))).get(agent, [])
+
+
+def _by_agent(entries: Iterable[Entry]) -> Segments:
+    segments: Segments = {}
+    for path, size, modified in entries:
+        named = segment_of(path)
+        if named is not None:
+            segments.setdefault(named[0], []).append(Segment(named[1], size, modified))
+    return segments
+
+
+def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
+    """A listing with every known log in it: an empty one where the listing shows nothing of it, after the others."""
+    return segments | {agent: [] for agent in sorted(set(known) - segments.keys())}
+
+
+def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
+    """How many bytes of log lie after a cut, or after cursors."""
+    total = 0
+    for agent, listed in segments.items():
+        segment, offset = cut.get(agent, START).place
+        total += sum(size - (offset if number == segment else 0) for number, size, _ in listed if number >= segment)
+    return total
+
+
+def cost_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
+    """What it takes to read the logs after a cut, or after cursors: their bytes, and `SEGMENT_COST` for each segment
+    that begins there."""
+    beginning = sum(
+        (number, 0) >= cut.get(agent, START).place for agent, listed in segments.items() for number, _, _ in listed
+    )
+    return bytes_after(segments, cut) + SEGMENT_COST * beginning
+
+
+class LogSource(Protocol):
+    """What a cursor needs of a backend, for reading."""
+
+    @property
+    def segments_grow(self) -> bool: ...
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
+
+
+class Stretch(NamedTuple):
+    """Some commits of a log in a row, with the lines of them that begin at byte `offset` of `segment`."""
+
+    segment: int
+    offset: int
+    lines: bytes
+    commits: list[Commit]
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each of the commits begins."""
+        lengths = (len(line) + 1 for line in self.lines.split(b"\n"))
+        offsets = accumulate(lengths, initial=self.offset)
+        return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
+
+
+class Cursor(msgspec.Struct):
+    """How far an agent's log was read: `commits` of them, up to byte `offset` of `segment`, the last at `clock`."""
+
+    agent: str
+    segment: int = START.segment
+    offset: int = START.offset
+    commits: int = START.commits
+    clock: int = 0
+    needed: int = 0
+    """The last segment that must be there, as the manifest says from whose cut it began."""
+
+    @classmethod
+    def at(cls, agent: str, cut: Cut) -> Cursor:
+        return cls(agent, cut.segment, cut.offset, cut.commits, needed=cut.needed_segment)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    @property
+    def cut(self) -> Cut:
+        """Here, as a manifest says it."""
+        return Cut(self.segment, self.offset, self.commits)
+
+    def has_reached(self, cut: Cut) -> bool:
+        """Whether everything before a cut of this log was read."""
+        return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.needed_segment)
+
+    def is_at_end(self, segments: list[Segment]) -> bool:
+        """Whether `read` would find nothing, and nothing missing, in this listing of the log."""
+        if not segments or segments[-1].number < self.segment:
+            return not self.offset and self.needed != self.segment
+        return segments[-1].number == self.segment and segments[-1].bytes == self.offset
+
+    def moved_to(self, cut: Cut) -> Cursor:
+        """This cursor at a cut that lies farther on in the log without a commit in between, or this one itself: what
+        lies before a cut may be collected, though it was read."""
+        if cut.commits != self.commits or cut.place <= self.place:
+            return self
+        return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment)
+
+    def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
+        """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
+
+        :param segments: this log's part of a listing made just before.
+        :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction folded
+            and collected what was to be read next, and a load from the newest manifest helps. If it does not, something
+            was lost: the segment at a cut is never collected.
+        :raises CorruptError: a line is no commit, or not this log's next one.
+        """
+        for number, size, _ in self.coming(segments):
+            if number > self.segment:
+                self.segment, self.offset = number, 0
+            if size > self.offset:
+                yield from self._read_segment(source)
+            if not source.segments_grow:
+                self.segment, self.offset = number + 1, 0
+
+    def read_newest_first(self, source: LogSource, segments: list[Segment]) -> Iterator[Stretch]:
+        """The same commits in stretches, the newest stretch first, as far as the listing goes; moves the cursor when
+        the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
+        forgotten at once. Errors as in `read`."""
+        end, clock, later = self.place, self.clock, None
+        commits = 0
+        for number, size, _ in reversed(coming := self.coming(segments)):
+            for stretch in self._read_segment_back(source, number, size):
+                self._check(stretch, later)
+                if later is None:
+                    end, clock = (number, stretch.offset + len(stretch.lines)), stretch.commits[-1].clock
+                later = stretch
+                commits += len(stretch.commits)
+                yield stretch
+        if later is not None and later.commits[0].clock <= self.clock:
+            raise self._misplaced(later.commits[0], later.segment, later.offset, self.clock)
+        last = coming[-1].number if coming else self.segment
+        self.segment, self.offset = end if end[0] == last else (last, 0)
+        if coming and not source.segments_grow:
+            self.segment, self.offset = last + 1, 0
+        self.commits += commits
+        self.clock = clock
+
+    def coming(self, segments: list[Segment]) -> list[Segment]:
+        """The segments to read, one after the other. :raises MissingFileError: one is not there; see `read`."""
+        coming = [segment for segment in segments if segment.number >= self.segment]
+        for expected, (number, size, _) in enumerate(coming, self.segment):
+            if number != expected:
+                raise self._vanished(expected, "is missing, though the log goes on after it")
+            if number == self.segment and size < self.offset:
+                raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
+        if not coming and (self.offset or self.needed == self.segment):
+            raise self._vanished(
+                self.segment, f"is missing, and was there, and read or folded up to byte {self.offset} of it"
+            )
+        return coming
+
+    def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Stretch]:
+        path, full = segment_path(self.agent, number), _STRETCH_BYTES if source.segments_grow else _READ_BYTES
+        want = full
+        first, end = self.offset if number == self.segment else 0, size
+        if source.segments_grow and end > first:
+            end = self.sound_end(source, number, first, size)
+        while end > first:
+            start = max(first, end - want)
+            data = self._read_whole(source, number, start, end)
+            # The first line is whole where the reading began at its beginning; what follows the last newline is torn.
+            skipped = data.find(b"\n") + 1 if start > first else 0
+            lines = data[skipped : data.rfind(b"\n") + 1]
+            if lines:
+                end = start + skipped
+                yield Stretch(number, end, lines, decode_commits(lines, path, end))
+            elif start == first:
+                return
+            # A full read without a whole line is a part of a long one: ask for more of it.
+            want = full if lines else want * 2
+
+    def sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
+        """Where the commits of a segment of `size` bytes end, and a torn tail begins. Looks no further back than the
+        beginning of a line at `first`; costs a read of the last append. :raises MissingFileError: it is gone."""
+        found, want, start = None, _LAST_BYTES, size
+        data = b""
+        while found is None:
+            start = max(first, size - want)
+            data = self._read_whole(source, number, start, size)
+            found = last_append(data, is_start=start == first)
+            want *= 4
+        return start + found + sound_length(data[found:])
+
+    def _read_whole(self, source: LogSource, number: int, start: int, end: int) -> bytes:
+        data = source.read(segment_path(self.agent, number), start, end)
+        if len(data) < end - start:
+            raise self._vanished(number, f"ends at byte {start + len(data)}, and had {end} bytes before")
+        return data
+
+    def _check(self, stretch: Stretch, later: Stretch | None) -> None:
+        """Whether its commits can be this log's ones before those that come `later`."""
+        agent, clock = self.agent, 0
+        for place, commit in enumerate(stretch.commits):
+            if commit.clock <= clock or commit.agent != agent:
+                raise self._misplaced(commit, *stretch.starts()[place], clock)
+            clock = commit.clock
+        if later is not None and later.commits[0].clock <= clock:
+            raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
+
+    def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
+        path, want = segment_path(self.agent, self.segment), _READ_BYTES
+        while True:
+            data = source.read(path, self.offset, self.offset + want)
+            has_zeros = b"\0" in data
+            if has_zeros:  # what they are can only be told with all that follows
+                data = source.read(path, self.offset)
+            end = sound_length(data)
+            if end:
+                yield from self._decode(data[:end], path)
+            if has_zeros or len(data) < want:
+                return
+            # A full read without a newline is a part of a long line: ask for more of it.
+            want = _READ_BYTES if end else want * 2
+
+    def _decode(self, lines: bytes, path: str) -> Iterator[tuple[Cut, Commit]]:
+        commits = decode_commits(lines, path, self.offset)
+        for commit, line in zip(commits, lines.split(b"\n"), strict=False):
+            if commit.agent != self.agent or commit.clock <= self.clock:
+                raise self._misplaced(commit, self.segment, self.offset, self.clock)
+            start = self.cut
+            self.offset += len(line) + 1
+            self.commits += 1
+            self.clock = commit.clock
+            yield start, detached(commit, self.agent)
+
+    def _vanished(self, number: int, what: str) -> MissingFileError:
+        path = segment_path(self.agent, number)
+        return MissingFileError(f"{path} {what}", path)
+
+    def _misplaced(self, commit: Commit, segment: int, offset: int, clock: int) -> CorruptError:
+        path = segment_path(self.agent, segment)
+        return CorruptError(
+            f"{path}: byte {offset}: a commit of agent {commit.agent!r} at clock {commit.clock}, where only one "
+            f"of {self.agent!r} above {clock} can be: the file was edited or copied, or two programs wrote it",
+            path,
+            offset,
+        )
+
+
+def log_source(
+    backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, *, newest_first: bool = False
+) -> LogSource:
+    """What to read logs from, one after the other as the listing has them, from the cursors on. Where each append is a
+    segment of its own, many are fetched at once."""
+    if backend.segments_grow:
+        return backend
+    return _ReadAhead(
+        backend,
+        [
+            (segment_path(agent, segment.number), segment.bytes)
+            for agent, listed in segments.items()
+            for segment in (reversed(listed) if newest_first else listed)
+            if segment.number >= cursors[agent].segment and segment.bytes < _READ_BYTES
+        ],
+    )
+
+
+def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) -> Iterator[tuple[str, Stretch]]:
+    """All logs from the cursors on, in stretches, each with its agent; adds the cursors of new logs. Of each log the
+    newest stretch comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
+    in groups; each cursor moves when the last stretch of its log was taken. Errors as in `Cursor.read`."""
+    logs = all_logs(segments, cursors)
+    for agent in logs:
+        cursors.setdefault(agent, Cursor(agent))
+    source = log_source(backend, cursors, logs, newest_first=True)
+    readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in logs.items())
+    return by_turns(source, readers, lambda stretch: stretch.commits[0].clock)
+
+
+def by_turns(
+    source: LogSource, readers: Iterator[tuple[str, Iterator[T]]], lowest: Callable[[T], int]
+) -> Iterator[tuple[str, T]]:
+    """The stretches of logs that are read from a source, each newest first: always one of the log whose rest may be the
+    newest, as that is below the `lowest` clock of a stretch. Where segments are fetched in groups, log by log."""
+    while some := list(islice(readers, _BY_TURNS if source.segments_grow else 1)):
+        yield from _by_turns(some, lowest)
+
+
+def _by_turns(readers: list[tuple[str, Iterator[T]]], lowest: Callable[[T], int]) -> Iterator[tuple[str, T]]:
+    waiting = [(-CLOCK_MAX, agent, reader) for agent, reader in readers]
+    heapq.heapify(waiting)
+    while waiting:
+        _, agent, reader = waiting[0]
+        stretch = next(reader, None)
+        if stretch is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (-lowest(stretch), agent, reader))
+            yield agent, stretch
+
+
+class _ReadAhead:
+    """Reads segments in the order in which they are `coming` (paths and lengths), a group of them at once and each
+    once, and others one by one."""
+
+    segments_grow = False
+
+    def __init__(self, backend: Backend, coming: list[tuple[str, int]]) -> None:
+        self._backend = backend
+        self._coming = deque(coming)
+        self._announced = {path for path, _ in coming}
+        self._fetched: dict[str, bytes | None] = {}
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if path in self._announced:
+            with suppress(RetryError):  # one by one it shows which of them it was
+                self._fetch(path)
+        if path not in self._fetched:
+            return self._backend.read(path, start, stop)
+        data = self._fetched.pop(path)
+        if data is None:
+            raise MissingFileError(f"no file {path} in {self._backend.url}", path)
+        return data[start:stop]
+
+    def _fetch(self, path: str) -> None:
+        """Fetch a segment, and those that come after it."""
+        while self._coming[0][0] != path:
+            self._announced.discard(self._coming.popleft()[0])
+        group: list[Range] = []
+        size = 0
+        while self._coming and len(group) < _AHEAD and size < _READ_BYTES:
+            coming, length = self._coming.popleft()
+            group.append(Range(coming))
+            size += length
+            self._announced.discard(coming)
+        found = self._backend.read_many(group)
+        self._fetched = dict(zip((part.path for part in group), found, strict=True))

@@ -1,0 +1,441 @@
+"""Writing to one's own log: group commit without a thread of its own.
+
+Callers queue their commits in the order of the clock; the first of them to reach the log writes everything queued with
+one append (so one fdatasync, or one PUT). Those who come meanwhile sleep until their commit is written, or until one of
+them is woken to write the next group. Buffered commits wait for nobody: a thread writes them after a while.
+
+What holds whenever nobody is inside a call:
+
+1. The order of the queue is the order of the clock is the order of the log. A commit is stamped and queued in one step.
+2. A commit is applied to memory once, in that order: when it is in the log, or, with a buffer, when it is queued.
+3. A commit is done, and its caller knows its outcome, after it is in memory.
+4. With a buffer, nothing is written behind a commit that was lost. What is acknowledged and not yet in the log is less
+   than two buffers.
+
+And whatever exception ends a call at whatever place, a signal handler's too, the four hold again before the call is
+left, or, where a second one comes in between, when the next call begins. Then a commit that was not queued has not
+happened. One that was queued is written later, unless it was on its way to the storage: its outcome is unknown, and
+nothing more is written here. A call from a handler that interrupted one of the two sections is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from opslog.backends import Appender, Position
+from opslog.concurrency.background import Worker
+from opslog.concurrency.locking import Bell, Section, reentered
+from opslog.errors import (
+    AgentFencedError,
+    ClosedError,
+    CommitUnknownError,
+    OpslogError,
+    ReopenError,
+    SealedError,
+    WriteFailedError,
+)
+from opslog.format.commits import Commit, Undo, encode_commit
+from opslog.format.layout import segment_of
+from opslog.format.torn import joined
+
+R = TypeVar("R")
+
+
+class Buffer(NamedTuple):
+    """How long, and up to how many bytes, commits may wait in memory to be written together."""
+
+    seconds: float
+    bytes: int
+
+
+class Pending(msgspec.Struct, eq=False):
+    """A commit on its way into the log.
+
+    :ivar looked: when what it rests on was looked at.
+    :ivar applied: whether it is in memory. :ivar done: whether its outcome is known; `error`: what went wrong, if
+        anything did.
+    :ivar bell: of the thread that waits for it, if one does.
+    """
+
+    commit: Commit
+    line: bytes
+    looked: float
+    applied: bool = False
+    done: bool = False
+    error: OpslogError | None = None
+    bell: Bell | None = None
+
+    def sleep(self) -> None:
+        """Wait for `wake`, which may have come already; look again after a while in any case: the wake may have gone to
+        a thread that Ctrl-C took away between queueing and waiting.
+
+        The first time this only makes the bell, without which nobody is woken; the caller looks once more before it
+        waits.
+        """
+        if self.bell is None:
+            self.bell = Bell()
+        else:
+            self.bell.wait(1.0)
+
+    def wake(self) -> None:
+        if self.bell is not None:
+            self.bell.ring()
+
+    def end(self, error: OpslogError | None = None) -> None:
+        """Its outcome is known."""
+        self.error = self.error or error
+        self.done = True
+        self.wake()
+
+
+class Group(msgspec.Struct):
+    """Commits that go into the log together, and how far they are, for whoever has to finish what was interrupted.
+
+    :ivar step: "taken": nothing was tried. "appending": what is in the log is unknown. "fenced": nothing is, since
+        somebody else's segment stands there (`fence`), and what that is has to be found out. "ended": what is in the
+        log is known.
+    :ivar size: about how many bytes they take; `lines`: as they are in the log.
+    :ivar durable: how many bytes of them are there; `error`: why not all.
+    """
+
+    pendings: list[Pending]
+    size: int
+    step: Literal["taken", "appending", "fenced", "ended"] = "taken"
+    lines: list[bytes] = []
+    fence: AgentFencedError | None = None
+    durable: int = 0
+    error: OpslogError | None = None
+
+    def data(self) -> bytes:
+        first, *others = [pending.line for pending in self.pendings]
+        self.lines = [first, *map(joined, others)]
+        return b"".join(self.lines)
+
+    def end(self, error: OpslogError | None, durable: int) -> None:
+        self.error, self.durable, self.step = error, durable, "ended"
+
+    @property
+    def written(self) -> list[Pending]:
+        """Those whose lines are wholly in the log."""
+        if self.error is None:
+            return self.pendings
+        return self.pendings[: sum(end <= self.durable for end in accumulate(map(len, self.lines)))]
+
+
+class Hooks(NamedTuple):
+    """What the owner of a log does on the way of a commit; all of it in the order of the log.
+
+    :ivar stamp: called with a commit as it is queued, to give it its ts and clock; says when others' commits were last
+        looked for.
+    :ivar apply: called with commits that are to be in memory from now on; passes over those that are, and notes which.
+    :ivar append: called with the lines of a group and the earliest time of such a look among them, to write them;
+        raises what `Fence.append` does.
+    :ivar pass_seal: called with the number of the segment that stands where an append was to be: the segment to go on
+        after, or None where another process writes this log. A seal has been taken in then.
+    :ivar restamped: with a buffer, called when commits that are in memory are about to get other stamps: memory has to
+        be loaded anew.
+    :ivar written: called with how many bytes are in the log now, after each append.
+    :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
+    """
+
+    stamp: Callable[[Commit], float]
+    apply: Callable[[list[Pending]], None]
+    append: Callable[[Appender, bytes, float], Position]
+    pass_seal: Callable[[int], int | None]
+    restamped: Callable[[], None]
+    written: Callable[[int], None]
+    failed: Callable[[OpslogError], None]
+
+
+class LogWriter:
+    """Puts commits into one's own log, many threads at once.
+
+    :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
+        nothing that was queued behind it is written. None: they wait.
+    """
+
+    def __init__(self, agent: str, appender: Appender, hooks: Hooks, buffer: Buffer | None = None) -> None:
+        self.agent = agent
+        self._appender = appender
+        self._hooks = hooks
+        self._buffer = buffer
+        self._flusher = Worker(
+            "opslog-flush",
+            self.flush,
+            what="writing what is buffered",
+            delay_seconds=buffer.seconds if buffer else 0.0,
+        )
+        self._alone = Section()
+        """Entered before `_queueing`, never inside it. Who is in it writes to the log, and owns `_group`."""
+        self._queueing = Section()
+        self._queue: list[Pending] = []
+        self._queued_bytes = 0
+        self._group: Group | None = None
+        """What was taken from the queue, until its outcome is known."""
+        self._broken: OpslogError | None = None
+        self._closed = False
+        self._at_once = False
+
+    def check_entry(self) -> None:
+        """:raises UsageError: the calling thread was interrupted in here by a signal's handler, which now calls."""
+        me = threading.get_ident()
+        if me in (self._alone.holder, self._queueing.holder):
+            raise reentered()
+
+    def queue(self, commit: Commit) -> Pending:
+        """Put a commit at the end of the queue. It gets its ts, clock and agent there, whatever it came with.
+
+        :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
+        :raises ClosedError: closed by another thread meanwhile.
+        :raises UsageError, CorruptError: as of `encode_commit`; or as of `check_entry`. Nothing was queued.
+        """
+        self.check_entry()
+        return self._queueing.run(self._append, commit)
+
+    def quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
+        """What `work` returns, called when all commits so far are in the log and in memory, while others wait. It is
+        given a `queue` to use there."""
+        result: R = self._run_alone(self._when_quiet, work)
+        return result
+
+    def finish(self, pending: Pending) -> None:
+        """Return when the commit is durable, or, with a buffer, when there is room for it; errors as of `wait`."""
+        buffer = self._buffer
+        if buffer is None:
+            self.wait(pending)
+        elif self._at_once or not self._flusher.wake(self._queued_bytes >= buffer.bytes):
+            self.flush()  # nobody else would
+        elif self.is_full:
+            self._run_alone(self._make_room)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
+        group, buffer = self._group, self._buffer
+        unwritten = self._queued_bytes if group is None else self._queued_bytes + group.size
+        return buffer is not None and unwritten >= 2 * buffer.bytes
+
+    def wait(self, pending: Pending) -> None:
+        """Return when the commit is durable.
+
+        :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
+        """
+        while not pending.done:
+            if self._alone.holder is None:
+                self._run_alone(self._flush_for, pending)
+            else:
+                pending.sleep()
+        if pending.error is not None:
+            raise pending.error
+
+    def flush(self) -> None:
+        """Write everything queued. Each commit carries its own error, if any."""
+        self._run_alone(self._flush)
+
+    def write_at_once(self) -> None:
+        """From now on a buffered commit is written by its caller, before the call returns."""
+        self._at_once = True
+
+    def close(self) -> None:
+        """Write what is queued and give the agent's name back. What comes later is refused. Idempotent."""
+        self._run_alone(self._close)
+        self._flusher.close()
+
+    def advance(self, segment: int) -> None:
+        """The next segment is to have a number greater than `segment`. To be called in `quiet`. Changes nothing where
+        nothing can be written any more."""
+        if self._broken is None and not self._closed:
+            with suppress(AgentFencedError):  # it goes on raising that, until it is told of a segment behind its own
+                self._appender.advance(segment)
+
+    # -- inside `_alone`
+
+    def _run_alone(self, work: Callable[..., R], *args: Any) -> R:
+        try:
+            result: R = self._alone.run(work, *args)
+        finally:
+            # Who came meanwhile sleeps, or finds the log free. A group that is not settled waits for somebody, too.
+            for pending in [*(self._group.pendings if self._group is not None else ()), *self._queue[:1]]:
+                pending.wake()
+        return result
+
+    def _when_quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
+        results: list[R] = []
+        while not results:
+            self._flush()
+            self._queueing.run(self._if_quiet, work, results)
+        return results[0]
+
+    def _if_quiet(self, work: Callable[[Callable[[Commit], Pending]], R], results: list[R]) -> None:
+        if not self._queue:
+            results.append(work(self._append))
+
+    def _flush_for(self, pending: Pending) -> None:
+        if not pending.done:
+            self._flush()
+
+    def _make_room(self) -> None:
+        """The group that was under way has been written; if that is not enough, write the next."""
+        if self.is_full:
+            self._flush()
+
+    def _close(self) -> None:
+        self._closed = True
+        try:
+            try:
+                self._flush()
+            except BaseException:
+                self._flush()  # an interrupt came into the first
+                raise
+        finally:
+            self._appender.close()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """What an exception kept from being written will not be any more."""
+        group = self._group.pendings if self._group is not None else []
+        for pending in [*group, *self._queue]:
+            pending.end(ClosedError(f"commit {pending.commit.clock} of {self.agent!r} was not written: {_CLOSED}"))
+        self._group, self._queue, self._queued_bytes = None, [], 0
+
+    def _flush(self) -> None:
+        try:
+            self._settle_interrupted()
+            self._write_group()  # one that an interrupted call had only taken
+            self._queueing.run(self._take)
+            self._write_group()
+        except BaseException:
+            self._settle_interrupted()
+            raise
+
+    def _write_group(self) -> None:
+        group = self._group
+        if group is None:
+            return
+        while group.pendings and group.step != "ended":
+            if group.step == "taken":
+                self._try_append(group)
+            else:
+                self._pass_seal(group)
+        self._settle(group)
+
+    def _try_append(self, group: Group) -> None:
+        try:
+            if self._broken is not None:
+                raise ReopenError(f"close this store and open it again: {self._broken}")
+            data = group.data()
+            group.step = "appending"
+            self._hooks.append(self._appender, data, group.pendings[0].looked)
+            group.end(None, len(data))
+        except WriteFailedError as failed:
+            group.end(failed, failed.durable)
+        except AgentFencedError as fenced:
+            group.fence, group.step = fenced, "fenced"
+        except ReopenError as broken:
+            group.end(broken, 0)
+
+    def _pass_seal(self, group: Group) -> None:
+        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal.
+        Whatever has a clock already has one that is too small by now."""
+        assert group.fence is not None
+        taken = segment_of(group.fence.path)
+        try:
+            after = None if taken is None else self._hooks.pass_seal(taken[1])
+            if after is None:
+                group.end(group.fence, 0)
+                return
+            self._appender.advance(after)
+            self._queueing.run(self._stamp_anew, group)
+        except OpslogError as error:
+            group.end(WriteFailedError(f"going on after {group.fence.path} failed: {error}"), 0)
+
+    def _settle(self, group: Group) -> None:
+        """The outcome of a group is known: tell all who wait. Each step may be done twice."""
+        error, written = group.error, group.written
+        if self._broken is None and error is not None and (self._buffer is not None or isinstance(error, ReopenError)):
+            self._broken = error
+        if self._buffer is None:
+            self._hooks.apply(written)
+        if error is not None:
+            self._hooks.failed(error)
+            for pending in group.pendings[len(written) :]:
+                pending.end(_error_of(error, pending.commit))
+        for pending in written:
+            pending.end()
+        self._group = None
+        self._hooks.written(group.durable)
+
+    def _settle_interrupted(self) -> None:
+        """Something ended a call early. Where that leaves the outcome unknown, or where it was known, say so."""
+        group = self._group
+        if group is not None and group.step == "appending":
+            group.end(CommitUnknownError("the write was interrupted"), 0)
+        if group is not None and group.step == "ended":
+            self._settle(group)
+
+    # -- inside `_queueing`
+
+    def _append(self, commit: Commit) -> Pending:
+        if self._closed:
+            raise ClosedError(f"nothing was written: {_CLOSED}")
+        if self._broken is not None:
+            raise ReopenError(
+                f"nothing more can be written: close this store and open it again, because {self._broken}"
+            )
+        self._apply_last()
+        commit.agent = self.agent
+        looked = self._hooks.stamp(commit)
+        pending = Pending(commit, encode_commit(commit), looked)
+        try:
+            self._queued_bytes += len(pending.line)
+            self._queue.append(pending)
+            if self._buffer is not None:
+                self._hooks.apply([pending])
+        except BaseException:
+            self._apply_last()
+            raise
+        return pending
+
+    def _apply_last(self) -> None:
+        """With a buffer, all that is queued is in memory, but for the last one if it was interrupted just then."""
+        if self._buffer is not None and self._queue and not self._queue[-1].applied:
+            self._hooks.apply(self._queue[-1:])
+
+    def _take(self) -> None:
+        if self._queue:
+            self._apply_last()
+            group = Group(self._queue, self._queued_bytes)
+            self._group, self._queue, self._queued_bytes = group, [], 0
+
+    def _stamp_anew(self, group: Group) -> None:
+        """After a seal. An undo is not: what it takes back came before the seal, which is the end of that."""
+        group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
+        if self._buffer is not None:
+            self._hooks.restamped()
+        kept = []
+        for pending in group.pendings:
+            if isinstance(pending.commit, Undo):
+                pending.end(SealedError("a seal came first, and what is in front of it cannot be undone"))
+                continue
+            # A copy: memory may hold the other one, until it is loaded anew.
+            commit = msgspec.structs.replace(pending.commit)
+            self._hooks.stamp(commit)
+            pending.commit, pending.line = commit, encode_commit(commit)
+            kept.append(pending)
+        group.size = sum(len(pending.line) for pending in kept)
+        group.pendings, group.step = kept, "taken"
+
+
+_CLOSED = "this store was closed meanwhile: open it again"
+
+
+def _error_of(error: OpslogError, commit: Commit) -> OpslogError:
+    """The error of one commit of a group: each caller raises an exception of its own."""
+    outcome = "may or may not be" if isinstance(error, CommitUnknownError) else "is not"
+    return type(error)(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")

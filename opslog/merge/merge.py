@@ -1,0 +1,213 @@
+"""The merge: what a set of commits means, whatever the order in which they are read. Pure.
+
+The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
+
+An undo at place p of its log cancels a commit at place p - window or later. So a commit with `window` commits of its
+agent after it can never be cancelled any more: it is *settled*. Everything else follows from that one fact:
+
+- Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
+  kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
+- What compaction may fold is exactly what is settled, and the new cut is exactly where each log's recent commits begin.
+- An undo whose target is not recent was already applied, by the compaction that moved the cut past its target: a no-op.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+
+_PLAIN = frozenset[type]({Set, Delete})
+"""Commits that are their own only record, and say nothing of others."""
+
+
+class Recent(msgspec.Struct, gc=False):
+    """A commit that an undo may still cancel, with its records."""
+
+    commit: Commit
+    records: tuple[Record, ...]
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Loading:
+    """A log that is loaded from its end: what the `seen` commits say about those before them.
+
+    :ivar room: how many commits may be recent. :ivar undone: per clock of a commit that an undo names: how far back
+        from the end of the log that undo reaches. :ivar reach: farther back a set is just a set: it is not recent, and
+        no undo that was seen reaches it.
+    """
+
+    agent: str
+    recent: deque[Recent]
+    room: int
+    reach: int
+    undone: dict[int, int] = field(default_factory=dict)
+    seen: int = 0
+
+
+@dataclass(slots=True)
+class Merge:
+    """The merge of the commits applied so far. Logs may be mixed in any way; each log's commits come in their order.
+
+    :ivar window: the store's undo window, in commits of one log.
+    :ivar settled: the winners among settled commits, tombstones included.
+    :ivar recent: per agent its recent commits, oldest first.
+    :ivar contested: per document the uncancelled records of recent commits, in no particular order.
+    """
+
+    window: int
+    settled: dict[str, Record] = field(default_factory=dict)
+    recent: dict[str, deque[Recent]] = field(default_factory=dict)
+    contested: dict[str, list[Record]] = field(default_factory=dict)
+
+    def apply(self, commit: Commit) -> Iterable[Record]:
+        """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
+        log = self.recent.get(commit.agent)
+        if log is None:
+            log = self.recent[commit.agent] = deque()
+        entry = Recent(commit, commit.records)
+        touched: Iterable[Record] = entry.records
+        if isinstance(commit, Undo):
+            touched = self._cancel(log, commit.target)
+        else:
+            self._contest(entry.records)
+        log.append(entry)
+        keep = 0 if isinstance(commit, Seal) else self.window
+        while len(log) > keep:
+            self._settle(log.popleft())
+        return touched
+
+    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+        """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
+        was overwritten since costs one look, and only what is kept is detached from the bytes it came in. Cheapest if
+        on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
+
+        :param stretches: (agent, commits): some commits of a log in a row, in their order; of each log the newest
+            stretch first, and all of it. Nothing of these logs was applied before.
+        """
+        logs: dict[str, _Loading] = {}
+        settled = self.settled
+        oldest = 0 if settled else CLOCK_MAX
+        for agent, commits in stretches:
+            log = logs.get(agent)
+            if log is None:
+                recent = self.recent[agent] = deque()
+                log = logs[agent] = _Loading(agent, recent, room=self.window, reach=self.window - 1)
+            if commits and log.seen > log.reach and _PLAIN.issuperset(map(type, commits)):
+                # Each is settled and not cancelled, and within a log the later one outranks the earlier.
+                log.seen += len(commits)
+                found = {commit.id: commit for commit in cast(list[Record], commits)}
+                is_older = commits[-1].clock < oldest  # than all that is settled
+                for id in found.keys() & settled.keys():
+                    if is_older or settled[id].outranks(found[id]):
+                        del found[id]
+                for record in found.values():
+                    detached(record, agent)
+                settled.update(found)
+            else:
+                for record in self._settled_in(log, commits):
+                    best = settled.get(record.id)
+                    if best is None or record.outranks(best):
+                        settled[record.id] = detached(record, agent)
+            if commits:
+                oldest = min(oldest, commits[0].clock)
+
+    def _settled_in(self, log: _Loading, commits: list[Commit]) -> Iterator[Record]:
+        """The records of those commits that are settled and not cancelled; keeps the recent ones."""
+        reach = log.reach
+        for back, commit in enumerate(reversed(commits), log.seen):
+            if back > reach and isinstance(commit, (Set, Delete)):
+                yield commit
+                continue
+            if isinstance(commit, Undo):
+                reach = log.undone[commit.target] = back + self.window
+            elif isinstance(commit, Seal):
+                log.room = 0
+                log.undone.clear()
+            cancelled = log.undone.get(commit.clock, -1) >= back
+            if len(log.recent) < log.room:
+                kept = detached(commit, log.agent)
+                entry = Recent(kept, kept.records, cancelled)
+                log.recent.appendleft(entry)
+                self._contest(() if cancelled else entry.records)
+            elif not cancelled:
+                yield from commit.records
+        log.reach = reach
+        log.seen += len(commits)
+
+    def winner(self, id: str) -> Record | None:
+        """The record that wins among everything applied, None where no record is left."""
+        best = self.settled.get(id)
+        for record in self.contested.get(id, ()):
+            if best is None or record.outranks(best):
+                best = record
+        return best
+
+    def winners(self) -> dict[str, Record]:
+        """The record that wins of each document that any is left of, tombstones included."""
+        winners = dict(self.settled)
+        for id in self.contested:
+            winner = self.winner(id)
+            assert winner is not None
+            winners[id] = winner
+        return winners
+
+    def undoable(self, agent: str) -> Commit | None:
+        """The newest commit of this agent that an undo would cancel now."""
+        for entry in reversed(self.recent.get(agent, ())):
+            if entry.records and not entry.cancelled:
+                return entry.commit
+        return None
+
+    def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
+        for entry in log:
+            if entry.commit.clock == target and not entry.cancelled:
+                entry.cancelled = True
+                for record in entry.records:
+                    self._withdraw(record)
+                return entry.records
+        return ()
+
+    def _contest(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.contested.setdefault(record.id, []).append(record)
+
+    def _settle(self, entry: Recent) -> None:
+        if entry.cancelled:
+            return
+        for record in entry.records:
+            self._withdraw(record)
+            best = self.settled.get(record.id)
+            if best is None or record.outranks(best):
+                self.settled[record.id] = record
+
+    def _withdraw(self, record: Record) -> None:
+        records = self.contested[record.id]
+        if len(records) == 1:
+            del self.contested[record.id]
+        else:
+            # Not list.remove: it would compare field by field, and the same object is what is meant.
+            del records[next(place for place, other in enumerate(records) if other is record)]
+
+
+def reference(commits: Iterable[Commit]) -> dict[str, Record]:
+    """The same answer the plain way, from all commits at once and without any window: what `Merge` must equal.
+
+    Tests, the demo and Spark hold the store against this. Winning tombstones are included.
+    """
+    commits = list(commits)
+    cancelled = {(commit.target, commit.agent) for commit in commits if isinstance(commit, Undo)}
+    winners: dict[str, Record] = {}
+    for commit in commits:
+        if commit.stamp not in cancelled:
+            for record in commit.records:
+                best = winners.get(record.id)
+                if best is None or record.stamp > best.stamp:
+                    winners[record.id] = record
+    return winners

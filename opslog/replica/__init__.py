@@ -1,0 +1,1 @@
+"""One process's copy of the documents: what it holds, and how it follows what others write."""

@@ -1,0 +1,418 @@
+"""The state of a store in memory: the snapshot, with the winners of the tail over it.
+
+A state starts from a manifest and takes in commits; it answers for every document as the merge of both says. It does no
+locking of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from operator import attrgetter
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import MissingFileError, RetryError, UsageError
+from opslog.format.commits import Commit, Record, Set
+from opslog.format.manifest import START, Cut, Manifest, Run
+from opslog.log.reader import (
+    Cursor,
+    LogSource,
+    Segments,
+    Stretch,
+    bytes_after,
+    cost_after,
+    list_log,
+    list_segments,
+    log_source,
+    read_logs,
+)
+from opslog.merge.merge import Merge
+from opslog.merge.ordering import in_order
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
+
+_TOGETHER = 64
+"""How many commits are taken into a state at once: a fraction of a millisecond, for which those who read it wait."""
+
+_HEAVY = 10_000
+"""So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
+
+
+class State:
+    """What one reader knows.
+
+    :ivar manifest: what it started from; `runs`: the snapshot, newest first.
+    :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
+        better.
+    :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
+        folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
+        (`cost_after`), when it was loaded.
+    :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
+        it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
+    :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way, or commits
+        that are here came into their log under other stamps. What is here is then the state of no moment: nobody may
+        read it, and it has to be loaded anew.
+
+    Taking in commits never looks into the snapshot: reading does, and may raise MissingFileError when another
+    compaction has replaced it and collected it meanwhile. The caller then loads again.
+    """
+
+    def __init__(self, manifest: Manifest, runs: list[StoredRun]) -> None:
+        self.manifest = manifest
+        self.runs = runs
+        self.merge = Merge(manifest.settings.undo_window)
+        self.winners: dict[str, Record] = {}
+        self.clock = manifest.clock
+        self.commits = manifest.commits
+        self.tail_cost = 0
+        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self.listed: frozenset[str] = frozenset()
+        self._known = manifest.number
+        """The newest manifest of which this state is known not to be behind."""
+        self._documents = manifest.documents
+        self._counted: dict[str, bool] = {}
+        """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
+        self._counts_loaded = False
+        """Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered."""
+        self._uncounted: set[str] = set()
+        """What was written since."""
+        self.is_torn = False
+        self._is_busy = False
+        """Whether `apply`, or the counting of documents, is under way."""
+
+    def apply(self, commits: Iterable[Commit], then: Callable[[], None] | None = None) -> None:
+        """Take in the next commits of their logs. Whatever exception ends this early leaves the state torn. A torn
+        state takes in nothing: all of it is in the logs, from which it is loaded anew.
+
+        :param then: called when all of them are in, as a part of it.
+        :raises UsageError: as of `check_idle`; nothing has changed.
+        """
+        self.check_idle()
+        if self.is_torn:
+            return
+        self._is_busy = True
+        try:
+            for commit in commits:
+                self._apply(commit)
+            if then is not None:
+                then()
+        except BaseException:
+            self.is_torn = True
+            raise
+        finally:
+            self._is_busy = False
+
+    def check_idle(self) -> None:
+        """:raises UsageError: `apply`, or the counting of documents, is under way. As threads exclude each other, it is
+        the caller's own thread that is in it: this is called by the handler of a signal."""
+        if self._is_busy:
+            raise UsageError(
+                "this call came while the same thread was changing what the store has in memory, as the handler of a "
+                "signal does: let the handler set a flag, and make the call after it has returned"
+            )
+
+    def _apply(self, commit: Commit) -> None:
+        before = self.clock
+        self.clock = max(before, commit.clock)
+        self.commits += 1
+        for record in self.merge.apply(commit):
+            # What is newer than everything before it wins; an undo takes away what is older.
+            winner = record if record.clock > before else self.merge.winner(record.id)
+            if winner is None:
+                self.winners.pop(record.id, None)
+            else:
+                self.winners[record.id] = winner
+            self._uncounted.add(record.id)
+
+    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+        """Take in whole logs at once, before anything else; see `Merge.load`."""
+        self.merge.load(self._count(stretches))
+        self.winners = self.merge.winners()
+
+    def _count(self, stretches: Iterable[tuple[str, list[Commit]]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, commits in stretches:
+            self.commits += len(commits)
+            if commits:
+                self.clock = max(self.clock, commits[-1].clock)
+            yield agent, commits
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are. Costs a lookup for each that was written since this was asked last.
+
+        :raises UsageError: as of `check_idle`.
+        """
+        self.check_idle()
+        self._is_busy = True
+        try:
+            if not self._counts_loaded:
+                for id in in_order(self.winners):
+                    self._recount(id)
+                self._counts_loaded = True
+            for id in sorted(self._uncounted):
+                self._recount(id)
+                self._uncounted.discard(id)
+            return self._documents
+        finally:
+            self._is_busy = False
+
+    def _recount(self, id: str) -> None:
+        before = self._counted.get(id)
+        if before is None:
+            before = bool(self._stored_live(id))
+        now = self._counted[id] = self.contains(id)
+        self._documents += now - before
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether so much is in memory that it pays to look whether some of it is in a snapshot by now."""
+        return len(self.winners) > _HEAVY
+
+    def empty(self) -> None:
+        """Let go of everything, when nobody uses this state any more. Piece by piece, because freeing a million records
+        at once would hold up all threads for as long."""
+        for held in (self.winners, self.merge.settled, self._counted):
+            while held:
+                held.popitem()
+        while self._uncounted:
+            self._uncounted.pop()
+
+    def is_behind(self, newest: Manifest, skip: str | None) -> bool:
+        """Whether it has to be loaded again before it can read on: it is torn, or commits were folded that were not
+        read here, or so much of it is in the snapshot by now that the winners of the old tail had better be forgotten,
+        or runs that are looked into on storage were replaced.
+
+        :param skip: an agent whose log is known anyway.
+        """
+        if self.is_torn or newest.number == self.manifest.number:
+            return self.is_torn
+        if self.is_heavy or newest.number == self._known:
+            return self.is_heavy
+        retained = {run.name for run in newest.runs}
+        return any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs) or any(
+            cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
+            for agent, cut in newest.cut.items()
+            if agent != skip
+        )
+
+    def go_by(self, newest: Manifest) -> None:
+        """Read on from a manifest of which this state is not behind. What lies before its cut is not asked for any
+        more."""
+        if newest.number != self._known:
+            for agent, cut in newest.cut.items():
+                if agent in self.cursors:
+                    self.cursors[agent] = self.cursors[agent].moved_to(cut)
+            self._known = newest.number
+
+    def get(self, id: str) -> Set | None:
+        """The record of a document, None where there is none."""
+        record = self._record(id)
+        return record if isinstance(record, Set) else None
+
+    def contains(self, id: str) -> bool:
+        winner = self.winners.get(id)
+        if winner is None:
+            return bool(self._stored_live(id))
+        return isinstance(winner if self._outranks_all(winner) else self._record(id), Set)
+
+    def records(self, overlay: dict[str, Record] | None = None) -> Iterator[Set]:
+        """All documents' records in order of id, as they are at the call, however long the iteration takes.
+
+        :param overlay: records that outrank everything else (those of an open batch).
+        """
+        for run in self.runs:
+            run.hold()
+        overlay = overlay or {}
+        return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
+
+    def _record(self, id: str) -> Record | None:
+        """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
+        winner = self.winners.get(id)
+        if winner is not None and self._outranks_all(winner):
+            return winner
+        for run in self.runs:
+            stored = run.get(id)
+            if stored is not None:
+                return _newer(winner, stored)
+        return winner
+
+    def _outranks_all(self, winner: Record) -> bool:
+        """Whether it is newer than the whole snapshot, so that nothing has to be looked up."""
+        return winner.clock > self.manifest.clock
+
+    def _stored_live(self, id: str) -> bool | None:
+        return next((live for run in self.runs if (live := run.is_live(id)) is not None), None)
+
+
+def _newer(winner: Record | None, stored: Record | None) -> Record | None:
+    if winner is None or stored is None:
+        return winner or stored
+    return winner if winner.outranks(stored) else stored
+
+
+def _retained(records: Iterator[Set]) -> Iterator[Set]:
+    """:raises RetryError: the snapshot was replaced and collected before its end was reached."""
+    try:
+        yield from records
+    except MissingFileError as error:
+        raise RetryError(
+            f"{error.path} was replaced and collected before this iteration came to it: begin it again"
+        ) from error
+
+
+def live_records(
+    runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str] = ()
+) -> Iterator[Set]:
+    """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
+    `State.records`.
+
+    :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
+    :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
+    """
+    # Sorted as records: to look each of very many up again costs as much as to sort their ids.
+    above = iter(sorted(winners.values(), key=attrgetter("id")))
+    winner = next(above, None)
+    for stored in newest_records(runs):
+        record: Record | None = stored
+        while winner is not None and winner.id <= stored.id:
+            if winner.id == stored.id:
+                record = winner if winner.id in overlaid else _newer(winner, stored)
+            elif isinstance(winner, Set):
+                yield winner
+            winner = next(above, None)
+        if isinstance(record, Set):
+            yield record
+    while winner is not None:
+        if isinstance(winner, Set):
+            yield winner
+        winner = next(above, None)
+
+
+class Loader:
+    """Builds states from storage. Keeps loaded runs, which are immutable, so that loading again costs what is new.
+
+    :param progress: called with (bytes of logs read, bytes to read).
+    """
+
+    def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None = None) -> None:
+        self.backend = backend
+        self.manifests = ManifestStore(backend)
+        self._progress = progress
+        self._runs: dict[str, StoredRun] = {}
+
+    def load(self) -> State:
+        """The newest state.
+
+        :raises NotFoundError: there is no store. :raises CorruptError: something cannot be read.
+        """
+        return self.load_at(self.manifests.newest, None)
+
+    def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool] | None) -> State:
+        """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
+        return self.manifests.read_consistently(choose, lambda manifest: self._load(manifest, included))
+
+    def _load(self, manifest: Manifest, included: Callable[[Commit], bool] | None) -> State:
+        state = State(manifest, self._load_runs(manifest.runs))
+        segments = list_segments(self.backend, state.cursors)
+        state.listed = frozenset(segments)
+        state.tail_cost = cost_after(segments, manifest.cut)
+        total = bytes_after(segments, manifest.cut)
+        stretches = self._told(read_logs(self.backend, state.cursors, segments), total)
+        if included is not None:
+            stretches = ((agent, list(filter(included, commits))) for agent, commits in stretches)
+        state.load(stretches)
+        return state
+
+    def _told(self, read: Iterator[tuple[str, Stretch]], total: int) -> Iterator[tuple[str, list[Commit]]]:
+        done = 0
+        for agent, stretch in read:
+            yield agent, stretch.commits
+            done += len(stretch.lines)
+            if self._progress:
+                self._progress(done, total)
+
+    def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
+        self._runs = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
+        return list(self._runs.values())
+
+
+def read_on(
+    backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, check: Callable[[], None] | None = None
+) -> Iterator[tuple[list[Commit], Cursor]]:
+    """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
+    (None of them, where it only moves.) The cursors that are given stay where they are.
+
+    :param segments: a listing made just before of the logs to read, with those that may be gone (`all_logs`).
+    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading.
+    :raises MissingFileError: a log does not go on where its cursor is; load again.
+    """
+    starts: dict[str, Cursor] = {}
+    for agent, listed in segments.items():
+        cursor = cursors.get(agent) or Cursor(agent)
+        if not cursor.is_at_end(listed):
+            starts[agent] = msgspec.structs.replace(cursor)
+    logs = {agent: segments[agent] for agent in starts}
+    source = log_source(backend, starts, logs)
+    if check is not None:
+        source = _Checked(source, check)
+    for agent, listed in logs.items():
+        cursor = starts[agent]
+        commits = (commit for _, commit in cursor.read(source, listed))
+        while some := list(islice(commits, _TOGETHER)):
+            yield some, msgspec.structs.replace(cursor)
+        yield [], cursor
+
+
+class _Checked:
+    def __init__(self, source: LogSource, check: Callable[[], None]) -> None:
+        self._source = source
+        self._check = check
+        self.segments_grow = source.segments_grow
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = self._source.read(path, start, stop)
+        self._check()
+        return data
+
+
+def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
+    """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
+    and whether these are all, or some were folded and collected before they could be read.
+
+    :param skip: an agent whose log is left alone.
+    """
+
+    def read(oldest: Manifest) -> tuple[list[Commit], bool]:
+        commits: list[Commit] = []
+        complete = True
+        for agent, end in state.cursors.items():
+            if agent != skip and end.commits > (old[agent].commits if agent in old else 0):
+                # A copy: if this fails half-way, it begins again where it began.
+                start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
+                found, all_there = _read_between(backend, start, end, oldest.cut.get(agent, START))
+                commits += found
+                complete = complete and all_there
+        return commits, complete
+
+    # While one and the same manifest is the oldest, nothing after its cut is collected.
+    manifests = ManifestStore(backend)
+    return manifests.read_consistently(manifests.oldest, read)
+
+
+def _read_between(backend: Backend, start: Cursor, end: Cursor, first: Cut) -> tuple[list[Commit], bool]:
+    """:param first: before it there may be segments by a late write under a number that was used."""
+    segments = list_log(backend, start.agent)
+    seen = start.commits
+    if start.segment >= first.segment:
+        with suppress(MissingFileError):
+            return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
+    # Some of it was collected: take what is left, and count from the end.
+    retained: list[Commit] = []
+    with suppress(MissingFileError):
+        cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
+        retained = [commit for place, commit in cursor.read(backend, segments) if place.place < end.place]
+    collected = end.commits - len(retained)
+    return retained[max(0, seen - collected) :], collected <= seen

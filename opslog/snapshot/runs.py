@@ -1,0 +1,351 @@
+"""Reading runs from storage: whole into memory, or block by block on demand. Both give the same answers.
+
+`LoadedRun` holds each record as its line, undecoded: one dictionary entry and one bytes object per document.
+`BlockRun` finds documents where they are: its cost is that of what is asked for, not that of the store. Every block is
+verified against its checksum when it is looked at first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import heapq
+import itertools
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import orjson
+
+from opslog.backends import Backend, Buffer
+from opslog.errors import CorruptError, MissingFileError
+from opslog.format.commits import Record, Set, decode_record, decode_records
+from opslog.format.layout import SNAPSHOTS, index_path
+from opslog.format.manifest import Part, Run
+from opslog.format.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
+
+_READ_BYTES = 1024 * 1024
+"""How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget."""
+LOADED_BYTES = 8 * 1024 * 1024
+"""A run of this size or more stays on storage."""
+_REMEMBERED_BYTES = 64 * 1024 * 1024
+"""How much memory a run on storage takes for the blocks that were looked at."""
+_FENCE = 16
+"""How many lines of a block a lookup searches, of which it decodes one."""
+
+_PASS = 8
+"""How many records a pass over a run decodes in the time of one lookup."""
+
+
+def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
+    """The rows of neighbouring blocks of one file, block by block, verified. :raises CorruptError, MissingFileError:"""
+    first = 0
+    while first < len(blocks):
+        start, stop = blocks[first].offset, blocks[first].offset
+        end = first
+        while end < len(blocks) and (end == first or blocks[end].offset + blocks[end].length - start <= _READ_BYTES):
+            stop = blocks[end].offset + blocks[end].length
+            end += 1
+        data = backend.read(path, start, stop)
+        for block in blocks[first:end]:
+            yield decode_block(data[block.offset - start : block.offset - start + block.length], block, path)
+        first = end
+
+
+def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
+    """A part, which is read whole, with one request, and verified: whole lines, and where they begin.
+
+    :raises CorruptError: names the block that is damaged. :raises MissingFileError:
+    """
+    data = backend.read(part.path)
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
+            """Raises at the first block that is damaged."""
+        raise CorruptError(f"{part.path}: is another file than the manifest names", part.path, 0)
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start + _READ_BYTES) + 1 or len(data)
+        yield data[start:stop], start
+        start = stop
+
+
+def read_index(backend: Backend, part: Part) -> Index:
+    """The index of a part. :raises CorruptError: it is damaged, or not of this part. :raises MissingFileError:"""
+    path = index_path(part.path)
+    index = decode_index(backend.read(path), part.path)
+    if (index.bytes, index.records, index.sha256) != (part.bytes, part.records, part.sha256):
+        raise CorruptError(f"{path}: is the index of another file than the manifest names", path, 0)
+    return index
+
+
+T = TypeVar("T", Record, Row)
+
+
+class SortedRecords(Protocol):
+    """A run, or what of it is asked for."""
+
+    def records(self) -> Iterator[Record]:
+        """All records in order of id."""
+
+
+class StoredRun(SortedRecords, Protocol):
+    """What the layers above need of a run, however it is read."""
+
+    run: Run
+
+    def get(self, id: str) -> Record | None:
+        """The record of a document in this run, None where it has none."""
+
+    def is_live(self, id: str) -> bool | None:
+        """Whether that record is a set; None where there is none."""
+
+    def hold(self) -> None:
+        """Make sure that everything is there, and, where the storage can, that it stays readable when it is collected.
+
+        :raises MissingFileError: some of it was collected already.
+        """
+
+
+class LoadedRun:
+    """A run in memory.
+
+    :ivar lines: per document its line; `dead`: the documents whose line is a tombstone.
+    """
+
+    def __init__(self, backend: Backend, run: Run) -> None:
+        self.run = run
+        self.lines: dict[str, bytes] = {}
+        self.dead: set[str] = set()
+        for part in run.parts:
+            for data, offset in read_part(backend, part):
+                for row in decode_rows(data, part.path, offset):
+                    self.lines[row.id] = row.line
+                    if row.deleted is not None:
+                        self.dead.add(row.id)
+
+    def get(self, id: str) -> Record | None:
+        line = self.lines.get(id)
+        return None if line is None else decode_record(line)
+
+    def is_live(self, id: str) -> bool | None:
+        return id not in self.dead if id in self.lines else None
+
+    def records(self) -> Iterator[Record]:
+        return map(decode_record, self.lines.values())
+
+    def hold(self) -> None:
+        """It is in memory."""
+
+
+class BlockRun:
+    """A run that stays on storage. What was looked at is remembered, up to `_REMEMBERED_BYTES`. Not thread-safe.
+
+    A lookup costs a search in memory and the decoding of a few lines; the first one in a block reads and verifies it,
+    the first one in a part reads its index.
+    """
+
+    def __init__(self, backend: Backend, run: Run) -> None:
+        self.run = run
+        self._backend = backend
+        self._firsts = [part.first for part in run.parts]
+        self._parts = [_StoredPart(backend, part) for part in run.parts]
+        self._opened: dict[tuple[int, int], _OpenBlock] = {}
+        self._remembered = 0
+
+    def get(self, id: str) -> Record | None:
+        number = bisect.bisect_right(self._firsts, id) - 1
+        if number < 0 or id > self.run.parts[number].last:
+            return None
+        place = self._parts[number].place(id)
+        block = self._opened.get((number, place))
+        return (block or self._open(number, place)).find(id)
+
+    def ascending(self, count: int) -> Callable[[str], Record | None]:
+        """`get` for so many ids in ascending order: in one pass over the run, where that costs less than as many
+        lookups."""
+        if self.run.records > _PASS * count:
+            return self.get
+        records = self.records()
+        current = next(records, None)
+
+        def get(id: str) -> Record | None:
+            nonlocal current
+            while current is not None and current.id < id:
+                current = next(records, None)
+            return current if current is not None and current.id == id else None
+
+        return get
+
+    def is_live(self, id: str) -> bool | None:
+        record = self.get(id)
+        return None if record is None else isinstance(record, Set)
+
+    def records(self) -> Iterator[Record]:
+        for part, data, offset in self._data():
+            yield from decode_records(data, part.path, offset)
+
+    def rows(self) -> Iterator[Row]:
+        """All records as rows, in order of id."""
+        for part, data, offset in self._data():
+            yield from decode_rows(data, part.path, offset)
+
+    def hold(self) -> None:
+        if all(part.hold() for part in self._parts):
+            return
+        there = {entry.path for entry in self._backend.list(f"{SNAPSHOTS}{self.run.name}/")}
+        for part in self.run.parts:
+            if part.path not in there:
+                raise MissingFileError(f"no file {part.path} in {self._backend.url}", part.path)
+
+    def _data(self) -> Iterator[tuple[Part, bytes, int]]:
+        """Everything, verified: whole lines of a part, and where they begin in it."""
+        for part in self._parts:
+            for data, offset in part.data():
+                yield part.part, data, offset
+
+    def _open(self, number: int, place: int) -> _OpenBlock:
+        block = self._opened[number, place] = self._parts[number].open(place)
+        self._remembered += block.size
+        while self._remembered > _REMEMBERED_BYTES and len(self._opened) > 1:
+            oldest = next(iter(self._opened))
+            self._remembered -= self._opened.pop(oldest).size
+        return block
+
+
+class _StoredPart:
+    """A part of a run that stays on storage."""
+
+    def __init__(self, backend: Backend, part: Part) -> None:
+        self.part = part
+        self._backend = backend
+        self._blocks: list[Block] = []
+        self._firsts: list[str] = []
+        self._mapped: Buffer | None = None
+        self._maps = True
+
+    def place(self, id: str) -> int:
+        """The number of the one block that may hold an id of this part."""
+        if not self._firsts:
+            self._read_index()
+        return max(0, bisect.bisect_right(self._firsts, id) - 1)
+
+    def open(self, place: int) -> _OpenBlock:
+        block, path, buffer = self._blocks[place], self.part.path, self.mapped()
+        if buffer is None:
+            data = self._backend.read(path, block.offset, block.offset + block.length)
+            buffer, start = data, 0
+        else:
+            data, start = buffer[block.offset : block.offset + block.length], block.offset
+        check_block(data, block, path)
+        return _OpenBlock(path, block.offset, data, buffer, start)
+
+    def data(self) -> Iterator[tuple[bytes, int]]:
+        """All of it, verified: whole lines, and where they begin."""
+        buffer = self.mapped()
+        if buffer is None:
+            yield from read_part(self._backend, self.part)
+            return
+        if not self._firsts:
+            self._read_index()
+        for block in self._blocks:
+            data = buffer[block.offset : block.offset + block.length]
+            check_block(data, block, self.part.path)
+            yield data, block.offset
+        if isinstance(buffer, mmap.mmap):
+            # Or a scan would leave all of the store in what the system counts as memory of this process.
+            buffer.madvise(mmap.MADV_DONTNEED)
+
+    def mapped(self) -> Buffer | None:
+        """Its bytes, without reading them, if the storage can do that."""
+        if self._mapped is None and self._maps:
+            self._mapped = self._backend.map(self.part.path)
+            self._maps = self._mapped is not None
+        return self._mapped
+
+    def hold(self) -> bool:
+        """Whether it stays readable from now on, whatever happens to its files."""
+        if self.mapped() is None:
+            return False
+        if not self._firsts:
+            self._read_index()
+        return True
+
+    def _read_index(self) -> None:
+        self._blocks = read_index(self._backend, self.part).blocks
+        self._firsts = [block.first for block in self._blocks]
+
+
+class _OpenBlock:
+    """A verified block, with the id of every sixteenth line: a lookup finds the right sixteen by those.
+
+    :param data: its bytes; `offset`: where they are in the file `path`.
+    :param buffer: where to take them from later, from its byte `start` on.
+    :ivar size: about how many bytes of memory it takes.
+    """
+
+    __slots__ = ("_buffer", "_ids", "_offset", "_path", "_starts", "size")
+
+    def __init__(self, path: str, offset: int, data: bytes, buffer: Buffer, start: int) -> None:
+        lines = data.split(b"\n")[:-1]
+        groups = [lines[first : first + _FENCE] for first in range(0, len(lines), _FENCE)]
+        lengths = [sum(map(len, group)) + len(group) for group in groups]
+        self._path, self._offset = path, offset - start
+        self._buffer = buffer
+        self._starts = list(itertools.accumulate(lengths, initial=start))
+        self._ids = [
+            self._decode(group[0] + b"\n", first)[0].id for group, first in zip(groups, self._starts, strict=False)
+        ]
+        self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
+
+    def find(self, id: str) -> Record | None:
+        place = bisect.bisect_right(self._ids, id) - 1
+        if place < 0:
+            return None
+        start, stop = self._starts[place : place + 2]
+        buffer = self._buffer
+        try:
+            # Most likely the line is the one in which the id stands as we write it. Whether it is, its record says.
+            found = buffer.find(b'"id":' + orjson.dumps(id), start, stop)
+            if found >= 0:
+                first = buffer.rfind(b"\n", start, found) + 1 or start
+                record = decode_record(buffer[first : buffer.find(b"\n", found)])
+                if record.id == id:
+                    return record
+            lines = buffer[start:stop].split(b"\n")[:-1]
+            place = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
+            record = decode_record(lines[min(place, len(lines) - 1)])
+        except CorruptError:
+            self._decode(buffer[start:stop], start)  # raises, with the place
+            raise
+        return record if record.id == id else None
+
+    def _decode(self, lines: bytes, start: int) -> list[Record]:
+        return decode_records(lines, self._path, self._offset + start)
+
+
+def load_run(backend: Backend, run: Run) -> StoredRun:
+    """A run the way its size asks for: a small one in memory, a large one where it is."""
+    return LoadedRun(backend, run) if run.bytes < LOADED_BYTES else BlockRun(backend, run)
+
+
+def newest_records(runs: Sequence[SortedRecords]) -> Iterator[Record]:
+    """The records of several runs, newest first, in order of id: the newest of each id."""
+    if len(runs) == 1:
+        return runs[0].records()
+    return newest_wins(_merged(run.records() for run in runs))
+
+
+def merge_rows(sources: Iterable[Iterable[Row]]) -> Iterator[Row]:
+    """The rows of several sources, newest first, each in order of id, as one in order of id: the newest row of each
+    id."""
+    return newest_wins(_merged(sources))
+
+
+def _merged(sources: Iterable[Iterable[T]]) -> Iterator[tuple[str, int, T]]:
+    """Records or rows, each with its id and the age of where it comes from, sorted by both."""
+    keyed = [_keyed(age, source) for age, source in enumerate(sources)]
+    return heapq.merge(*keyed, key=lambda item: item[:2])
+
+
+def _keyed(age: int, source: Iterable[T]) -> Iterator[tuple[str, int, T]]:
+    return ((item.id, age, item) for item in source)

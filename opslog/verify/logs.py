@@ -1,0 +1,181 @@
+"""Verifying one log: its lines, its segments, and the cuts that manifests make in it.
+
+Reads the segments that there are, from first to last, in one pass that remembers the undo window and the cuts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opslog.errors import CorruptError, MissingFileError
+from opslog.format.commits import Commit, Undo, decode_commits
+from opslog.format.layout import manifest_path, segment_path
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.format.torn import sound_length
+from opslog.log.reader import Cursor, Segment, log_source
+from opslog.merge.rules import UndoWindow, clock_fault
+from opslog.verify.files import Reader, Report, decode_each
+
+_NAMED_MAX = 100
+"""How many missing segments in a row are named."""
+
+
+class LogCheck:
+    """The check of one log.
+
+    :param segments: its segments, in order, from a listing.
+    :param manifests: all that are retained, oldest first.
+    :ivar report: what was found; `missing`: segments that some of the manifests need and that are not there.
+    """
+
+    def __init__(self, reader: Reader, agent: str, segments: list[Segment], manifests: Sequence[Manifest]) -> None:
+        self.report = Report()
+        self.missing: list[str] = []
+        self._reader = reader
+        self._agent = agent
+        # What is before the oldest cut is no part of the log any more: a late write may have used its number anew.
+        first = manifests[0].cut.get(agent, START).segment if manifests else START.segment
+        self._segments = [segment.number for segment in segments if segment.number >= first]
+        self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
+        self._manifests = manifests
+        self._clock = 0
+        self._commits = 0
+        """How many of those that are still there were passed."""
+        self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
+        for manifest in manifests:
+            if agent in manifest.cut:
+                cut = manifest.cut[agent]
+                self._cuts.setdefault(cut.place, []).append((manifest, cut))
+        # How many commits lie before the first retained one: what all cuts must agree on.
+        is_whole = self._segments[:1] == [START.segment]
+        self._collected: int | None = 0 if is_whole else None
+        # Without a manifest nobody knows how far back an undo may reach.
+        self._window = UndoWindow(manifests[-1].settings.undo_window, is_whole=is_whole) if manifests else None
+
+    def run(self) -> None:
+        """Check everything; to be called once."""
+        self._find_missing()
+        before = 0
+        for number in self._segments:
+            if number != before + 1:
+                self._forget()
+            before = number
+            try:
+                self._check_segment(number)
+            except MissingFileError as error:
+                self.missing.append(error.path)
+                self._forget()
+        for segment, offset in sorted(self._cuts):
+            is_behind = offset == 0 and segment > max(self._segments, default=0)
+            if is_behind and segment_path(self._agent, segment) not in self.missing:
+                self._pass_cuts(segment, 0)  # where the log goes on, should it ever
+        for (segment, offset), cuts in sorted(self._cuts.items()):
+            path = segment_path(self._agent, segment)
+            if path not in self.missing:
+                numbers = ", ".join(str(manifest.number) for manifest, _ in cuts)
+                self.report.error(
+                    path,
+                    offset,
+                    f"no commit begins or ends here, and the cut of manifest {numbers} is here: the log was cut short "
+                    "or edited. Restore it from a copy",
+                )
+
+    def _find_missing(self) -> None:
+        """Segments from the oldest retained cut on must be there; those before it may have been collected in any
+        order."""
+        first = self._manifests[0].cut.get(self._agent, START).segment if self._manifests else min(self._segments)
+        needed = (cut.needed_segment for cuts in self._cuts.values() for _, cut in cuts)
+        last = max([*self._segments, *needed])
+        there = {number for number in self._segments if number >= first}
+        for number in sorted(there | {last}):
+            # A gap has as many numbers as somebody wrote into a manifest: a few of them will do.
+            gap = range(first, number + (number not in there))[:_NAMED_MAX]
+            self.missing += [segment_path(self._agent, missing) for missing in gap]
+            first = number + 1
+
+    def _check_segment(self, number: int) -> None:
+        path = segment_path(self._agent, number)
+        self._pass_cuts(number, 0)
+        try:
+            for offset, lines in self._reader.lines(path, self._source):
+                if b"\0" in lines and self._is_cut_short(number, path, offset):
+                    break
+                if lines.endswith(b"\n"):
+                    self._check_lines(number, lines, offset, path)
+                else:
+                    self.report.note(
+                        path,
+                        offset,
+                        f"{len(lines)} bytes without a newline at their end: a commit that is being written, or one "
+                        "that a crash interrupted before it was acknowledged. Normal after a crash; nothing reads them",
+                    )
+        except CorruptError as error:
+            self.report.error(path, error.offset, str(error))
+            self._forget()
+        self.report.segments += 1
+
+    def _is_cut_short(self, number: int, path: str, offset: int) -> bool:
+        """Whether zeros from `offset` on are what a power cut left of the last append; if so, checks what is before
+        them."""
+        rest = self._reader.read(path, offset, source=self._source)
+        length = sound_length(rest)
+        if length == rest.rfind(b"\n") + 1:
+            return False
+        self._check_lines(number, rest[:length], offset, path)
+        self.report.note(
+            path,
+            offset + length,
+            f"{len(rest) - length} bytes with zeros among them: what a power cut left of commits that were never "
+            "acknowledged. Nothing reads them",
+        )
+        return True
+
+    def _check_lines(self, number: int, lines: bytes, offset: int, path: str) -> None:
+        for start, end, commit in decode_each(decode_commits, lines, path, offset, self.report):
+            if commit is None:
+                self._forget()
+            else:
+                self._check_commit(commit, path, start)
+            self._commits += 1
+            self._pass_cuts(number, end)
+
+    def _check_commit(self, commit: Commit, path: str, offset: int) -> None:
+        if commit.agent != self._agent:
+            self.report.error(
+                path,
+                offset,
+                f"a commit of agent {commit.agent!r} in the log of {self._agent!r}: the file was edited or copied",
+            )
+        fault = clock_fault(self._clock, commit)
+        if fault:
+            self.report.error(path, offset, f"{fault}. The file was edited or copied, or two programs wrote it at once")
+        self._clock = commit.clock
+        if self._window is not None:
+            fault = self._window.fault(commit) if isinstance(commit, Undo) else None
+            if fault:
+                self.report.error(path, offset, f"{fault}: the log was edited")
+            self._window.follow(commit)
+        self.report.commits += 1
+
+    def _forget(self) -> None:
+        """Commits follow that cannot be seen: no undo after them can be said to name none of them."""
+        if self._window is not None:
+            self._window.forget()
+
+    def _pass_cuts(self, segment: int, offset: int) -> None:
+        for manifest, cut in self._cuts.pop((segment, offset), ()):
+            if self._collected is None:
+                self._collected = cut.commits - self._commits
+            if cut.commits - self._commits != self._collected:
+                self.report.error(
+                    manifest_path(manifest.number),
+                    None,
+                    f"says that {cut.commits} commits of {self._agent!r} lie before byte {offset} of segment "
+                    f"{segment}; there are {self._collected + self._commits}: the log or the manifest was edited",
+                )
+            if self._clock > manifest.clock:
+                self.report.error(
+                    manifest_path(manifest.number),
+                    None,
+                    f"its clock is {manifest.clock}, and it folded a commit of {self._agent!r} at clock {self._clock}",
+                )

@@ -1,0 +1,55 @@
+"""Putting right what can be without losing anything: see `opslog.verify.verify.verify`.
+
+What is taken away is first copied to ``removed/<nonce>/`` under its own path. Logs, manifests and the parts that they
+name are never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from opslog.backends import Backend
+from opslog.compaction.compact import LOCK
+from opslog.errors import MissingFileError
+from opslog.format.commits import decode_records
+from opslog.format.layout import REMOVED, index_path
+from opslog.format.manifest import Part
+from opslog.format.snapshot import Row, build_archive
+
+
+def repair_all(backend: Backend, indexes: Sequence[Part], leftovers: Sequence[str], nonce: str) -> list[str]:
+    """Make the indexes of whole parts anew, and move leftovers aside; returns what was done, one sentence each.
+
+    The lock only keeps a compaction from deleting the same leftovers at the same time. None of them can be published by
+    anybody any more, so it would be safe without.
+
+    :raises LockedError: a compaction is running.
+    """
+    with backend.lock(LOCK):
+        done = list(_rebuild(backend, indexes, nonce))
+        moved = [path for path in leftovers if _move_aside(backend, path, nonce)]
+    return done + [f"moved {path} to {REMOVED}{nonce}/{path}" for path in moved]
+
+
+def _rebuild(backend: Backend, parts: Sequence[Part], nonce: str) -> Iterator[str]:
+    for part in parts:
+        data = backend.read(part.path)
+        records = decode_records(data, part.path, 0)
+        lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
+        file = build_archive(part.path, map(Row.of, records, lines))
+        if file.part.sha256 != part.sha256:
+            continue  # damaged since it was checked; the check after the repair will say so
+        index = index_path(part.path)
+        moved = _move_aside(backend, index, nonce)
+        backend.create(index, file.index)
+        yield f"made {index} anew from {part.path}" + (f"; the old one is {REMOVED}{nonce}/{index}" if moved else "")
+
+
+def _move_aside(backend: Backend, path: str, nonce: str) -> bool:
+    try:
+        data = backend.read(path)
+    except MissingFileError:
+        return False
+    backend.create(f"{REMOVED}{nonce}/{path}", data)
+    backend.delete([path])
+    return True

@@ -1,0 +1,312 @@
+"""Verifying a store: reading everything, and telling each thing that is not as it should be, with file and byte offset.
+
+It works beside writers and compactions, and takes no lock. What disappears meanwhile because a newer manifest replaced
+it is no problem: garbage collection deletes a manifest before what it names, so a file that is not there is missing
+exactly if a manifest that needs it still is.
+
+Each file is read once, and the snapshot of the newest manifest once more, to count its documents. Memory is that of one
+piece of a file, one line, and the names of all files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from opslog.backends import Backend
+from opslog.environment import REAL, Environment
+from opslog.errors import CorruptError, MissingFileError, RetryError
+from opslog.format.layout import (
+    ARCHIVE,
+    MANIFESTS,
+    Kind,
+    archive_of,
+    archive_path,
+    kind_of,
+    manifest_path,
+)
+from opslog.format.manifest import Manifest, Part, Run, decode_manifest
+from opslog.log.reader import list_log, list_segments
+from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.runs import BlockRun, merge_rows
+from opslog.verify.files import FileCheck, Problem, Reader, Report
+from opslog.verify.leftovers import find_leftovers
+from opslog.verify.logs import LogCheck
+from opslog.verify.repair import repair_all
+
+__all__ = ["Problem", "Report", "verify"]
+
+_LOOKS_MAX = 1000
+"""How often a part of the check starts again because of compactions. Each time less is left to check."""
+
+
+def verify(
+    backend: Backend,
+    *,
+    repair: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    environment: Environment = REAL,
+) -> Report:
+    """Check everything in a store.
+
+    :param repair: put right what can be without losing anything: make block indexes anew from whole parts, and move
+        aside, into ``removed/``, what nothing needs. What it did is in `Report.repaired`, and the problems are those
+        that a second check found after it. Logs, manifests and the parts that they name are never touched.
+    :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
+    :param environment: where the name of the folder in ``removed/`` comes from.
+    :raises NotFoundError: there is no store. :raises FormatVersionError: a newer opslog wrote it.
+    :raises LockedError: a compaction is running, and there is something to repair.
+    """
+    check = _Verification(backend, progress)
+    check.run()
+    if not (repair and (check.indexes or check.movable)):
+        return check.report
+    repaired = repair_all(backend, check.indexes, check.movable, environment.nonce())
+    check = _Verification(backend, progress)
+    check.run()
+    check.report.repaired = repaired
+    return check.report
+
+
+class _Verification:
+    """One check of a whole store.
+
+    :ivar indexes: the parts that are whole and whose index is not; `movable`: files that nobody can need.
+    """
+
+    def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None) -> None:
+        self.report = Report()
+        self.indexes: list[Part] = []
+        self.movable: list[str] = []
+        self._backend = backend
+        total = sum(entry.size for entry in backend.list("") if kind_of(entry.path) is not Kind.REMOVED)
+        self._reader = Reader(backend, total, progress)
+        self._known: dict[int, Manifest] = {}
+        self._unreadable: set[int] = set()
+        self._retained: list[Manifest] = []
+
+    def run(self) -> None:
+        unfinished = self._unfinished_archives()
+        self._look()
+        if not self._known and not self._unreadable:
+            self._report_no_manifest()
+        self._check_runs()
+        self._check_documents()
+        self._check_logs()
+        self._check_archives(unfinished)
+        self._check_leftovers()
+        self._check_sequence()
+        self.report.bytes = self._reader.bytes
+
+    # -- manifests
+
+    def _look(self) -> list[int]:
+        """Read manifests that are new, and note which are retained, as the newest says."""
+        numbers = [number for number, _ in ManifestStore(self._backend).entries()]
+        for number in numbers:
+            if number not in self._known and number not in self._unreadable:
+                self._read_manifest(number)
+        newest = self._known.get(numbers[-1]) if numbers else None
+        low = len(numbers) - 1
+        while low > 0 and numbers[low - 1] == numbers[low] - 1 >= (newest.oldest if newest is not None else 0):
+            low -= 1
+        self._retained = [self._known[number] for number in numbers[max(0, low) :] if number in self._known]
+        return numbers
+
+    def _read_manifest(self, number: int) -> None:
+        path = manifest_path(number)
+        try:
+            self._known[number] = decode_manifest(self._reader.read(path), path, number)
+        except MissingFileError:
+            return  # collected since it was listed
+        except CorruptError as error:
+            self._unreadable.add(number)
+            self.report.error(path, 0, f"{str(error).removeprefix(f'{path}: ')}. Restore it from a copy")
+            return
+        self.report.manifests += 1
+
+    def _report_no_manifest(self) -> None:
+        """Either there is no store, which is the caller's error, or its manifests are lost."""
+        try:
+            ManifestStore(self._backend).newest()
+        except CorruptError as error:
+            self.report.error(MANIFESTS, None, str(error))
+
+    def _check_sequence(self) -> None:
+        for older, newer in pairwise(self._retained):
+            for fault in _regressions(older, newer):
+                self.report.error(manifest_path(newer.number), None, fault)
+        numbers = self._look()
+        again = set(self._look())
+        if not self._retained:
+            return
+        first, newest = self._retained[0].number, self._retained[-1]
+        if first - 1 >= newest.oldest and {number for number in numbers if number < first} & again:
+            self.report.note(
+                manifest_path(first - 1),
+                None,
+                "it is not there, though older ones are and nothing collected it: it was removed by hand. What is "
+                "older counts as collected: the next garbage collection deletes it",
+            )
+        for number in numbers:
+            if number < min(first, newest.oldest) and number in again:
+                self.report.note(
+                    manifest_path(number),
+                    None,
+                    "it counts as collected: whoever was to delete it was killed, or a late write brought it back. The "
+                    "next garbage collection deletes it",
+                )
+
+    # -- the snapshot
+
+    def _check_runs(self) -> None:
+        checked: set[str] = set()
+        while True:
+            runs = {run.name: (run, manifest) for manifest in reversed(self._retained) for run in manifest.runs}
+            unchecked = [(run, manifest) for name, (run, manifest) in runs.items() if name not in checked]
+            if not unchecked:
+                return
+            for run, manifest in unchecked:
+                self._check_run(run, manifest)
+                checked.add(run.name)
+
+    def _check_run(self, run: Run, manifest: Manifest) -> None:
+        after: str | None = None
+        for part in run.parts:
+            check = FileCheck(self._reader, part.path)
+            check.check_part(part, manifest, after)
+            if check.missing:
+                self._look()
+                if not self._is_needed(run):
+                    return
+                for path in check.missing:
+                    check.report.error(path, None, _missing(check.rebuildable))
+            if check.rebuildable:
+                self.indexes.append(part)
+            self.report.add(check.report)
+            self.report.parts += 1
+            after = part.last
+        self.report.runs += 1
+
+    def _is_needed(self, run: Run) -> bool:
+        return any(run.name == other.name for manifest in self._retained for other in manifest.runs)
+
+    def _check_documents(self) -> None:
+        """Count the documents of the newest snapshot, where nothing was wrong with its runs."""
+        for _ in range(_LOOKS_MAX):
+            if not self._retained or not self.report.ok:
+                return
+            newest = self._retained[-1]
+            try:
+                rows = merge_rows(BlockRun(self._backend, run).rows() for run in newest.runs)
+                documents = sum(row.deleted is None for row in rows)
+            except MissingFileError:
+                self._look()
+                self._check_runs()
+                continue
+            if documents != newest.documents:
+                self.report.error(
+                    manifest_path(newest.number),
+                    None,
+                    f"says that its snapshot shows {newest.documents} documents; it shows {documents}",
+                )
+            return
+        raise _too_fast(self._backend)
+
+    # -- logs
+
+    def _check_logs(self) -> None:
+        agents = set(list_segments(self._backend)).union(*(manifest.cut for manifest in self._retained))
+        for agent in sorted(agents):
+            self._check_log(agent)
+
+    def _check_log(self, agent: str) -> None:
+        missing: list[str] = []
+        for _ in range(_LOOKS_MAX):
+            retained = self._retained
+            segments = list_log(self._backend, agent)
+            if not segments and not any(agent in manifest.cut for manifest in retained):
+                return
+            check = LogCheck(self._reader, agent, segments, retained)
+            check.run()
+            # Once may be a listing made while files came and went; twice under the same manifests is lost.
+            self._look()
+            if not check.missing or (check.missing == missing and retained == self._retained):
+                break
+            missing = check.missing
+        else:
+            raise _too_fast(self._backend)
+        for path in check.missing:
+            check.report.error(path, None, _missing(False))
+        self.report.add(check.report)
+
+    # -- archives
+
+    def _archives(self) -> dict[str, set[str]]:
+        """Per archive, by the path of its data, which of "jsonl" and "index" there are."""
+        found: dict[str, set[str]] = {}
+        for entry in self._backend.list(ARCHIVE):
+            named = archive_of(entry.path)
+            if named:
+                found.setdefault(archive_path(named[0], named[1]), set()).add(named[2])
+        return found
+
+    def _unfinished_archives(self) -> set[str]:
+        return {path for path, kinds in self._archives().items() if "index" not in kinds}
+
+    def _check_archives(self, unfinished: set[str]) -> None:
+        """:param unfinished: archives that had no index when the check began."""
+        for path, kinds in sorted(self._archives().items()):
+            check = FileCheck(self._reader, path)
+            check.check_archive()
+            if "index" in kinds:
+                for missing in check.missing:
+                    check.report.error(missing, None, _missing(False))
+            elif path in unfinished:
+                check.report.note(
+                    path,
+                    None,
+                    "it has no index: an archiving that is under way, or that a crash ended. Its documents are still "
+                    "in the store, and nobody takes this file for an archive",
+                )
+            self.report.add(check.report)
+            self.report.archives += "index" in kinds
+
+    # -- everything else
+
+    def _check_leftovers(self) -> None:
+        entries = self._backend.list("")
+        self._look()
+        leftovers = find_leftovers(entries, self._retained, self._backend.now())
+        still_there = {entry.path for entry in self._backend.list("")} if leftovers else set()
+        for leftover in leftovers:
+            if leftover.path in still_there:
+                advice = ". `opslog verify --repair` moves it aside" if leftover.movable else ""
+                self.report.note(leftover.path, None, f"{leftover.reason}{advice}")
+                self.movable += [leftover.path] if leftover.movable else []
+
+
+def _missing(rebuildable: bool) -> str:
+    if rebuildable:
+        return "it is not there; the data beside it is whole: `opslog verify --repair` makes it anew"
+    return "it is not there, and the store needs it: something other than opslog removed it. Restore it from a copy"
+
+
+def _too_fast(backend: Backend) -> RetryError:
+    return RetryError(f"{backend.url}: compactions follow each other faster than the store can be checked; try again")
+
+
+def _regressions(older: Manifest, newer: Manifest) -> Iterator[str]:
+    """What went back from one manifest to a later one."""
+    if newer.clock < older.clock:
+        yield f"its clock is {newer.clock}, and that of manifest {older.number} was {older.clock}"
+    if newer.ts < older.ts:
+        yield f"its ts is {newer.ts!r}, and that of manifest {older.number} was {older.ts!r}"
+    for agent, cut in older.cut.items():
+        now = newer.cut.get(agent)
+        if now is None:
+            yield f"has no cut of {agent!r}, and manifest {older.number} had one"
+        elif now.place < cut.place or now.commits < cut.commits:
+            yield f"its cut of {agent!r} is at {now}, and that of manifest {older.number} was at {cut}"
+    if newer.settings.undo_window != older.settings.undo_window:
+        yield f"has another undo window than manifest {older.number}"

@@ -1,0 +1,1 @@
+"""The protocol over HTTP: requests, answers, followers, limits."""

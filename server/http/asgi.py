@@ -1,0 +1,234 @@
+"""The ASGI application: which request goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from math import ceil
+from pathlib import Path
+
+from opslog.environment import REAL, Environment
+from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
+from opslog.server.http import requests
+from opslog.server.http.budget import Budget
+from opslog.server.http.page_routes import PageRoutes
+from opslog.server.http.rates import Rates
+from opslog.server.http.reading import Reading
+from opslog.server.http.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
+from opslog.server.http.requests import DisconnectedError, Receive, Scope, Send
+from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
+from opslog.server.http.tokens import Token, Tokens
+from opslog.server.http.writing import Writing
+from opslog.server.metrics import Gauges, Metrics, exposition
+from opslog.server.options import Options
+from opslog.server.protocol.refusals import Refused
+from opslog.server.protocol.storage import Storage
+from opslog.server.registry import Registry
+from opslog.server.storage.memory import MemoryStorage
+from opslog.server.streams import Observer, Streams
+from opslog.server.subscriptions.service import Subscriptions
+from opslog.server.subscriptions.webhook_delivery import Delivery
+
+RESERVED = "__ds"
+_log = logging.getLogger("opslog.server")
+Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
+"""Answers a request for the path it is given, and returns the status of its answer."""
+
+_READING = frozenset({"GET", "HEAD"})
+
+
+class App:
+    """An ASGI application that serves a storage.
+
+    Streams are dispatched by hand and answered without a framework in between: an append costs what parsing it costs.
+
+    :ivar streams: the same operations without HTTP. :ivar metrics: figures of this application. :ivar budget: what
+        requests under way hold in memory.
+    :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
+    """
+
+    def __init__(
+        self, storage: Storage, options: Options, tokens: Tokens | None = None, environment: Environment = REAL
+    ) -> None:
+        self.metrics = Metrics()
+        self.budget = Budget(options.max_buffered_bytes)
+        self.streams = Streams(storage, environment, self.metrics, options.retain_bytes)
+        self.options = options
+        self._storage = storage
+        self._tokens = tokens
+        self._environment = environment
+        self._rates = Rates(options.rate, environment.monotonic) if options.rate else None
+        self._registry = Registry(self.streams) if options.registry else None
+        self._started: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._root = options.root
+        delivery = Delivery(allow_loopback=options.webhook_loopback)
+        self.subscriptions = Subscriptions(self.streams, delivery, environment, rotate_keys=options.rotate_keys)
+        self._control = SubscriptionRoutes(self.subscriptions, options, environment.time, self.budget)
+        self._page = PageRoutes(self.streams, options)
+        writing = Writing(self.streams, options, self.metrics, self.budget)
+        reading = Reading(
+            self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
+        )
+        self._handlers: dict[str, Handler] = {
+            "POST": writing.append,
+            "GET": reading.get,
+            "PUT": writing.create,
+            "HEAD": reading.head,
+            "DELETE": writing.delete,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"{scope['type']} is not served here")
+        if self._started is None or not self._started.done():
+            await self.start()
+        method = scope["method"]
+        try:
+            status = await self._answer(method, scope, receive, send)
+        except Refused as refused:
+            status = await refuse(send, refused, head=method == "HEAD")
+        except DisconnectedError:
+            return  # nobody is there to be answered
+        except OpslogError as error:
+            status = await refuse(send, _failure(error), head=method == "HEAD")
+            _log.error("a request failed", extra={"method": method, "path": scope["path"], "error": str(error)})
+        self.metrics.requests[method, status] += 1
+
+    async def _answer(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
+        path: str = scope["path"]
+        if not path.startswith(self._root):
+            return await self._answer_outside(method, path, scope, receive, send)
+        if method == "OPTIONS":
+            return await reply(send, 204, PREFLIGHT)
+        name = path[len(self._root) :]
+        if name == RESERVED or name.startswith(f"{RESERVED}/"):
+            handler: Handler | None = self._control
+        else:
+            name = requests.check_path(name)
+            handler = self._handlers.get(method)
+        if handler is None:
+            raise Refused(405, f"{method} is not a method of streams", [(b"allow", METHODS)])
+        if self._tokens is not None or self._rates is not None:
+            self._admit(method, name, scope)
+        return await handler(name, scope, receive, send)
+
+    def _admit(self, method: str, name: str, scope: Scope) -> None:
+        """:raises Refused: 401, 403 or 429."""
+        who = str((scope.get("client") or ("",))[0])
+        if self._tokens is not None and not carries_own_token(name):
+            token = self._token(scope, self._tokens)
+            token.check(name, write=method not in _READING)
+            scope["opslog.token"] = token
+            who = f"token {token.name}"
+        if self._rates is not None and (seconds := self._rates.wait(who)):
+            raise Refused(429, "too many requests", [(b"retry-after", b"%d" % ceil(seconds))])
+
+    def _token(self, scope: Scope, tokens: Tokens) -> Token:
+        return tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
+
+    async def _answer_outside(self, method: str, path: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """What is not below the root: what those who watch the server ask for, and the page."""
+        if path not in {"/healthz", "/readyz", "/metrics", *self._page.paths}:
+            raise Refused(404, f"streams are below {self._root}")
+        if method not in _READING:
+            raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
+        if path in self._page.paths:
+            if self._tokens is not None and path not in self._page.public:
+                self._token(scope, self._tokens).check("", write=False)
+            return await self._page.answer(path, scope, receive, send)
+        if path == "/metrics":
+            if self._tokens is not None:
+                self._token(scope, self._tokens).check("", write=False)
+            gauges = Gauges(
+                self.streams.usage,
+                lambda: self.streams.followers.count,
+                lambda: self.streams.waiting,
+                lambda: self.budget.held,
+            )
+            body = exposition(self.metrics, gauges)
+            return await reply(send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], body)
+        problem = self.streams.failure if path == "/readyz" else None
+        if path == "/readyz" and self._stopping:
+            problem = "the server is stopping"
+        status, text = (503, problem) if problem else (200, "ok")
+        return await reply(send, status, [TEXT], f"{text}\n".encode(), head=method == "HEAD")
+
+    async def start(self) -> None:
+        """Open for requests. A server that sends lifespan events does this by itself; the first request does it,
+        too."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_task(self._start())
+        await asyncio.shield(self._started)
+
+    async def _start(self) -> None:
+        await self.streams.start()
+        await self.subscriptions.start()
+        if self._registry is not None:
+            await self._registry.start()
+
+    def end_live_reads(self) -> None:
+        """Answer everybody who waits for more, now and from now on: they come back, to this server or the next."""
+        self._stopping = True
+        self.streams.followers.stop()
+        self._page.stop()
+
+    async def stop(self) -> None:
+        """End live reads, finish what was begun, and close the storage."""
+        self.end_live_reads()
+        if self._started is not None:
+            await self.subscriptions.stop()
+            if self._registry is not None:
+                await self._registry.stop()
+            await self.streams.stop()
+        self._storage.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.start()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _failure(error: OpslogError) -> Refused:
+    """What a client is told of a fault of the server's. The details are in the log."""
+    if isinstance(error, WriteFailedError):
+        return Refused(507, "the storage does not take it; nothing was changed")
+    if isinstance(error, CommitUnknownError):
+        return Refused(500, "the storage failed; it is unknown whether this was done")
+    return Refused(500, "the storage cannot be read")
+
+
+def app(
+    data: str | Path | None = None,
+    *,
+    shards: int | None = None,
+    tokens: Tokens | None = None,
+    options: Options | None = None,
+    observers: Sequence[Observer] = (),
+) -> App:
+    """An ASGI application that serves streams over HTTP by the Durable Streams protocol.
+
+    :param data: the directory where streams are kept; None keeps them in memory. :param shards: of a new directory,
+        into how many databases streams are divided. :param tokens: who may read and write what; None lets everybody.
+    :param observers: told of what commits did, see `opslog.server.protocol.transaction.Events`.
+    :raises OpslogError: the directory cannot be served, see `opslog.server.storage.directory.DirectoryStorage`.
+    """
+    storage: Storage = MemoryStorage()
+    if data is not None:
+        from opslog.server.storage.directory import DirectoryStorage
+
+        storage = DirectoryStorage(data, shards=shards)
+    application = App(storage, options or Options(), tokens)
+    application.streams.observers.extend(observers)
+    return application

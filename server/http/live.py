@@ -1,0 +1,156 @@
+"""Following a stream by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+from opslog.server.followers import Answer
+from opslog.server.http.replies import begin
+from opslog.server.http.requests import DisconnectedError, Message, Receive, Send
+from opslog.server.options import Options
+from opslog.server.protocol import sse
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.ranges import Range
+from opslog.server.protocol.refusals import Headers, Refused
+from opslog.server.streams import Streams
+
+_EVENT_BYTES = 256 * 1024
+"""About how much one data event holds."""
+
+
+@asynccontextmanager
+async def watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
+    """A future that is done when the client has gone."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    gone: asyncio.Task[object] = asyncio.get_running_loop().create_task(until_gone())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+class Patience:
+    """Ends the current task when one of its sends takes too long.
+
+    One timer looks at all of them. A timer for each send would cost more than the send, which nearly never waits.
+
+    :param seconds: how long one may take.
+    :raises DisconnectedError: (when it is left) one took longer.
+    """
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send = send
+        self._seconds = seconds
+        self._since: float | None = None
+        self._late = False
+
+    async def send(self, message: Message) -> None:
+        self._since = self._loop.time()
+        await self._send(message)
+        self._since = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        self._timer.cancel()
+        if self._late and kind is asyncio.CancelledError and self._task is not None and not self._task.uncancel():
+            raise DisconnectedError from error
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        end = (now if self._since is None else self._since) + self._seconds
+        if end > now:
+            self._timer = self._loop.call_at(end, self._look)
+        elif self._task is not None:
+            self._late = True
+            self._task.cancel()
+
+
+class Live:
+    """:param cursor: from the cursor that a client was given before, or None, the next one."""
+
+    def __init__(self, streams: Streams, options: Options, cursor: Callable[[str | None], str]) -> None:
+        self._streams = streams
+        self._options = options
+        self._cursor = cursor
+
+    async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> int:
+        """Send what there is and what comes, until the stream ends, the client goes, or it has been long enough.
+
+        A client that takes nothing for too long is left: what it did not read it gets when it comes back.
+        """
+        headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        if not sse.is_text(stream):
+            headers.append((b"stream-sse-data-encoding", b"base64"))
+        await begin(send, 200, headers)
+        async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
+            try:
+                async for events in self._events(stream, position, cursor, gone):
+                    await patient.send({"type": "http.response.body", "body": events, "more_body": True})
+            except Refused:  # it was deleted or has expired: there is no more to say
+                pass
+        await send({"type": "http.response.body", "body": b""})
+        return 200
+
+    async def _events(
+        self, stream: Stream, position: int, cursor: str | None, gone: asyncio.Future[object]
+    ) -> AsyncIterator[bytes]:
+        followers, monotonic = self._streams.followers, asyncio.get_running_loop().time
+        end = monotonic() + self._options.sse_seconds
+        told = False
+        while not gone.done():
+            if position < stream.tail or stream.closed or not told:
+                events, position = self._next(stream, position, cursor)
+                told = True
+                yield events
+                if stream.closed and position == stream.tail:
+                    return
+            else:
+                left = end - monotonic()
+                if left <= 0 or followers.stopped:
+                    return
+                await self._streams.wait(stream, min(left, self._options.long_poll_seconds), gone)
+                told = False
+            stream = self._streams.again(stream)
+
+    def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:
+        """A data event, if there is data, and the control event that goes with it; and the position behind them."""
+        shared, following = self._streams.followers.shared, self._cursor(cursor)
+
+        def events() -> Answer:
+            data = Answer(b"", position)
+            if position < stream.tail:
+                data = shared(stream, position, "sse", lambda: self._data_event(stream, position))
+            end = data.stop == stream.tail
+            control = sse.control_event(data.stop, cursor=following, up_to_date=end, closed=end and stream.closed)
+            return Answer(data.data + control, data.stop)
+
+        if following != self._cursor(None):
+            return events()  # a cursor that was drawn for this client alone
+        return shared(stream, position, f"sse {following}", events)
+
+    def _data_event(self, stream: Stream, position: int) -> Answer:
+        found = self._read(stream, position)
+        return Answer(sse.data_event(stream, found.pieces), found.stop)
+
+    def _read(self, stream: Stream, position: int) -> Range:
+        found = self._streams.read(stream, position, _EVENT_BYTES)
+        if stream.is_json or not sse.is_text(stream) or not found.pieces or found.stop == stream.tail:
+            return found
+        # A text must not be cut within a character.
+        last = found.pieces[-1]
+        extra = sse.incomplete_bytes(last)
+        if not 0 < extra < len(last):
+            return found
+        return Range([*found.pieces[:-1], last[:-extra]], found.stop - extra)

@@ -1,0 +1,64 @@
+"""What every answer carries, and how it is sent."""
+
+from __future__ import annotations
+
+from opslog.server.http.requests import Send
+from opslog.server.protocol.refusals import Headers, Refused
+
+_EXPOSED = (
+    b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
+    b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
+    b"Producer-Received-Seq, ETag, Location, Retry-After, Content-Encoding, Vary"
+)
+_COMMON: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"cross-origin"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", _EXPOSED),
+]
+"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
+`refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none."""
+
+METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+PREFLIGHT: Headers = [
+    (b"access-control-allow-methods", METHODS),
+    (
+        b"access-control-allow-headers",
+        b"Content-Type, Authorization, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
+        b"Producer-Id, Producer-Epoch, Producer-Seq, "
+        b"Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset",
+    ),
+    (b"access-control-max-age", b"86400"),
+]
+NO_STORE = (b"cache-control", b"no-store")
+TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+async def begin(send: Send, status: int, headers: Headers) -> None:
+    """Send the head of an answer: what every answer carries, and `headers`."""
+    await send({"type": "http.response.start", "status": status, "headers": [*_COMMON, *headers]})
+
+
+async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> int:
+    """A whole answer; returns its status. `headers` are those beside what every answer carries.
+
+    :param head: leave the body out, but tell its length.
+    """
+    length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
+    await begin(send, status, [*headers, *length])
+    await send({"type": "http.response.body", "body": b"" if head else body})
+    return status
+
+
+def refusal(refused: Refused) -> tuple[int, Headers, bytes]:
+    """The status, all headers and the body of the answer."""
+    body = str(refused).encode() + b"\n"
+    headers = [*_COMMON, TEXT, NO_STORE, *refused.headers, (b"content-length", b"%d" % len(body))]
+    return refused.status, headers, body
+
+
+async def refuse(send: Send, refused: Refused, *, head: bool = False) -> int:
+    status, headers, body = refusal(refused)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+    return status

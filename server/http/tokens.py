@@ -1,0 +1,79 @@
+"""Who may read and write what: bearer tokens with prefixes, from a TOML file that holds only their hashes.
+
+::
+
+    [[token]]
+    name = "planner"
+    sha256 = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
+    read = [""]
+    write = ["agents/planner"]
+
+A prefix covers the stream of that path and all below it; ``""`` covers everything.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from opslog.errors import UsageError
+from opslog.server.protocol.refusals import Refused
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """:ivar name: for logs and limits; :ivar sha256: of the token, in hexadecimal digits; :ivar read: prefixes."""
+
+    name: str
+    sha256: str
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+    def check(self, path: str, *, write: bool) -> None:
+        """:raises Refused: 403, this token does not cover the path."""
+        prefixes = self.write if write else self.read
+        if not any(_covers(prefix, path) for prefix in prefixes):
+            raise Refused(403, f"this token may not {'write' if write else 'read'} {path}")
+
+
+class Tokens:
+    """The tokens that a server knows."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = {token.sha256: token for token in tokens}
+
+    @classmethod
+    def load(cls, path: Path) -> Tokens:
+        """:raises UsageError: the file cannot be read, or is not as the module's description says."""
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            tokens = msgspec.convert(found.pop("token", []), list[Token])
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read as a list of tokens: {error}") from error
+        if found or not tokens:
+            raise UsageError(f"{path} has to hold [[token]] tables, and nothing else")
+        if len({token.name for token in tokens}) < len(tokens):
+            raise UsageError(f"{path} has two tokens of the same name")
+        for token in tokens:
+            if not _SHA256.fullmatch(token.sha256):
+                raise UsageError(f"{path}: the sha256 of {token.name!r} is not 64 hexadecimal digits in lower case")
+        return cls(tokens)
+
+    def find(self, authorization: str | None) -> Token:
+        """The token that a request carries. :raises Refused: 401, it carries none that is known."""
+        scheme, _, secret = (authorization or "").partition(" ")
+        # Looked up by its hash: how long that takes says nothing about other tokens.
+        token = self._tokens.get(sha256(secret.strip().encode("latin-1")).hexdigest())
+        if scheme.lower() != "bearer" or token is None:
+            raise Refused(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
+        return token
+
+
+def _covers(prefix: str, path: str) -> bool:
+    prefix = prefix.strip("/")
+    return not prefix or path == prefix or path.startswith(f"{prefix}/")

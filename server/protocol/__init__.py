@@ -1,0 +1,1 @@
+"""Durable Streams: every decision of the protocol, and what it needs of a storage. Pure."""

@@ -1,0 +1,47 @@
+"""Streams of JSON messages: their text is kept as it came, every digit of every number.
+
+An append of messages is one record: each message's text, followed by a comma. So what a range of records holds becomes
+a JSON array by putting brackets around it and leaving out the last comma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from opslog.server.protocol.refusals import Refused
+
+_messages = msgspec.json.Decoder(list[msgspec.Raw])
+_message = msgspec.json.Decoder(msgspec.Raw)
+_SPACE = b" \t\n\r"
+
+
+def record(body: bytes) -> bytes:
+    """The record of an append: the elements of an array, one level deep, or one message of anything else.
+
+    :returns: b"" for an empty array. :raises Refused: this is not JSON; 400.
+    """
+    text = body.strip(_SPACE)
+    try:
+        text.decode()  # the decoder leaves strings unread
+        if not text.startswith(b"["):
+            return bytes(_message.decode(text)) + b","
+        return b"".join([b"%b," % message for message in _messages.decode(text)])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body is not valid JSON: {error}") from None
+
+
+def array(records: Sequence[bytes]) -> bytes:
+    """The messages of these records as one JSON array."""
+    joined = b"".join([b"[", *records])
+    return joined[:-1] + b"]" if records else b"[]"
+
+
+def boundaries(record: bytes) -> Iterable[int]:
+    """Where, in a record, its messages begin, and where it ends."""
+    end = 0
+    yield end
+    for message in _messages.decode(array([record])):
+        end += len(bytes(message)) + 1
+        yield end

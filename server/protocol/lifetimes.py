@@ -1,0 +1,78 @@
+"""When streams end: time to live, expiry, deletion, and what forks keep alive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from opslog.environment import parse_ts
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.refusals import gone, not_found
+from opslog.server.protocol.transaction import Transaction
+
+Accesses = Mapping[int, float]
+"""By stream id, the time of the last access that is newer than the recorded one (see `Stream.accessed`)."""
+
+
+def deadline(stream: Stream, accesses: Accesses) -> float | None:
+    """When the stream ends unless somebody uses it, or never."""
+    if stream.ttl is not None:
+        return max(stream.accessed, accesses.get(stream.id, 0.0)) + stream.ttl
+    if stream.expires_at is not None:
+        return parse_ts(stream.expires_at)
+    return None
+
+
+def is_over(stream: Stream, now: float, accesses: Accesses) -> bool:
+    """Whether its time has come."""
+    end = deadline(stream, accesses)
+    return end is not None and now >= end
+
+
+def check(stream: Stream | None, now: float, accesses: Accesses) -> Stream:
+    """The stream, if clients may use it.
+
+    :raises Refused: 404; or 410 while forks of a stream that has ended need it.
+    """
+    if stream is None:
+        raise not_found()
+    if stream.deleted:
+        raise gone()
+    if is_over(stream, now, accesses):
+        raise gone() if stream.forks else not_found()
+    return stream
+
+
+def end(transaction: Transaction, stream: Stream) -> None:
+    """Delete the stream: at once, or, while there are forks of it, for clients only. With the last fork of a deleted
+    stream goes the stream itself, and so on along the chain."""
+    transaction.events.deleted.append(stream)
+    if stream.forks:
+        transaction.put(replace(stream, deleted=True))
+        return
+    transaction.remove(stream)
+    while stream.fork is not None:
+        source = transaction.stream(stream.fork.source)
+        assert source is not None, f"{stream.path!r} is a fork of {stream.fork.source!r}, which is not there"
+        stream = replace(source, forks=source.forks - 1)
+        if stream.forks or not stream.deleted:
+            transaction.put(stream)
+            return
+        transaction.remove(stream)
+
+
+def end_if_over(transaction: Transaction, stream: Stream, accesses: Accesses) -> bool:
+    """End the stream if its time has come; whether it is over for clients, now or since earlier."""
+    if not stream.deleted and is_over(stream, transaction.now, accesses):
+        end(transaction, stream)
+        return True
+    return stream.deleted
+
+
+def delete(transaction: Transaction, path: str, accesses: Accesses) -> None:
+    """What a client asked for.
+
+    :raises Refused: 404, or 410 if it was deleted before and forks need it.
+    """
+    end(transaction, check(transaction.stream(path), transaction.now, accesses))

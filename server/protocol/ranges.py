@@ -1,0 +1,109 @@
+"""Reading a range of a stream: through what it inherited, in pieces of limited size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opslog.errors import CorruptError
+from opslog.server.protocol import json_mode
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.offsets import format_offset
+from opslog.server.protocol.refusals import Refused
+from opslog.server.protocol.storage import Record
+
+Records = Callable[[int, int, int, int], Sequence[Record]]
+"""`Shard.records`, or a transaction's."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """:ivar pieces: the bytes, in order; :ivar stop: the position behind them."""
+
+    pieces: list[bytes]
+    stop: int
+
+
+class VanishedError(CorruptError):
+    """Records of a stream are not there: it was deleted while it was read, or the storage is damaged."""
+
+
+def check_position(stream: Stream, position: int) -> None:
+    """:raises Refused: 400 for a position behind the end, 410 for one that retention has passed."""
+    if position > stream.tail:
+        raise Refused(400, "the offset lies behind the end of the stream: it was not given out by this stream")
+    if position < stream.earliest:
+        earliest = format_offset(stream.earliest)
+        message = f"the data at this offset is no longer kept; what there is begins at {earliest}"
+        raise Refused(410, message, [(b"stream-earliest-offset", earliest.encode())])
+
+
+def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
+    """The stream's bytes from `position`, about `limit` of them: of a JSON stream all messages of the records that it
+    takes, of any other at most so many.
+
+    :raises Refused: 400 for a position of a JSON stream inside a message. :raises VanishedError: see there.
+    """
+    whole = stream.is_json
+    pieces: list[bytes] = []
+    for segment in stream.segments():
+        if position >= segment.stop:
+            continue
+        found = records(segment.id, position, segment.stop, limit)
+        for start, data in found:
+            if start > position:
+                raise _vanished(stream, position)
+            if whole and start < position:
+                _check_boundary(data, position - start)
+            piece = data[position - start : segment.stop - start]
+            if not whole:
+                piece = piece[:limit]
+            pieces.append(piece)
+            position += len(piece)
+            limit -= len(piece)
+        if limit <= 0:
+            break
+        if position < segment.stop:
+            raise _vanished(stream, position)
+    return Range(pieces, position)
+
+
+def _vanished(stream: Stream, position: int) -> VanishedError:
+    return VanishedError(
+        f"stream {stream.path!r} has no data at byte {position} of {stream.tail}", stream.path, position
+    )
+
+
+def _check_boundary(record: bytes, place: int) -> None:
+    if place not in json_mode.boundaries(record):
+        raise Refused(400, "the offset lies inside a message: it was not given out by this stream")
+
+
+def divide(records: Records, stream: Stream, position: int, sub_offset: int) -> int:
+    """The position of a fork that leaves the stream `sub_offset` messages (of a JSON stream) or bytes behind
+    `position`.
+
+    :raises Refused: 400 if `position` lies inside a message, or the next append has not as many.
+    """
+    if position == stream.tail:
+        if sub_offset:
+            raise _beyond()
+        return position
+    segment = next(segment for segment in stream.segments() if position < segment.stop)
+    ((start, data), *_) = records(segment.id, position, segment.stop, 1)
+    stop = min(start + len(data), segment.stop)
+    if not stream.is_json:
+        if position + sub_offset > stop:
+            raise _beyond()
+        return position + sub_offset
+    ends = [start + end for end in json_mode.boundaries(data) if start + end <= stop]
+    if position not in ends:
+        raise Refused(400, "Stream-Fork-Offset lies inside a message")
+    place = ends.index(position) + sub_offset
+    if place >= len(ends):
+        raise _beyond()
+    return ends[place]
+
+
+def _beyond() -> Refused:
+    return Refused(400, "Stream-Fork-Sub-Offset reaches beyond the append that begins at Stream-Fork-Offset")

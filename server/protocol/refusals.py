@@ -1,0 +1,36 @@
+"""What a client is refused, as the status and the headers of the answer."""
+
+from __future__ import annotations
+
+from opslog.errors import OpslogError
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.offsets import format_offset
+
+Headers = list[tuple[bytes, bytes]]
+"""Of an answer; the names in lower case, as ASGI wants them."""
+
+
+class Refused(OpslogError):
+    """The request cannot be done; nothing was changed.
+
+    :ivar status: of the answer; its text is the message. :ivar headers: of the answer, beside the usual ones.
+    """
+
+    def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or []
+
+
+def not_found() -> Refused:
+    return Refused(404, "there is no such stream")
+
+
+def gone() -> Refused:
+    return Refused(410, "the stream was deleted; its data stays only for the streams that were forked from it")
+
+
+def closed(stream: Stream) -> Refused:
+    """The stream takes nothing more; told with where it ends, so that clients need not parse the text."""
+    headers = [(b"stream-closed", b"true"), (b"stream-next-offset", format_offset(stream.tail).encode())]
+    return Refused(409, "the stream is closed", headers)

@@ -1,0 +1,143 @@
+"""The contract between the server and what keeps its streams.
+
+A storage consists of shards. Each shard is a small ordered database with one writer: all changes of a moment are
+collected in one `Changes` and committed at once, atomically and durably. What is decided is decided before, on the
+committed state, so a shard only reads and commits: it knows nothing of the protocol. `opslog.server.storage.memory` and
+`opslog.server.storage.lmdb_shard` are two; `tests/server/test_storage.py` holds both to what is written here.
+
+Keys of the free key space (`value`, `values`, `Changes.values`) belong to whoever uses them; begin them with a word of
+your own and a slash, as in ``subscriptions/…``. They commit in the same transaction as everything else of their shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from opslog.server.protocol.model import Producer, Stream
+
+Record = tuple[int, bytes]
+"""The position at which the bytes of one append begin, and these bytes."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one commit changes. Whatever is not named stays.
+
+    :ivar streams: by path; None removes it. :ivar producers: by stream id and producer id.
+    :ivar records: (stream id, position, bytes) in the order of positions per stream; never empty bytes, and each
+        begins where the stream's last one ended.
+    :ivar dropped: ids of streams whose records and producers nobody needs any more.
+    :ivar trimmed: by stream id, the position before which whole records are no longer needed.
+    :ivar values: of the free key space; None removes.
+    :ivar next_id: the smallest stream id that was never used, or 0 if unchanged.
+    """
+
+    streams: dict[str, Stream | None] = field(default_factory=dict)
+    producers: dict[tuple[int, str], Producer] = field(default_factory=dict)
+    records: list[tuple[int, int, bytes]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    trimmed: dict[int, int] = field(default_factory=dict)
+    values: dict[bytes, bytes | None] = field(default_factory=dict)
+    next_id: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.streams or self.producers or self.records or self.dropped or self.trimmed or self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """:ivar streams: how many, also the deleted ones that forks need; :ivar bytes: of content, once for all forks;
+    :ivar stored_bytes: what the storage takes, as far as it knows."""
+
+    streams: int
+    bytes: int
+    stored_bytes: int
+
+
+class Shard(Protocol):
+    """One ordered database.
+
+    `commit` is called by one thread at a time, the rest by any thread, also during a commit: then they see the state
+    before it or the state after it, each call for itself. After a commit returned, everybody sees what it changed.
+
+    :ivar durable: commits survive a crash of the machine, and take as long as the disk takes; otherwise they are
+        instant.
+    """
+
+    @property
+    def durable(self) -> bool: ...
+
+    def stream(self, path: str) -> Stream | None:
+        """The stream at this path, deleted ones that forks still need among them."""
+        ...
+
+    def streams(self, after: str = "") -> Iterator[Stream]:
+        """All streams, by path in the order of its UTF-8 bytes, behind the path `after`. Streams that are created or
+        removed meanwhile may be there or not; cost is that of what is taken."""
+        ...
+
+    def producer(self, stream_id: int, producer_id: str) -> Producer | None: ...
+
+    def producers(self, stream_id: int, limit: int) -> Sequence[tuple[str, Producer]]:
+        """Up to `limit` producers of the stream, by their ids. A storage may have only the hash of a very long id."""
+        ...
+
+    def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
+        """The stream's own records that have bytes in the range from `start` up to `stop`, whole and in order, up to
+        the one with which they come to `limit` bytes or more (counted from `start`). Cost is that of what is
+        returned."""
+        ...
+
+    def value(self, key: bytes) -> bytes | None: ...
+
+    def values(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with `prefix`, in order, with their values, as one consistent state."""
+        ...
+
+    def next_id(self) -> int:
+        """The smallest stream id that was never used, from 1."""
+        ...
+
+    def commit(self, changes: Changes) -> None:
+        """Make all these changes, or none of them; on return they are as durable as this shard can be.
+
+        :raises WriteFailedError: nothing was changed. :raises CommitUnknownError: it is unknown whether.
+        """
+        ...
+
+    def problem(self) -> str | None:
+        """Why a commit would be refused now, as far as can be told without trying; None if it would not."""
+        ...
+
+    def tidy(self) -> bool:
+        """Do a bounded part of the work that `dropped` and `trimmed` left, if any; whether there is more.
+
+        Called by the thread that commits."""
+        ...
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None:
+        """Let go of everything; calling it again does nothing."""
+        ...
+
+
+class Storage(Protocol):
+    """Some shards, and which path is in which.
+
+    :ivar name: changes whenever stream ids begin anew: two streams are the same if `name` and id are.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+
+    def home(self, path: str) -> int:
+        """The index of the shard that a stream with this path belongs to by its name."""
+        ...
+
+    def close(self) -> None: ...

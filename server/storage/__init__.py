@@ -1,0 +1,1 @@
+"""Where streams are kept: in LMDB files of a directory, or in memory."""

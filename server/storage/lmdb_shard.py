@@ -1,0 +1,334 @@
+"""Streams in LMDB: one database file per shard, in which everything that belongs together commits together.
+
+Five tables. `streams`: path to metadata. `records`: stream id and position (both 8 bytes, big-endian, so that they
+sort) to the bytes of an append. `producers`: stream id and producer id to epoch and sequence number. `values`: the
+free key space. `shard`: what is known of the whole: the next stream id, the bytes of content, and, under ``doomed``
+and a stream id, what is still to be removed, up to which position.
+
+LMDB writes pages to new places and then switches to them, so a crash leaves the last commit; a commit returns after two
+fdatasync. Readers see one commit's state and wait for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from struct import Struct
+from struct import error as struct_error
+from typing import Any
+
+import lmdb
+import msgspec
+
+from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenError, WriteFailedError
+from opslog.server.protocol.model import Producer, Stream
+from opslog.server.protocol.storage import Changes, Record, Usage
+from opslog.server.storage.lmdb_file import missing_page
+from opslog.server.storage.place import Place
+
+_TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
+"""How much one step of removing takes away: commits wait for it."""
+
+_PAGE_STREAMS = 256
+_RESTORE = "restore the directory from a backup"
+_EVERYTHING = 2**64 - 1
+_KEY_BYTES_MAX = 511
+_number = Struct(">Q")
+_place = Struct(">QQ")
+_encode = msgspec.msgpack.Encoder().encode
+_stream = msgspec.msgpack.Decoder(Stream)
+_producer = msgspec.msgpack.Decoder(Producer)
+
+
+class LmdbShard:
+    """A shard in the directory `path`, which exists.
+
+    :param map_bytes: how large the file may become; address space, not memory. :param lock: a file that has to stay in
+        place, too: that of the lock of the whole storage.
+    :raises CorruptError: the file there is no database, or is too short for what it should hold.
+    """
+
+    durable = True
+
+    def __init__(self, path: Path, map_bytes: int, lock: Path | None = None) -> None:
+        self.path = path
+        try:
+            self._environment = lmdb.open(str(path), map_size=map_bytes, max_dbs=8, max_readers=512, meminit=False)
+        except lmdb.Error as error:
+            raise _unreadable(path, error) from error
+        self._check_length()
+        files = [path / "data.mdb", path / "lock.mdb"]
+        self._place = Place(files if lock is None else [*files, lock])
+        opened = {name: self._environment.open_db(name) for name in (b"streams", b"records", b"producers", b"values")}
+        self._streams, self._records = opened[b"streams"], opened[b"records"]
+        self._producers, self._values = opened[b"producers"], opened[b"values"]
+        self._shard = self._environment.open_db(b"shard")
+
+    def stream(self, path: str) -> Stream | None:
+        with self._reading() as txn:
+            found = txn.get(path.encode(), db=self._streams)
+        return None if found is None else self._decoded(_stream, found, path)
+
+    def streams(self, after: str = "") -> Iterator[Stream]:
+        # In pages: whoever asked may take his time, and an old state that is being read keeps pages from being used
+        # again.
+        key = after.encode()
+        while True:
+            page: list[tuple[bytes, bytes]] = []
+            with self._reading() as txn, txn.cursor(self._streams) as cursor:
+                if not cursor.set_range(key + b"\0"):
+                    return
+                for item in cursor.iternext():
+                    page.append(item)
+                    if len(page) == _PAGE_STREAMS:
+                        break
+            for key, value in page:
+                yield self._decoded(_stream, value, key.decode())
+
+    def producer(self, stream_id: int, producer_id: str) -> Producer | None:
+        with self._reading() as txn:
+            found = txn.get(_producer_key(stream_id, producer_id), db=self._producers)
+        return None if found is None else self._decoded(_producer, found, producer_id)
+
+    def producers(self, stream_id: int, limit: int) -> Sequence[tuple[str, Producer]]:
+        found: list[tuple[str, Producer]] = []
+        with self._reading() as txn, txn.cursor(self._producers) as cursor:
+            there = cursor.set_range(_number.pack(stream_id))
+            while there and len(found) < limit and cursor.key()[:8] == _number.pack(stream_id):
+                id, hashed = cursor.key()[8:], cursor.key()[8:].startswith(b"sha256:") and len(cursor.key()) == 47
+                name = f"sha256:{id[7:].hex()}" if hashed else id.decode()
+                found.append((name, self._decoded(_producer, cursor.value(), name)))
+                there = cursor.next()
+        return found
+
+    def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
+        found: list[Record] = []
+        with self._reading() as txn, txn.cursor(self._records) as cursor:
+            there = _seek(cursor, stream_id, start)
+            while there and limit > 0:
+                id, position = _place.unpack(cursor.key())
+                if id != stream_id or position >= stop:
+                    break
+                data: bytes = cursor.value()
+                if position + len(data) > start:
+                    found.append((position, data))
+                    limit -= len(data) - max(0, start - position)
+                there = cursor.next()
+        return found
+
+    def value(self, key: bytes) -> bytes | None:
+        with self._reading() as txn:
+            found: bytes | None = txn.get(key, db=self._values)
+        return found
+
+    def values(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        with self._reading() as txn, txn.cursor(self._values) as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        break
+                    found.append((key, value))
+        yield from found
+
+    def next_id(self) -> int:
+        with self._reading() as txn:
+            return self._count(txn, b"next id", 1)
+
+    def problem(self) -> str | None:
+        return self._place.problem()
+
+    def commit(self, changes: Changes) -> None:
+        problem = self._place.problem()
+        if problem is not None:
+            raise WriteFailedError(f"nothing was changed: {problem}")
+        self._commit(changes)
+        problem = self._place.problem()
+        if problem is not None:
+            raise CommitUnknownError(
+                f"it is unknown whether the last changes were written to what was opened: {problem}"
+            )
+
+    def _commit(self, changes: Changes) -> None:
+        try:
+            txn = self._environment.begin(write=True)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+        try:
+            self._apply(changes, txn)
+        except lmdb.Error as error:
+            txn.abort()
+            raise self._failed(error) from error
+        try:
+            txn.commit()
+        except lmdb.Error as error:
+            # The new state is written last. Only where that step failed, LMDB begins no other transaction.
+            if not self._writes():
+                message = f"{self.path}: writing failed: {error}; start the server again"
+                raise CommitUnknownError(message) from error
+            raise self._failed(error) from error
+
+    def _apply(self, changes: Changes, txn: Any) -> None:
+        put = [(path.encode(), _encode(stream)) for path, stream in changes.streams.items() if stream is not None]
+        self._put(txn, self._streams, put)
+        for path, stream in changes.streams.items():
+            if stream is None:
+                txn.delete(path.encode(), db=self._streams)
+        self._put(txn, self._records, [(_place.pack(id, position), data) for id, position, data in changes.records])
+        producers = [(_producer_key(*key), _encode(producer)) for key, producer in changes.producers.items()]
+        self._put(txn, self._producers, producers)
+        self._put(txn, self._values, [(key, value) for key, value in changes.values.items() if value is not None])
+        for key, value in changes.values.items():
+            if value is None:
+                txn.delete(key, db=self._values)
+        counts = [(b"doomed" + _number.pack(id), _number.pack(_EVERYTHING)) for id in changes.dropped]
+        counts += [(b"doomed" + _number.pack(id), _number.pack(stop)) for id, stop in changes.trimmed.items()]
+        if changes.next_id:
+            counts.append((b"next id", _number.pack(changes.next_id)))
+        if changes.records:
+            size = self._count(txn, b"bytes", 0) + sum(len(data) for _, _, data in changes.records)
+            counts.append((b"bytes", _number.pack(size)))
+        self._put(txn, self._shard, counts)
+
+    def _put(self, txn: Any, table: Any, items: list[tuple[bytes, bytes]]) -> None:
+        if items:
+            with txn.cursor(table) as cursor:
+                cursor.putmulti(items)
+
+    def tidy(self) -> bool:
+        try:
+            with self._environment.begin(write=True) as txn, txn.cursor(self._shard) as cursor:
+                if not cursor.set_range(b"doomed") or not cursor.key().startswith(b"doomed"):
+                    return False
+                key = bytes(cursor.key())
+                (stop,) = _number.unpack(cursor.value())
+                if self._remove_records(txn, key[6:], stop) and self._remove_producers(txn, key[6:], stop):
+                    cursor.set_key(key)
+                    cursor.delete()
+            return True
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def _remove_records(self, txn: Any, id: bytes, stop: int) -> bool:
+        """Some of the records that end at `stop` or before; whether that was the last one."""
+        removed = count = 0
+        done = True
+        with txn.cursor(self._records) as cursor:
+            there = cursor.set_range(id)
+            while there and cursor.key().startswith(id):
+                (position,) = _number.unpack_from(cursor.key(), 8)
+                size = len(cursor.value())
+                if position + size > stop:
+                    break
+                if count == _TIDY_RECORDS or removed > _TIDY_BYTES:
+                    done = False
+                    break
+                removed += size
+                count += 1
+                there = cursor.delete()
+        left = self._count(txn, b"bytes", 0) - removed
+        txn.put(b"bytes", _number.pack(left), db=self._shard)
+        return done
+
+    def _remove_producers(self, txn: Any, id: bytes, stop: int) -> bool:
+        if stop != _EVERYTHING:
+            return True
+        with txn.cursor(self._producers) as cursor:
+            there = cursor.set_range(id)
+            for _ in range(_TIDY_RECORDS):
+                if not there or not cursor.key().startswith(id):
+                    return True
+                there = cursor.delete()
+        return False
+
+    def usage(self) -> Usage:
+        info = self._environment.info()
+        with self._reading() as txn:
+            streams: int = txn.stat(self._streams)["entries"]
+            size = self._count(txn, b"bytes", 0)
+        return Usage(streams, size, (info["last_pgno"] + 1) * self._environment.stat()["psize"])
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _check_length(self) -> None:
+        """Reading a page that the file does not have would end the process."""
+        path = self.path / "data.mdb"
+        last, page_bytes = self._environment.info()["last_pgno"], self._environment.stat()["psize"]
+        try:
+            missing = missing_page(str(path), page_bytes, last)
+        except (ValueError, struct_error) as error:
+            self.close()
+            raise CorruptError(f"{path} was truncated and cannot be read: {error}; {_RESTORE}", str(path)) from error
+        if missing is not None:
+            self.close()
+            place = missing * page_bytes
+            raise CorruptError(
+                f"{path} was truncated: it has {path.stat().st_size} bytes, and its newest commit needs those at "
+                f"{place}; {_RESTORE}",
+                str(path),
+                place,
+            )
+
+    def _reading(self) -> Any:
+        try:
+            return self._environment.begin()
+        except lmdb.Error as error:
+            raise _unreadable(self.path, error) from error
+
+    def _count(self, txn: Any, name: bytes, default: int) -> int:
+        found = txn.get(name, db=self._shard)
+        if found is None:
+            return default
+        (count,) = _number.unpack(found)
+        assert isinstance(count, int)
+        return count
+
+    def _decoded(self, decoder: msgspec.msgpack.Decoder[Any], value: bytes, name: str) -> Any:
+        try:
+            return decoder.decode(value)
+        except msgspec.DecodeError as error:
+            raise CorruptError(
+                f"{self.path}: what is stored of {name!r} cannot be read: {error}", str(self.path)
+            ) from error
+
+    def _writes(self) -> bool:
+        try:
+            self._environment.begin(write=True).abort()
+        except lmdb.Error:
+            return False
+        return True
+
+    def _failed(self, error: lmdb.Error) -> OpslogError:
+        if isinstance(error, lmdb.MapFullError):
+            size = self._environment.info()["map_size"]
+            return WriteFailedError(f"{self.path} has reached its greatest size, {size} bytes: delete streams")
+        return WriteFailedError(f"{self.path}: nothing was changed, writing failed: {error}; is the disk full?")
+
+
+def _seek(cursor: Any, stream_id: int, start: int) -> bool:
+    """Put the cursor on the record that contains `start`, or else on the stream's first one behind it."""
+    key = _place.pack(stream_id, start)
+    if cursor.set_range(key):
+        if cursor.key() == key:
+            return True
+        before = cursor.prev()
+    else:
+        before = cursor.last()
+    if before and cursor.key()[:8] == key[:8]:
+        return True  # it may end before `start`
+    return bool(cursor.set_range(key))
+
+
+def _producer_key(stream_id: int, producer_id: str) -> bytes:
+    name = producer_id.encode()
+    if len(name) > _KEY_BYTES_MAX - 8:
+        name = b"sha256:" + sha256(name).digest()
+    return _number.pack(stream_id) + name
+
+
+def _unreadable(path: Path, error: lmdb.Error) -> OpslogError:
+    if isinstance(error, lmdb.CorruptedError | lmdb.InvalidError | lmdb.VersionMismatchError):
+        return CorruptError(f"{path} cannot be read: {error}; {_RESTORE}", str(path))
+    return ReopenError(f"{path} cannot be read: {error}")

@@ -1,0 +1,155 @@
+"""Group commit: what asks for a change while a commit is under way is committed together in the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from opslog.environment import Environment
+from opslog.errors import OpslogError, WriteFailedError
+from opslog.server.metrics import Metrics
+from opslog.server.protocol.storage import Changes, Shard
+from opslog.server.protocol.transaction import Events, Transaction
+
+T = TypeVar("T")
+Work = Callable[[Transaction], T]
+"""Reads and changes in a transaction, on the event loop: short, and no change before the last thing that can raise."""
+
+_Pending = tuple[Work[Any], "asyncio.Future[Any]"]
+_Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
+
+
+class Writer:
+    """The one writer of a shard. Works run on the event loop, one after the other, on what is committed and what the
+    works before them in the same group changed; then their changes are committed at once, in a thread of its own if
+    that takes time. A work is answered when its group is durable.
+
+    :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
+    :param told: called on the event loop with what each commit did, before those who asked for it are answered.
+    """
+
+    def __init__(
+        self, shard: Shard, environment: Environment, metrics: Metrics, told: Callable[[Events], None]
+    ) -> None:
+        self._shard = shard
+        self._environment = environment
+        self._metrics = metrics
+        self._told = told
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[_Pending] = []
+        self._busy = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run_thread, name="opslog-writer", daemon=True)
+        self.failure: Exception | None = None
+        if shard.durable:
+            self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many works wait for a commit to begin."""
+        return len(self._pending)
+
+    async def run(self, work: Work[T]) -> T:
+        """Run the work in the next group.
+
+        :raises Exception: what the work raised; then it changed nothing, except where it says so.
+        :raises WriteFailedError: the group could not be committed. :raises CommitUnknownError: see `Shard.commit`.
+        """
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._pending.append((work, future))
+        if not self._busy:
+            self._busy = True
+            self._idle.clear()
+            self._loop.call_soon(self._next_group)
+        return await future
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Call `function` where commits are made, between two of them."""
+        if not self._shard.durable:
+            return function()
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def call() -> None:
+            try:
+                value = function()
+            except Exception as error:  # noqa: BLE001  (whoever asked gets it)
+                self._loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                self._loop.call_soon_threadsafe(future.set_result, value)
+
+        self._queue.put(call)
+        return await future
+
+    async def close(self) -> None:
+        """Wait for what was asked for, and end the thread."""
+        while self._busy:
+            await self._idle.wait()
+        if self._shard.durable:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _next_group(self) -> None:
+        pending, self._pending = self._pending, []
+        transaction = Transaction(self._shard, self._environment.time())
+        answers: list[_Answer] = []
+        for work, future in pending:
+            try:
+                answers.append((future, work(transaction), None))
+            except OpslogError as error:
+                answers.append((future, None, error))
+            except Exception as error:  # noqa: BLE001  (a fault of the work: what it changed must not be committed)
+                self._finish([(future, None, None) for _, future in pending], transaction.events, error)
+                return
+        if not transaction.changes:
+            self._finish(answers, transaction.events, None)
+        elif self._shard.durable:
+            self._queue.put(lambda: self._commit_in_thread(answers, transaction))
+        else:
+            self._finish(answers, transaction.events, self._commit(transaction.changes))
+
+    def _commit(self, changes: Changes) -> Exception | None:
+        began = self._environment.monotonic()
+        try:
+            self._shard.commit(changes)
+        except Exception as error:  # noqa: BLE001  (those who wait get it)
+            if not isinstance(error, WriteFailedError):
+                self.failure = error
+            return error
+        self._metrics.commits.observe(self._environment.monotonic() - began)
+        return None
+
+    def _commit_in_thread(self, answers: list[_Answer], transaction: Transaction) -> None:
+        failure = self._commit(transaction.changes)
+        self._loop.call_soon_threadsafe(self._finish, answers, transaction.events, failure)
+
+    def _finish(self, answers: list[_Answer], events: Events, failure: Exception | None) -> None:
+        if failure is not None:
+            self._metrics.failed_commits += 1
+        else:
+            self._metrics.changes += len(answers)
+        # The loop resumes tasks in the order of these calls: those who wait for an answer before all followers.
+        for future, value, error in answers:
+            if future.done():  # whoever asked has gone
+                continue
+            if failure is not None or error is not None:
+                future.set_exception(failure or error or AssertionError)
+            else:
+                future.set_result(value)
+        if failure is None and events:
+            self._told(events)
+        if self._pending:
+            self._loop.call_soon(self._next_group)
+        else:
+            self._busy = False
+            self._idle.set()
+
+    def _run_thread(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()

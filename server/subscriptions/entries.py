@@ -1,0 +1,81 @@
+"""The subscriptions of a running server in memory, and which of them a stream concerns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from opslog.server.subscriptions import globs
+from opslog.server.subscriptions.subscription import Link, Subscription
+
+_INTERESTED_MAX = 100_000
+"""Paths of which it is remembered who is interested; then all is forgotten, and found again."""
+
+
+class Entry:
+    """A subscription in memory: as committed, and what came since.
+
+    :ivar pending: paths whose streams have more. :ivar news: paths at which something happened that no commit has
+    looked at. :ivar stirred: somebody is about to look.
+    :ivar lock: held by whoever takes a step of it. :ivar timer: until it has something to do by itself.
+    """
+
+    def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:
+        self.subscription = subscription
+        self.links = links
+        self.pending: set[str] = set()
+        self.news: set[str] = set()
+        self.stirred = False
+        self.deleted = False
+        self.lock = asyncio.Lock()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def matches(self, path: str) -> bool:
+        config = self.subscription.config
+        # Its own wake events must not wake it.
+        return config.pattern is not None and path != config.wake_stream and globs.matches(config.pattern, path)
+
+    def disarm(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Entries:
+    """All of them, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Entry] = {}
+        self._interested: dict[str, tuple[Entry, ...]] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, id: str) -> Entry | None:
+        return self._by_id.get(id)
+
+    def add(self, entry: Entry) -> None:
+        self._by_id[entry.subscription.id] = entry
+        self.links_changed()
+
+    def remove(self, entry: Entry) -> None:
+        entry.deleted = True
+        del self._by_id[entry.subscription.id]
+        self.links_changed()
+
+    def links_changed(self) -> None:
+        """A subscription was made, deleted, or linked with other streams by hand: others are interested now."""
+        self._interested.clear()
+
+    def interested_in(self, path: str) -> tuple[Entry, ...]:
+        """Those that a stream with this path is linked with, or would be."""
+        found = self._interested.get(path)
+        if found is None:
+            found = tuple(entry for entry in self if path in entry.links or entry.matches(path))
+            if len(self._interested) >= _INTERESTED_MAX:
+                self._interested.clear()
+            self._interested[path] = found
+        return found

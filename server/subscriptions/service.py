@@ -1,0 +1,290 @@
+"""Subscriptions at work: what clients ask of them, and what streams tell them.
+
+A subscription is kept in the storage and in memory (`opslog.server.subscriptions.entries`); it changes by steps, each
+of them one commit (`opslog.server.subscriptions.steps`), and workers are told of its wakes
+(`opslog.server.subscriptions.wakes`). Nothing is lost by a crash between an append and the wake it causes: at the start
+all cursors are compared with the ends of their streams, and matching streams without a link can only be new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from opslog.environment import Environment, format_ts
+from opslog.server.background import Background
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.offsets import format_offset
+from opslog.server.protocol.transaction import Events
+from opslog.server.streams import Streams
+from opslog.server.subscriptions import store as subscription_store
+from opslog.server.subscriptions import subscription as subscriptions
+from opslog.server.subscriptions.entries import Entries, Entry
+from opslog.server.subscriptions.subscription import (
+    PULL_WAKE,
+    ZERO,
+    Ack,
+    Config,
+    Link,
+    Subscription,
+    SubscriptionRefused,
+    behind,
+)
+from opslog.server.subscriptions.wakes import Wakes
+from opslog.server.subscriptions.webhook_delivery import Delivery
+from opslog.server.subscriptions.webhook_keys import Keys
+
+_log = logging.getLogger("opslog.server.subscriptions.subscription")
+
+
+class Subscriptions:
+    """All subscriptions of a server. For one event loop, between `start` and `stop`.
+
+    :param rotate_keys: begin to replace the key that signs webhooks, see `opslog.server.subscriptions.webhook_keys`.
+    :ivar keys: sign webhooks; known after `start`.
+    """
+
+    keys: Keys
+
+    def __init__(
+        self, streams: Streams, delivery: Delivery, environment: Environment, *, rotate_keys: bool = False
+    ) -> None:
+        self._streams = streams
+        self._delivery = delivery
+        self._environment = environment
+        self._rotate_keys = rotate_keys
+        self._entries = Entries()
+        failed = "a step of a subscription failed, it is taken up at its next event or start"
+        self._background = Background(_log, failed)
+        self._wakes = Wakes(streams, delivery, environment, self._background)
+        self._steps = self._wakes.steps
+
+    async def start(self) -> None:
+        """Load everything and go on where the last process stopped. Reads each stream's metadata once if there are
+        subscriptions."""
+        fresh = "".join(self._environment.nonce() for _ in range(4))
+        secrets = await self._streams.transact(
+            lambda transaction: subscription_store.secrets(transaction, fresh, rotate=self._rotate_keys)
+        )
+        self.keys = self._wakes.keys = Keys(secrets)
+        if self._rotate_keys:
+            newest = secrets[-1].since
+            _log.info("a new key signs webhooks", extra={"kid": self.keys.kid(newest), "since": format_ts(newest)})
+        for subscription, links in subscription_store.load(self._streams.storage.shards[0]):
+            self._entries.add(Entry(subscription, links))
+        self._streams.observers.append(self._observe)
+        if self._entries:
+            self._compare_all()
+        for entry in self._entries:
+            self._wakes.arm(entry)
+            self._background.spawn(self._take_up(entry))
+
+    async def stop(self) -> None:
+        """Begin nothing more; what is under way is given up, and taken up again by the next start."""
+        for entry in self._entries:
+            entry.disarm()
+        await self._background.stop()
+        await self._delivery.close()
+
+    async def _take_up(self, entry: Entry) -> None:
+        async with entry.lock:
+            if entry.deleted:
+                return
+            if entry.subscription.waits_for_claim:
+                # Perhaps again: it is not known whether they were told.
+                self._background.spawn(self._wakes.tell_workers(entry))
+            await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
+
+    def _compare_all(self) -> None:
+        there: set[str] = set()
+        for stream in self._streams.list():
+            there.add(stream.path)
+            for entry in self._entries.interested_in(stream.path):
+                link = entry.links.get(stream.path)
+                if link is None or link.stream_id != stream.id:
+                    entry.news.add(stream.path)
+                elif behind(link.acked_offset, format_offset(stream.tail)):
+                    entry.pending.add(stream.path)
+        for entry in self._entries:
+            entry.news.update(path for path, link in entry.links.items() if link.stream_id and path not in there)
+
+    # What clients ask for
+
+    async def create(self, id: str, config: Config, base_url: str) -> tuple[Entry, bool]:
+        """The subscription, and whether it is a new one.
+
+        :raises SubscriptionRefused: it exists with another configuration, or its webhook may not be called.
+        """
+        if (known := self._entries.get(id)) is not None:
+            return await self._confirm(known, config), False
+        if config.webhook_url is not None:
+            await self._delivery.check(config.webhook_url)
+            if (known := self._entries.get(id)) is not None:  # made while the name was resolved
+                return await self._confirm(known, config), False
+        entry = Entry(Subscription(id, config, format_ts(self._environment.time()), base_url), {})
+        async with entry.lock:
+            self._entries.add(entry)
+            try:
+                links = {path: self._explicit(path) for path in config.streams}
+                for stream in self._streams.list():
+                    if stream.path not in links and entry.matches(stream.path):
+                        links[stream.path] = _caught_up(stream)
+                await self._steps.commit(entry, entry.subscription, links, new=True)
+            except BaseException:
+                self._entries.remove(entry)
+                raise
+        return entry, True
+
+    async def _confirm(self, entry: Entry, config: Config) -> Entry:
+        async with entry.lock:
+            if entry.deleted:
+                raise SubscriptionRefused(409, "SUBSCRIPTION_ALREADY_EXISTS", "it is being deleted; try again")
+            if entry.subscription.config != config:
+                message = "this subscription exists with another configuration; delete it, or take another id"
+                raise SubscriptionRefused(409, "SUBSCRIPTION_ALREADY_EXISTS", message)
+        return entry
+
+    def get(self, id: str) -> Entry:
+        """:raises SubscriptionRefused: 404."""
+        entry = self._entries.get(id)
+        if entry is None:
+            raise SubscriptionRefused(404, "SUBSCRIPTION_NOT_FOUND", "there is no such subscription")
+        return entry
+
+    async def delete(self, id: str) -> None:
+        entry = self._entries.get(id)
+        if entry is None:
+            return
+        async with entry.lock:
+            if entry.deleted:
+                return
+            await self._streams.transact(lambda transaction: subscription_store.erase(transaction, id, entry.links))
+            entry.subscription = subscriptions.released(entry.subscription)  # no wake is under way any more
+            entry.disarm()
+            self._entries.remove(entry)
+
+    async def add_streams(self, id: str, paths: Iterable[str]) -> None:
+        entry = self.get(id)
+        async with entry.lock:
+            self._check_there(entry)
+            links: dict[str, Link | None] = {}
+            for path in paths:
+                known = entry.links.get(path)
+                links[path] = self._explicit(path) if known is None else replace(known, explicit=True)
+            await self._steps.commit(entry, entry.subscription, links)
+            self._entries.links_changed()
+
+    async def remove_stream(self, id: str, path: str) -> None:
+        entry = self.get(id)
+        async with entry.lock:
+            self._check_there(entry)
+            known = entry.links.get(path)
+            if known is not None and known.explicit:
+                glob = entry.matches(path) and known.stream_id != 0
+                left = replace(known, explicit=False, glob=True) if glob else None
+                await self._steps.commit(entry, entry.subscription, {path: left})
+                self._entries.links_changed()
+
+    async def claim(self, id: str, worker: str) -> tuple[Subscription, str, list[dict[str, object]]]:
+        """The claimed wake, the token to speak for it, and what there is to do.
+
+        :raises SubscriptionRefused: somebody else has it, or there is nothing to do.
+        """
+        entry = self._pull_wake(id)
+        async with entry.lock:
+            self._check_there(entry)
+            await self._steps.commit(entry, entry.subscription)
+            now = self._environment.time()
+            claimed = subscriptions.claimed(entry.subscription, worker, now)
+            if not entry.pending:
+                await self._steps.commit(entry, subscriptions.released(entry.subscription))
+                raise SubscriptionRefused(409, "NO_PENDING_WORK", "all of its streams are processed")
+            snapshot = {path: self._steps.tail(path) for path in entry.pending}
+            await self._steps.commit(entry, replace(claimed, snapshot=snapshot))
+            return entry.subscription, self.keys.token(id, claimed.generation, now), self.infos(entry)
+
+    async def acknowledge(self, id: str, token: str, body: Mapping[str, object], *, pull_wake: bool) -> bool:
+        """Move cursors, and extend or, with ``done``, end the lease. Whether that caused the next wake.
+
+        :raises SubscriptionRefused: nothing was changed.
+        """
+        entry = self._pull_wake(id) if pull_wake else self.get(id)
+        acks = subscriptions.parse_acks(body)
+        async with entry.lock:
+            self._check_fence(entry, token, body)
+            moved = self._acknowledged(entry, acks)
+            extended = subscriptions.extended(entry.subscription, self._environment.time())
+            subscription = subscriptions.delivered(extended)
+            if body.get("done") is True:
+                subscription = subscriptions.released(subscription)
+            return await self._steps.commit(entry, subscription, moved)
+
+    async def release(self, id: str, token: str, body: Mapping[str, object]) -> None:
+        entry = self._pull_wake(id)
+        async with entry.lock:
+            self._check_fence(entry, token, body)
+            await self._steps.commit(entry, subscriptions.released(entry.subscription))
+
+    def infos(self, entry: Entry) -> list[dict[str, object]]:
+        """What a worker is told about the streams of a subscription."""
+        return subscriptions.infos(entry.links.values(), {path: self._steps.tail(path) for path in entry.links})
+
+    def _pull_wake(self, id: str) -> Entry:
+        entry = self.get(id)
+        if entry.subscription.config.type != PULL_WAKE:
+            raise subscriptions.invalid("this subscription is not a pull-wake one")
+        return entry
+
+    def _check_there(self, entry: Entry) -> None:
+        if entry.deleted:
+            raise SubscriptionRefused(404, "SUBSCRIPTION_NOT_FOUND", "there is no such subscription")
+
+    def _explicit(self, path: str) -> Link:
+        stream = self._steps.stream(path)
+        tail = ZERO if stream is None else format_offset(stream.tail)
+        return subscriptions.new_link(path, explicit=True, stream_id=0 if stream is None else stream.id, tail=tail)
+
+    def _check_fence(self, entry: Entry, token: str, body: Mapping[str, object]) -> None:
+        self._check_there(entry)
+        subscription = entry.subscription
+        generation = self.keys.generation(token, subscription.id, self._environment.time())
+        subscriptions.check_fence(subscription, generation, body.get("generation"), body.get("wake_id"))
+
+    def _acknowledged(self, entry: Entry, acks: list[Ack]) -> dict[str, Link | None]:
+        tails = {path: self._steps.tail(path) for path, _ in acks}
+        return {**subscriptions.acknowledged(entry.links, tails, acks)}
+
+    # What streams tell
+
+    def _observe(self, events: Events) -> None:
+        if not self._entries:
+            return
+        for stream in events.created:
+            for entry in self._entries:
+                subscription = entry.subscription
+                if subscription.config.wake_stream == stream.path and subscription.waits_for_claim:
+                    self._background.spawn(self._wakes.tell_workers(entry))
+        for path in (*(stream.path for stream in events.deleted), *events.appended):
+            for entry in self._entries.interested_in(path):
+                self._note(entry, path, events.appended.get(path))
+
+    def _note(self, entry: Entry, path: str, stream: Stream | None) -> None:
+        """Something happened to a stream. This runs with every append, so it begins as little as possible."""
+        link = entry.links.get(path)
+        known = stream is not None and link is not None and link.stream_id == stream.id
+        if path in entry.news or (known and path in entry.pending):
+            return
+        entry.news.add(path)
+        if not (known and entry.subscription.wake_id):  # the next step of a wake under way looks at it
+            self._stir(entry)
+
+    def _stir(self, entry: Entry) -> None:
+        if not entry.stirred and not self._background.stopping:
+            entry.stirred = True
+            self._background.spawn(self._steps.look(entry))
+
+
+def _caught_up(stream: Stream) -> Link:
+    return subscriptions.new_link(stream.path, explicit=False, stream_id=stream.id, tail=format_offset(stream.tail))

@@ -1,0 +1,104 @@
+"""Steps of subscriptions, made true: what `opslog.server.subscriptions.subscription` says becomes so once the storage
+has it.
+
+Whoever takes a step holds the entry's lock. Every step is one commit, which also takes in what happened to the
+streams since the last one, and begins a wake if there is work and none is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from opslog.environment import Environment
+from opslog.server.protocol.model import Stream
+from opslog.server.protocol.offsets import format_offset
+from opslog.server.protocol.refusals import Refused
+from opslog.server.streams import Streams
+from opslog.server.subscriptions import store as subscription_store
+from opslog.server.subscriptions import subscription as subscriptions
+from opslog.server.subscriptions.entries import Entry
+from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
+
+After = Callable[[Entry, bool], None]
+"""Told of each step that was committed, and whether it began a wake."""
+
+
+class Steps:
+    """:param after: see `After`. :param may_wake: whether a wake may begin now."""
+
+    def __init__(self, streams: Streams, environment: Environment, after: After, may_wake: Callable[[], bool]) -> None:
+        self._streams = streams
+        self._environment = environment
+        self._after = after
+        self._may_wake = may_wake
+
+    async def commit(
+        self,
+        entry: Entry,
+        subscription: Subscription,
+        links: Mapping[str, Link | None] | None = None,
+        *,
+        new: bool = False,
+    ) -> bool:
+        """Make a step true: with what happened since the last one, and with a new wake if it is idle and has work.
+
+        :param links: those that change; None removes. :param new: the storage does not have the subscription yet.
+        :returns: whether a new wake began. :raises OpslogError: it could not be stored, and nothing was changed.
+        """
+        news, entry.news = entry.news, set()
+        changed = self._with_news(entry, dict(links or {}), news)
+        after = {**{path: entry.links[path] for path in entry.pending if path in entry.links}, **changed}
+        pending = {path for path, link in after.items() if link and behind(link.acked_offset, self.tail(path))}
+        woken = subscription.wake_id is None and bool(pending) and self._may_wake()
+        if woken:
+            wake_id = f"w_{self._environment.nonce()}"
+            tails = {path: self.tail(path) for path in pending}
+            subscription = subscriptions.wake(subscription, wake_id, tails, self._environment.time())
+        if new or changed or subscription != entry.subscription:
+            try:
+                await self._streams.transact(
+                    lambda transaction: subscription_store.store(transaction, subscription, changed)
+                )
+            except BaseException:
+                entry.news |= news
+                raise
+        entry.subscription = subscription
+        for path, link in changed.items():
+            if link is None:
+                entry.links.pop(path, None)
+            else:
+                entry.links[path] = link
+        entry.pending = pending
+        self._after(entry, woken)
+        return woken
+
+    async def look(self, entry: Entry) -> None:
+        """The step that takes in what happened, and nothing else."""
+        async with entry.lock:
+            entry.stirred = False
+            if not entry.deleted:
+                await self.commit(entry, entry.subscription)
+
+    def _with_news(self, entry: Entry, links: dict[str, Link | None], news: Iterable[str]) -> dict[str, Link | None]:
+        """The links to change. Those of streams at which something happened are there in any case if they exist."""
+        for path in news:
+            known = links.get(path, entry.links.get(path))
+            stream = self.stream(path)
+            matched = entry.matches(path)
+            link = subscriptions.refreshed(known, path, matched=matched, stream_id=stream.id if stream else None)
+            if link is not None and link == entry.links.get(path):
+                entry.pending.add(path)  # to be compared by the caller
+            elif link is not None or path in entry.links:
+                links[path] = link
+        return links
+
+    def stream(self, path: str) -> Stream | None:
+        try:
+            return self._streams.stream(path)
+        except Refused:
+            return None
+
+    def tail(self, path: str) -> str:
+        """Where the stream ends; the beginning, if there is none."""
+        stream = self.stream(path)
+        return ZERO if stream is None else format_offset(stream.tail)

@@ -1,0 +1,310 @@
+"""Subscriptions: what one is, and every step from one state to the next. Time, names and chance are passed in; nothing
+is kept here.
+
+A subscription is a cursor per stream that wakes a worker when a stream has more. It is in one of four states:
+
+    idle       nothing to do, or about to be woken
+    woken      `wake_id` is set, nobody has it yet: a pull-wake event is in its stream, or a webhook waits for its next
+               try
+    leased     `wake_id` and `lease_until` are set: a worker is at it (a pull-wake worker is named in `holder`), or a
+               webhook is being posted, and it is not known yet whether it has arrived (`taken` is not set)
+    deleted
+
+Every wake has the next `generation`, which fences whoever held one before. A step never goes back in `generation`, and
+never moves a cursor back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from opslog.server.protocol.offsets import format_offset, parse_offset
+from opslog.server.protocol.refusals import Refused
+
+LEASE_MS_DEFAULT, LEASE_MS_MIN, LEASE_MS_MAX = 30_000, 1000, 600_000
+BEFORE_FIRST = "-1"
+ZERO = format_offset(0)
+_RETRY_SECONDS_MAX = 60.0
+
+WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
+
+
+class SubscriptionRefused(Refused):
+    """:ivar code: what went wrong, as a word for programs. :ivar known: what else the answer tells."""
+
+    def __init__(self, status: int, code: str, message: str, **known: object) -> None:
+        super().__init__(status, message)
+        self.code = code
+        self.known = known
+
+
+def invalid(message: str) -> SubscriptionRefused:
+    return SubscriptionRefused(400, "INVALID_REQUEST", message)
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What was asked for. Two subscriptions are the same if these are equal: `streams` is sorted, nothing twice."""
+
+    type: Literal["webhook", "pull-wake"]
+    pattern: str | None
+    streams: tuple[str, ...]
+    webhook_url: str | None
+    wake_stream: str | None
+    lease_ttl_ms: int
+    description: str | None
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A stream of a subscription, and how far it is processed.
+
+    :ivar stream_id: that of the stream the cursor is about, 0 if there is none; another stream with its path begins
+    anew.
+    """
+
+    path: str
+    explicit: bool
+    glob: bool
+    acked_offset: str
+    stream_id: int
+
+    @property
+    def link_type(self) -> str:
+        return "explicit" if self.explicit else "glob"
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """:ivar created_at: RFC 3339. :ivar base_url: where its creator reached this server.
+    :ivar generation: of the newest wake. :ivar wake_id: of the wake under way. :ivar snapshot: the ends of its streams
+    when it was sent. :ivar taken: a worker is known to have it. :ivar holder: the worker that claimed it.
+    :ivar lease_until, next_attempt_at: seconds since 1970.
+    """
+
+    id: str
+    config: Config
+    created_at: str
+    base_url: str
+    generation: int = 0
+    wake_id: str | None = None
+    snapshot: dict[str, str] = {}
+    taken: bool = False
+    holder: str | None = None
+    lease_until: float | None = None
+    retries: int = 0
+    next_attempt_at: float | None = None
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.retries else "active"
+
+    @property
+    def waits_for_claim(self) -> bool:
+        """Whether workers were told of a wake, and none has claimed it."""
+        return self.config.type == PULL_WAKE and self.wake_id is not None and self.holder is None
+
+    @property
+    def due(self) -> float | None:
+        """When it has something to do by itself."""
+        return self.lease_until if self.next_attempt_at is None else self.next_attempt_at
+
+
+class Ack(NamedTuple):
+    path: str
+    offset: str
+
+
+def behind(acked: str, tail: str) -> bool:
+    """Whether there is something between the two. An empty stream has nothing, also for who has seen nothing of it."""
+    return tail > max(acked, ZERO)
+
+
+def wake(subscription: Subscription, wake_id: str, snapshot: Mapping[str, str], now: float) -> Subscription:
+    """The next generation. A webhook has its lease from now on, a pull-wake worker from its claim."""
+    woken = replace(
+        _idle(subscription), generation=subscription.generation + 1, wake_id=wake_id, snapshot=dict(snapshot)
+    )
+    return extended(woken, now) if subscription.config.type == WEBHOOK else woken
+
+
+def extended(subscription: Subscription, now: float) -> Subscription:
+    """The worker is alive: its lease begins anew, and no further delivery is needed."""
+    until = now + subscription.config.lease_ttl_ms / 1000
+    return replace(subscription, lease_until=until, next_attempt_at=None)
+
+
+def released(subscription: Subscription) -> Subscription:
+    """Idle. The count of retries stays: only a delivery that succeeds forgets it."""
+    return replace(_idle(subscription), retries=subscription.retries)
+
+
+def _idle(subscription: Subscription) -> Subscription:
+    return replace(
+        subscription, wake_id=None, snapshot={}, taken=False, holder=None, lease_until=None, next_attempt_at=None
+    )
+
+
+def claimed(subscription: Subscription, worker: str, now: float) -> Subscription:
+    """:raises SubscriptionRefused: another worker has it."""
+    if subscription.holder is not None:
+        holder, generation = subscription.holder, subscription.generation
+        message = f"{holder!r} has claimed generation {generation}"
+        raise SubscriptionRefused(409, "ALREADY_CLAIMED", message, current_holder=holder, generation=generation)
+    return replace(extended(subscription, now), taken=True, holder=worker)
+
+
+def check_fence(subscription: Subscription, token_generation: int, generation: object, wake_id: object) -> None:
+    """:raises SubscriptionRefused: the request is about another wake than the one under way."""
+    current = (subscription.generation, subscription.generation, subscription.wake_id)
+    if subscription.wake_id is None or (token_generation, generation, wake_id) != current:
+        raise SubscriptionRefused(409, "FENCED", "this wake is over: another generation is the current one")
+
+
+def acknowledged(links: Mapping[str, Link], tails: Mapping[str, str], acks: Sequence[Ack]) -> dict[str, Link]:
+    """The links that `acks` move.
+
+    :raises SubscriptionRefused: one of them is not possible, so none is done.
+    """
+    moved: dict[str, Link] = {}
+    for path, offset in acks:
+        link = moved.get(path) or links.get(path)
+        if link is None:
+            raise _impossible(f"{path!r} is not a stream of this subscription")
+        if parse_offset(offset) is None:
+            raise _impossible(f"{offset!r} is not an offset that this server gave out")
+        if offset < link.acked_offset:
+            raise _impossible(f"{path!r} is acknowledged up to {link.acked_offset} already")
+        if offset > tails.get(path, ZERO):
+            raise _impossible(f"{path!r} ends at {tails.get(path, ZERO)}")
+        moved[path] = replace(link, acked_offset=offset)
+    return moved
+
+
+def _impossible(message: str) -> SubscriptionRefused:
+    return SubscriptionRefused(409, "INVALID_OFFSET", message)
+
+
+def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dict[str, Link]:
+    """The links that are moved to where the streams ended when the wake was sent."""
+    return {
+        path: replace(links[path], acked_offset=tail)
+        for path, tail in subscription.snapshot.items()
+        if path in links and links[path].acked_offset < tail
+    }
+
+
+def delivered(subscription: Subscription) -> Subscription:
+    """A worker has the wake: it has answered, or called back."""
+    return replace(subscription, taken=True, retries=0, next_attempt_at=None)
+
+
+def failed(subscription: Subscription, now: float, chance: float) -> Subscription:
+    """The webhook did not take the wake: it is tried again after 1 to 60 seconds, doubled each time.
+
+    :param chance: from 0 to 1; varies that by a fifth.
+    """
+    delay = min(_RETRY_SECONDS_MAX, 2.0 ** min(subscription.retries, 10)) * (0.8 + 0.4 * chance)
+    return replace(subscription, retries=subscription.retries + 1, lease_until=None, next_attempt_at=now + delay)
+
+
+def taken_up(subscription: Subscription, now: float) -> Subscription:
+    """As a new process finds it. A webhook that was being posted may have arrived or not, so it is due again: its
+    worker would else not hear of it before the lease is over, for up to ten minutes."""
+    webhook = subscription.config.type == WEBHOOK
+    posting = webhook and subscription.lease_until is not None and not subscription.taken
+    return replace(subscription, lease_until=None, next_attempt_at=now) if posting else subscription
+
+
+def new_link(path: str, *, explicit: bool, stream_id: int, tail: str) -> Link:
+    """A link that is made on demand: what is in the stream now counts as processed."""
+    return Link(path, explicit, not explicit, tail, stream_id)
+
+
+def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | None) -> Link | None:
+    """What becomes of a link when its stream was created, appended to, or deleted; None: there is none.
+
+    :param matched: the pattern takes this path. :param stream_id: None if there is no such stream now.
+    """
+    glob = matched and stream_id is not None
+    if known is None:
+        # Found by an append: everything in it is new.
+        return Link(path, False, True, BEFORE_FIRST, stream_id) if glob and stream_id is not None else None
+    if not (known.explicit or glob):
+        return None
+    if stream_id is None:
+        return Link(path, known.explicit, False, ZERO, 0)
+    if known.stream_id in (0, stream_id):
+        return replace(known, glob=glob, stream_id=stream_id)
+    return Link(path, known.explicit, glob, BEFORE_FIRST, stream_id)  # another stream in its place
+
+
+def normalised(path: str) -> str:
+    return path.strip("/")
+
+
+def parse_config(body: object) -> Config:
+    """:raises SubscriptionRefused: it is not one."""
+    if not isinstance(body, dict):
+        raise invalid("the body is not a JSON object")
+    kind = body.get("type")
+    if kind not in (WEBHOOK, PULL_WAKE):
+        raise invalid('type is "webhook" or "pull-wake"')
+    pattern = normalised(_text(body, "pattern") or "") or None
+    streams = parse_paths(body.get("streams", []))
+    if pattern is None and not streams:
+        raise invalid("a subscription has a pattern, or streams, or both")
+    lease = body.get("lease_ttl_ms", LEASE_MS_DEFAULT)
+    if type(lease) is not int or not LEASE_MS_MIN <= lease <= LEASE_MS_MAX:
+        raise invalid(f"lease_ttl_ms is a whole number from {LEASE_MS_MIN} to {LEASE_MS_MAX}")
+    webhook = body.get("webhook")
+    url = _text(webhook, "url") if kind == WEBHOOK and isinstance(webhook, dict) else None
+    if kind == WEBHOOK and not url:
+        raise invalid("a webhook subscription has a webhook.url")
+    wake_stream = normalised(_text(body, "wake_stream") or "") or None
+    if kind == PULL_WAKE and wake_stream is None:
+        raise invalid("a pull-wake subscription has a wake_stream")
+    return Config(kind, pattern, streams, url, wake_stream, lease, _text(body, "description"))
+
+
+def parse_paths(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(path, str) and normalised(path) for path in value):
+        raise invalid("streams is an array of stream paths")
+    return tuple(sorted({normalised(path) for path in value}))
+
+
+def parse_acks(body: Mapping[str, object]) -> list[Ack]:
+    acks = body.get("acks") or []
+    if not isinstance(acks, list):
+        raise invalid("acks is an array")
+    return [_parse_ack(ack) for ack in acks]
+
+
+def _parse_ack(ack: object) -> Ack:
+    if isinstance(ack, dict):
+        path, offset = ack.get("stream", ack.get("path")), ack.get("offset")
+        if isinstance(path, str) and isinstance(offset, str):
+            return Ack(normalised(path), offset)
+    raise invalid('an ack is {"stream": path, "offset": offset}')
+
+
+def _text(body: Mapping[str, object], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid(f"{name} is a string")
+    return value
+
+
+def infos(links: Iterable[Link], tails: Mapping[str, str]) -> list[dict[str, object]]:
+    """What a worker is told about the streams, in the order of their paths."""
+    return [
+        {
+            "path": link.path,
+            "link_type": link.link_type,
+            "acked_offset": link.acked_offset,
+            "tail_offset": tails.get(link.path, ZERO),
+            "has_pending": behind(link.acked_offset, tails.get(link.path, ZERO)),
+        }
+        for link in sorted(links, key=lambda link: link.path)
+    ]

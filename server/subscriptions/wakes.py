@@ -1,0 +1,135 @@
+"""Telling workers of wakes, when they begin and when their time has come: webhooks, events in wake streams, retries,
+and the ends of leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from msgspec.structs import replace
+
+from opslog.environment import Environment
+from opslog.server.background import Background
+from opslog.server.http import requests
+from opslog.server.protocol.refusals import Refused
+from opslog.server.streams import Streams
+from opslog.server.subscriptions import subscription as subscriptions
+from opslog.server.subscriptions.entries import Entry
+from opslog.server.subscriptions.steps import Steps
+from opslog.server.subscriptions.subscription import WEBHOOK, ZERO, SubscriptionRefused
+from opslog.server.subscriptions.webhook_delivery import Delivery
+from opslog.server.subscriptions.webhook_keys import Keys
+
+_log = logging.getLogger("opslog.server.subscriptions.subscription")
+
+
+class Wakes:
+    """:ivar steps: by which subscriptions change; what follows from each is done here.
+    :ivar keys: sign webhooks; to be set before the first step."""
+
+    keys: Keys
+
+    def __init__(self, streams: Streams, delivery: Delivery, environment: Environment, background: Background) -> None:
+        self.steps = Steps(streams, environment, self._follow, lambda: not background.stopping)
+        self._streams = streams
+        self._delivery = delivery
+        self._environment = environment
+        self._background = background
+
+    def _follow(self, entry: Entry, woken: bool) -> None:
+        self.arm(entry)
+        if woken:
+            webhook = entry.subscription.config.type == WEBHOOK
+            self._background.spawn(self._deliver(entry) if webhook else self.tell_workers(entry))
+
+    def arm(self, entry: Entry) -> None:
+        """Set the timer of an entry for what it has to do by itself."""
+        entry.disarm()
+        due = entry.subscription.due
+        if due is not None and not self._background.stopping:
+            delay = max(0.0, due - self._environment.time())
+            loop = asyncio.get_running_loop()
+            entry.timer = loop.call_later(delay, lambda: self._background.spawn(self._time_has_come(entry)))
+
+    async def _time_has_come(self, entry: Entry) -> None:
+        async with entry.lock:
+            subscription = entry.subscription
+            if entry.deleted or subscription.due is None or subscription.due > self._environment.time():
+                self.arm(entry)
+            elif subscription.next_attempt_at is not None:
+                self._background.spawn(self._deliver(entry))
+            else:
+                _log.info("lease over: subscription %r, generation %d", subscription.id, subscription.generation)
+                await self.steps.commit(entry, subscriptions.released(subscription))
+
+    async def _deliver(self, entry: Entry) -> None:
+        """Post the wake under way; again, if it was tried before."""
+        async with entry.lock:
+            if entry.deleted or entry.subscription.wake_id is None:
+                return
+            await self.steps.commit(entry, entry.subscription)
+            snapshot = {path: self.steps.tail(path) for path in entry.pending}
+            subscription = replace(entry.subscription, snapshot=snapshot)
+            if subscription.next_attempt_at is not None:
+                subscription = subscriptions.extended(subscription, self._environment.time())
+            await self.steps.commit(entry, subscription)
+            body = self._body(entry)
+        url = subscription.config.webhook_url
+        assert url is not None, "only webhook subscriptions are delivered"
+        done, problem = False, None
+        try:
+            done = await self._delivery.post(url, body, self.keys.signature(body, self._environment.time()))
+        except (OSError, httpx.HTTPError, TimeoutError, SubscriptionRefused) as error:
+            problem = str(error) or type(error).__name__
+        async with entry.lock:
+            current = entry.subscription
+            if current.wake_id != subscription.wake_id:
+                return
+            if problem is not None and not current.taken:
+                _log.warning("the webhook of subscription %r was not delivered: %s", current.id, problem)
+                chance = int(self._environment.nonce(), 16) / 16**16
+                await self.steps.commit(entry, subscriptions.failed(current, self._environment.time(), chance))
+            elif done:
+                moved = subscriptions.snapshot_acked(current, entry.links)
+                await self.steps.commit(entry, subscriptions.released(subscriptions.delivered(current)), moved)
+            elif problem is None:
+                await self.steps.commit(entry, subscriptions.delivered(current))
+
+    def _body(self, entry: Entry) -> bytes:
+        subscription = entry.subscription
+        # What `done` acknowledges is what was told, so nothing is told that came after the snapshot.
+        tails = {**{path: max(link.acked_offset, ZERO) for path, link in entry.links.items()}, **subscription.snapshot}
+        return msgspec.json.encode(
+            {
+                "subscription_id": subscription.id,
+                "wake_id": subscription.wake_id,
+                "generation": subscription.generation,
+                "streams": subscriptions.infos(entry.links.values(), tails),
+                "callback_url": f"{subscription.base_url}__ds/subscriptions/{quote(subscription.id, safe='')}/callback",
+                "callback_token": self.keys.token(subscription.id, subscription.generation, self._environment.time()),
+            }
+        )
+
+    async def tell_workers(self, entry: Entry) -> None:
+        """Write a wake event."""
+        subscription = entry.subscription
+        path = subscription.config.wake_stream or ""
+        stream = self.steps.stream(path)
+        if stream is None:
+            _log.warning("the wake stream %r of subscription %r does not exist yet", path, subscription.id)
+            return
+        event = {
+            "type": "wake",
+            "subscription_id": subscription.id,
+            "stream": min(subscription.snapshot, default=""),
+            "generation": subscription.generation,
+            "ts": int(self._environment.time() * 1000),
+        }
+        line = msgspec.json.encode(event) + (b"" if stream.is_json else b"\n")
+        try:
+            await self._streams.append(requests.append_of(path, {b"content-type": stream.content_type}, line))
+        except Refused as refused:
+            _log.warning("the wake stream %r of subscription %r takes no event: %s", path, subscription.id, refused)

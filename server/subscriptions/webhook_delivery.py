@@ -1,0 +1,117 @@
+"""Posting a webhook: to an address that was judged, without following redirects, without reading more than a
+little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from opslog.server.subscriptions.webhook_targets import Address, Target, check_address, literal, parse_target, rejected
+
+Resolve = Callable[[str, int], Awaitable[list[Address]]]
+
+TIMEOUT_SECONDS = 30.0
+_ANSWER_BYTES_MAX = 64 * 1024
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """Every address of a name.
+
+    :raises OSError: it has none, or nobody can say at the moment.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A scope, as in fe80::1%eth0, is no part of the address that is judged.
+    addresses = [literal(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return [address for address in addresses if address is not None]
+
+
+class Delivery:
+    """:param allow_loopback: webhooks may go to this machine, and then by http. :param resolve: see `resolve`."""
+
+    def __init__(self, *, allow_loopback: bool, resolve: Resolve = resolve) -> None:
+        self._allow_loopback = allow_loopback
+        self._resolve = resolve
+        # No proxy and no password file of this machine has a say in where this goes.
+        self._http = httpx.AsyncClient(
+            trust_env=False,
+            follow_redirects=False,
+            timeout=TIMEOUT_SECONDS,
+            limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
+        )
+
+    async def check(self, url: str) -> None:
+        """Whether webhooks may go there, as far as can be told now. A name that cannot be resolved now may be later.
+
+        :raises SubscriptionRefused: they may not.
+        """
+        target = parse_target(url, allow_loopback=self._allow_loopback)
+        try:
+            await self._addresses(target)
+        except OSError:
+            return
+
+    async def post(self, url: str, body: bytes, signature: str) -> bool:
+        """Whether the receiver is done with the wake already (it answered ``{"done": true}``).
+
+        :raises SubscriptionRefused: the name leads to where no webhook may go by now.
+        :raises OSError, httpx.HTTPError, TimeoutError: it was not delivered: no connection, no answer, or not a
+        success.
+        """
+        target = parse_target(url, allow_loopback=self._allow_loopback)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            address = (await self._addresses(target))[0]
+            host = f"[{address}]" if address.version == 6 else str(address)
+            request = self._http.build_request(
+                "POST",
+                f"{target.scheme}://{host}:{target.port}{target.path}",
+                content=body,
+                headers={
+                    "Host": target.authority,
+                    "Content-Type": "application/json",
+                    "Webhook-Signature": signature,
+                    "User-Agent": "opslog",
+                },
+                # The certificate is that of the name, not of the address.
+                extensions={"sni_hostname": target.host},
+            )
+            answer = await self._http.send(request, stream=True)
+            try:
+                if not answer.is_success:
+                    raise httpx.HTTPError(f"answered {answer.status_code}")
+                return _is_done(await _beginning(answer))
+            finally:
+                await answer.aclose()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _addresses(self, target: Target) -> list[Address]:
+        """All addresses of the target, each of them allowed."""
+        address = literal(target.host)
+        addresses = [address] if address is not None else await self._resolve(target.host, target.port)
+        if not addresses:
+            raise rejected(f"{target.host} has no address")
+        for one in addresses:
+            check_address(target, one, allow_loopback=self._allow_loopback)
+        return addresses
+
+
+async def _beginning(answer: httpx.Response) -> bytes:
+    read = bytearray()
+    async for piece in answer.aiter_raw():
+        read += piece
+        if len(read) > _ANSWER_BYTES_MAX:
+            return b""
+    return bytes(read)
+
+
+def _is_done(answer: bytes) -> bool:
+    try:
+        parsed = json.loads(answer)
+    except ValueError:
+        return False  # any answer that is a success will do
+    return isinstance(parsed, dict) and parsed.get("done") is True

@@ -1,0 +1,1 @@
+"""Compacting a store with Spark."""

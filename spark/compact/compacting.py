@@ -1,0 +1,272 @@
+"""Compaction at scale: executors fold the logs and write the parts, the driver publishes the manifest.
+
+The driver reads the ends of the logs, which say where the new cut goes, and decides; it holds no documents. The rest is
+five steps of Spark:
+
+1. Fold: each task reads some pieces of logs, and gives the best record of each document (`opslog.spark.read.splits`).
+2. Win: the records meet by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater one.
+3. Merge: where older runs go into the new one, their rows meet the new ones by ranges of ids, too.
+4. Measure: where a part ends follows from the lengths of all lines before it. So the driver goes through those, four
+   bytes for each record, range by range, and knows which rows make up which part.
+5. Write: each task writes the parts that lie within its range of ids; the rows of those that do not are brought
+   together once more.
+
+Which runs are merged, the lock, the manifest, cleaning up and garbage are those of `opslog.compaction.compact`: the
+same code. So is the result: the same bytes as those of a compaction by the library at the same cut.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit
+
+from opslog.compaction.compact import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
+from opslog.environment import REAL, Environment
+from opslog.errors import MissingFileError
+from opslog.format.manifest import Manifest, Part, Run
+from opslog.format.snapshot import Ages, PartEnds
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.compact import folding
+from opslog.spark.compact.folding import Batches, Place, Stretch
+from opslog.spark.read.planning import pack, split_before
+from opslog.spark.source import url_of
+from opslog.spark.write.ends import Ends, look
+
+RANGE_BYTES = 32 * 1024 * 1024
+"""How many bytes of rows one task sorts and writes."""
+
+
+def compact(
+    spark: SparkSession,
+    url: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    keep_history: KeepHistory | None = None,
+    environment: Environment = REAL,
+    **storage_options: Any,
+) -> Compaction:
+    """Fold what is settled into the snapshot and collect garbage, as `opslog.Store.compact` does, with the machines of
+    a Spark cluster. Safe beside writers and beside other compactions.
+
+    Costs one read of the logs behind the cut, and of the runs that are merged; those rows go through two shuffles. The
+    driver holds the undo windows of all logs, and no documents.
+
+    :param url: of the store; every executor must be able to open it.
+    :param full: merge the whole snapshot into one run, and let expired tombstones go.
+    :param keep_history: from now on keep superseded files this long: seconds, a timedelta or "forever".
+    :param storage_options: what the backend takes.
+    :raises LockedError: another compaction is running. :raises NotFoundError: there is no store.
+    :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
+    """
+    place = Place(url_of({"path": os.fspath(url)}), storage_options)
+    backend = place.open()
+    try:
+        with backend.lock(LOCK), _Frames() as frames:
+            tails = look(backend, environment)
+            sealed = tails.seal_idle(backend, environment)
+            if sealed:
+                tails = look(backend, environment)
+            read = _Fold(spark, place, tails, sealed, frames).read
+            return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
+    finally:
+        backend.close()
+
+
+class _Frames:
+    """What Spark is to keep until the end, on the executors' disks: each step is used more than once."""
+
+    def __init__(self) -> None:
+        self._kept: list[DataFrame] = []
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return self._kept[-1]
+
+    def __enter__(self) -> _Frames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for frame in self._kept:
+            frame.unpersist()
+
+
+class _Fold:
+    """Steps 1 and 2."""
+
+    def __init__(
+        self, spark: SparkSession, place: Place, tails: Ends, sealed: tuple[str, ...], frames: _Frames
+    ) -> None:
+        self.spark = spark
+        self.place = place
+        self.tails = tails
+        self.sealed = sealed
+        self.frames = frames
+
+    def read(self) -> Folded:
+        found, recent = self.tails.found, self.tails.recent
+        splits = [split for log in found.logs for split in split_before(log, recent[log.agent].place)]
+        with _others_first(self.place, found.manifest):
+            rows, read = self._fold(pack(splits, lambda split: split.cost))
+        counts: dict[str, int] = {}
+        ts = max([found.manifest.ts, *(each.ts for each in recent.values())])
+        for agent, commits, newest_ts in read:
+            counts[agent] = counts.get(agent, 0) + commits
+            ts = max(ts, newest_ts)
+        cuts = {
+            log.agent: recent[log.agent].cut(log.start.commits + counts.get(log.agent, 0) + recent[log.agent].commits)
+            for log in found.logs
+        }
+        ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
+        cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
+        return Folded(cut, self.tails.clock, ts, rows, ends, self.sealed)
+
+    def _fold(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
+        """The new rows, and of each task and log how many commits it read, and their greatest ts."""
+        manifest = self.tails.manifest
+        work = partial(folding.fold_logs, place=self.place, window=manifest.settings.undo_window, tasks=tasks)
+        folded = self.frames.keep(_each(self.spark, len(tasks), work, folding.FOLDED))
+        read = [(row.agent, row.commits, row.ts) for row in folded.where("id is null").collect()]
+        pieces = (piece for task in tasks for split in task for piece in split.pieces)
+        ranges = _ranges(sum(piece.stop - piece.start for piece in pieces))
+        rows = (
+            folded.where("id is not null")
+            .repartitionByRange(ranges, "id")
+            .sortWithinPartitions("id", col("clock").desc(), col("agent").desc())
+            .mapInArrow(partial(folding.win, place=self.place, runs=manifest.runs), folding.ROWS)
+        )
+        unfolded = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
+        kept = self.frames.keep(rows)
+        return _Rows(self.spark, self.place, manifest, self.frames, rows=kept, unfolded=unfolded), read
+
+
+class _Rows:
+    """Steps 3 to 5: the new rows, where Spark keeps them. See `opslog.compaction.compact.NewRows`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        manifest: Manifest,
+        frames: _Frames,
+        *,
+        rows: DataFrame,
+        unfolded: frozenset[str],
+    ) -> None:
+        self.spark = spark
+        self.place = place
+        self.manifest = manifest
+        self.frames = frames
+        self.rows = rows
+        self.unfolded = unfolded
+        (totals,) = rows.selectExpr("count(*)", "sum(length(line))", "sum(documents)", "count(deleted)").collect()
+        self.count, self.bytes, self.documents, self._tombstones = (int(total or 0) for total in totals)
+
+    def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
+        with _others_first(self.place, self.manifest):
+            rows = self.frames.keep(self._merged(merged, ages))
+            stretches = _stretches(self._lengths(rows))
+            yield from self._written(rows, run, stretches)
+
+    def _merged(self, merged: Sequence[Run], ages: Ages) -> DataFrame:
+        if not merged and not self._tombstones:
+            return self.rows
+        rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
+        if merged:
+            parts = [(age, part) for age, run in enumerate(merged, start=1) for part in run.parts]
+            stored = partial(folding.read_parts, place=self.place, parts=parts)
+            rows = (
+                rows.union(_each(self.spark, len(parts), stored, folding.STORED))
+                .repartitionByRange(_ranges(self.bytes + sum(run.bytes for run in merged)), "id")
+                .sortWithinPartitions("id", "age")
+            )
+        return rows.mapInArrow(partial(folding.newest, ages=ages, unfolded=self.unfolded), folding.ROWS)
+
+    def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
+        """Per range the lengths of its lines, in pieces, in order."""
+        lengths = self.frames.keep(rows.mapInArrow(folding.measure, folding.LENGTHS))
+        lengths.count()  # at once, on all executors; what follows takes them one after the other
+        for row in lengths.toLocalIterator():
+            yield row.range, array("I", bytes(row.lengths))
+
+    def _written(self, rows: DataFrame, run: str, stretches: dict[int, list[Stretch]]) -> list[Part]:
+        write = partial(folding.write_parts, place=self.place, run=run, stretches=stretches)
+        written = rows.mapInArrow(write, folding.WRITTEN)
+        divided = {each.number for some in stretches.values() for each in some if not each.whole}
+        if divided:
+            rest = partial(folding.write_rest, place=self.place, run=run)
+            written = (
+                written.repartition(len(divided), "number")
+                .sortWithinPartitions("number", "id")
+                .mapInArrow(rest, folding.WRITTEN)
+            )
+        found = {row.number: bytes(row.part) for row in written.select("number", "part").collect()}
+        return [msgspec.json.decode(found[number], type=Part) for number in sorted(found)]
+
+
+def _stretches(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[Stretch]]:
+    """How the rows of each range go into parts, which go on from range to range."""
+    ends, number = PartEnds(), 0
+    stretches: dict[int, list[Stretch]] = {}
+    ranges_of: dict[int, int] = {}
+    """In how many stretches each part lies."""
+
+    def note(place: int, rows: int) -> None:
+        stretches.setdefault(place, []).append(Stretch(number, rows, True))
+        ranges_of[number] = ranges_of.get(number, 0) + 1
+
+    current, rows = -1, 0
+    for place, some in lengths:
+        if place != current:
+            if rows:
+                note(current, rows)
+            current, rows = place, 0
+        for length in some:
+            rows += 1
+            if ends.add(length):
+                note(current, rows)
+                number, rows = number + 1, 0
+    if rows:
+        note(current, rows)
+    return {
+        place: [stretch._replace(whole=ranges_of[stretch.number] == 1) for stretch in some]
+        for place, some in stretches.items()
+    }
+
+
+def _each(spark: SparkSession, tasks: int, work: Callable[[Batches], Batches], schema: str) -> DataFrame:
+    """One task of Spark for each number from 0 on."""
+    return spark.range(0, tasks, 1, max(1, tasks)).mapInArrow(work, schema)
+
+
+def _ranges(size: int) -> int:
+    return max(1, math.ceil(size / RANGE_BYTES))
+
+
+@contextmanager
+def _others_first(place: Place, manifest: Manifest) -> Iterator[None]:
+    """Inside the block a job that fails while somebody else publishes a manifest has missed a file of this one's.
+
+    :raises MissingFileError: likewise.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        backend = place.open()
+        try:
+            number = ManifestStore(backend).newest_number()
+        finally:
+            backend.close()
+        if number != manifest.number:
+            raise MissingFileError(f"manifest {number} came first: {error}") from error
+        raise

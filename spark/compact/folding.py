@@ -1,0 +1,275 @@
+"""What the tasks of a compaction do: fold the logs, merge runs, measure lines, write parts. Each takes and gives Arrow
+batches, and is told the rest by plain values.
+
+A task that is tried again, or runs twice, writes the same bytes under the same names: which rows are in a part was
+decided before the first of them began. The second finds the file there, and compares.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from opslog.backends import Backend
+from opslog.compaction.compact import first_found
+from opslog.errors import AlreadyExistsError
+from opslog.format.commits import Delete, Record
+from opslog.format.layout import index_path, part_path
+from opslog.format.manifest import Part, Run
+from opslog.format.snapshot import Ages, Row, build_archive, decode_rows
+from opslog.snapshot.runs import BlockRun, read_part
+from opslog.spark.read.planning import LogSplit
+from opslog.spark.read.splits import LogReader, winners
+from opslog.spark.source import open_store
+
+Batches = Iterator[pa.RecordBatch]
+
+_ROWS = 5000
+_BYTES = 8 * 1024 * 1024
+"""A batch of rows has no more than so many, or so many bytes of lines."""
+
+FOLDED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string"
+"""A record of a log; or, where there is no id, how many commits of an agent's log were read, and their greatest ts."""
+
+ROWS = "range int, id string, deleted string, line binary, documents int"
+"""Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
+documents grows with it."""
+
+STORED = "id string, deleted string, line binary, age int"
+"""Rows of runs: of those with one id the one with the least age counts."""
+
+LENGTHS = "range int, place int, lengths binary"
+"""The lengths of the lines of a range, as 32-bit numbers, from the row at this place on."""
+
+WRITTEN = "number int, id string, deleted string, line binary, part binary"
+"""A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A store, as each task opens it."""
+
+    url: str
+    options: dict[str, Any]
+
+    def open(self) -> Backend:
+        return open_store(self.url, self.options)
+
+
+class Stretch(NamedTuple):
+    """Some rows of a range in a row that go into one part. :ivar whole: whether they are all of it."""
+
+    number: int
+    rows: int
+    whole: bool
+
+
+def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
+    """The winners of some splits of logs, and what was read of each log. The input says which of the tasks to do.
+
+    :returns: as `FOLDED`.
+    """
+    schema = _schema(FOLDED)
+    backend = place.open()
+    try:
+        for task in _numbers(batches):
+            reader, commits = LogReader(backend, tasks[task], window), 0
+            for split in tasks[task]:
+                new = ((record, Row.new(record)) for record in winners(reader, [split]).values())
+                rows = ((r.id, r.clock, r.agent, row.deleted, row.line, None, None) for r, row in new)
+                yield from _batched(rows, schema, 4)
+                counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts)
+                yield from _batched([counted], schema, None)
+                commits = reader.commits
+    finally:
+        backend.close()
+
+
+def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
+    """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
+
+    :param batches: as `FOLDED`. :returns: as `ROWS`.
+    """
+    range_number = _range_number()
+    backend = place.open()
+    try:
+        lookups = [BlockRun(backend, run).get for run in runs]
+
+        def winners() -> Iterator[tuple[Any, ...]]:
+            previous = None
+            for id, clock, agent, deleted, line in _rows(batches, "id", "clock", "agent", "deleted", "line"):
+                if id == previous:
+                    continue
+                previous = id
+                stored = first_found(lookups, id)
+                if stored is None or (clock, agent) > stored.stamp:
+                    yield range_number, id, deleted, line, (deleted is None) - _is_live(stored)
+
+        yield from _batched(winners(), _schema(ROWS), 3)
+    finally:
+        backend.close()
+
+
+def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) -> Batches:
+    """The rows of stored parts, each given with the age of its run. :returns: as `STORED`."""
+    schema = _schema(STORED)
+    backend = place.open()
+    try:
+        for number in _numbers(batches):
+            age, part = parts[number]
+            for data, offset in read_part(backend, part):
+                rows = ((row.id, row.deleted, row.line, age) for row in decode_rows(data, part.path, offset))
+                yield from _batched(rows, schema, 2)
+    finally:
+        backend.close()
+
+
+def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
+    """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
+
+    :param batches: as `STORED`. :param ages, unfolded: as of `Ages.of`. :returns: as `ROWS`.
+    """
+    range_number = _range_number()
+
+    def firsts() -> Iterator[Row]:
+        previous = None
+        for id, deleted, line in _rows(batches, "id", "deleted", "line"):
+            if id != previous:
+                yield Row(id, line, deleted)
+            previous = id
+
+    rows = ((range_number, row.id, row.deleted, row.line, 0) for row in ages.of(firsts(), unfolded))
+    return _batched(rows, _schema(ROWS), 3)
+
+
+def measure(batches: Batches) -> Batches:
+    """The lengths of the lines of one range. :param batches: as `ROWS`. :returns: as `LENGTHS`."""
+    place = 0
+    for batch in batches:
+        lengths = array("I", map(len, batch.column("line").to_pylist()))
+        if lengths:
+            rows = [(batch.column("range")[0].as_py(), place, lengths.tobytes())]
+            yield from _batched(rows, _schema(LENGTHS), None)
+            place += len(lengths)
+
+
+def write_parts(batches: Batches, place: Place, run: str, stretches: dict[int, list[Stretch]]) -> Batches:
+    """Write the parts that lie within one range, and pass on the rows of the others.
+
+    :param batches: as `ROWS`. :param stretches: per range, how its rows go into parts. :returns: as `WRITTEN`.
+    """
+    backend = place.open()
+
+    def written() -> Iterator[tuple[Any, ...]]:
+        rows = _rows(batches, "range", "id", "deleted", "line")
+        first = next(rows, None)
+        if first is None:
+            return
+        rows = chain([first], rows)
+        for stretch in stretches[first[0]]:
+            own = (Row(id, line, deleted) for _, id, deleted, line in islice(rows, stretch.rows))
+            if stretch.whole:
+                yield _written(write_part(backend, run, stretch.number, own))
+            else:
+                yield from ((stretch.number, row.id, row.deleted, row.line, None) for row in own)
+
+    try:
+        yield from _batched(written(), _schema(WRITTEN), 3)
+    finally:
+        backend.close()
+
+
+def write_rest(batches: Batches, place: Place, run: str) -> Batches:
+    """Write the parts whose rows were passed on, sorted by part and id. :param batches: as `WRITTEN`, as is what it
+    returns."""
+    backend = place.open()
+
+    def written() -> Iterator[tuple[Any, ...]]:
+        rows = _rows(batches, "number", "id", "deleted", "line", "part")
+        for number, group in groupby(rows, itemgetter(0)):
+            first = next(group)
+            if first[4] is not None:
+                yield first
+            else:
+                own = (Row(id, line, deleted) for _, id, deleted, line, _ in chain([first], group))
+                yield _written(write_part(backend, run, number, own))
+
+    try:
+        yield from _batched(written(), _schema(WRITTEN), 3)
+    finally:
+        backend.close()
+
+
+def write_part(backend: Backend, run: str, number: int, rows: Iterable[Row]) -> tuple[int, Part]:
+    """Create one part and its index, or find that another attempt has.
+
+    :raises AlreadyExistsError: there is a file of that name, with another content.
+    """
+    file = build_archive(part_path(run, number), rows)
+    _create(backend, file.part.path, file.data)
+    _create(backend, index_path(file.part.path), file.index)
+    return number, file.part
+
+
+def _create(backend: Backend, path: str, data: bytes) -> None:
+    try:
+        backend.create(path, data)
+    except AlreadyExistsError:
+        if backend.read(path) != data:
+            raise
+
+
+def _written(written: tuple[int, Part]) -> tuple[Any, ...]:
+    number, part = written
+    return number, None, None, None, msgspec.json.encode(part)
+
+
+def _is_live(record: Record | None) -> bool:
+    return record is not None and not isinstance(record, Delete)
+
+
+def _range_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
+def _schema(ddl: str) -> pa.Schema:
+    types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "binary": pa.binary()}
+    return pa.schema([(name, types[kind]) for name, kind in (column.split() for column in ddl.split(", "))])
+
+
+def _numbers(batches: Batches) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def _rows(batches: Batches, *columns: str) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+def _batched(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, line: int | None) -> Batches:
+    """Rows as batches. :param line: the place of the column that is long."""
+    together: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        together.append(row)
+        size += len(row[line] or b"") if line is not None else 0
+        if len(together) >= _ROWS or size >= _BYTES:
+            yield _batch(together, schema)
+            together, size = [], 0
+    if together:
+        yield _batch(together, schema)
+
+
+def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

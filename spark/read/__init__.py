@@ -1,0 +1,1 @@
+"""Reading stores with Spark: planning, splits, views, replay."""

@@ -1,0 +1,147 @@
+"""Records and commits as columns in Arrow's form, as Spark takes them. Without Spark.
+
+Text goes over as the bytes that are stored, in one piece per column: a document is never decoded on its way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Undo
+
+T = TypeVar("T")
+
+ROWS = 10_000
+"""How many rows go over together, at most."""
+
+BYTES = 8 * 1024 * 1024
+"""How many bytes of documents go over together; one more document may come on top."""
+
+STATE = pa.schema(
+    [
+        ("id", pa.string()),
+        ("data", pa.string()),
+        ("clock", pa.int64()),
+        ("agent", pa.string()),
+        ("ts", pa.string()),
+        ("v", pa.int64()),
+    ]
+)
+ARCHIVE = pa.schema([("period", pa.string()), *STATE])
+OPS = pa.schema(
+    [
+        ("agent", pa.string()),
+        ("clock", pa.int64()),
+        ("ts", pa.string()),
+        ("op", pa.string()),
+        ("id", pa.string()),
+        ("data", pa.string()),
+        ("v", pa.int64()),
+        ("archived", pa.string()),
+        ("target", pa.int64()),
+        ("place", pa.int32()),
+        ("segment", pa.int64()),
+        ("offset", pa.int64()),
+        ("cancelled", pa.bool_()),
+    ]
+)
+
+
+def texts(values: Sequence[bytes | msgspec.Raw | None]) -> pa.Array:
+    """JSON texts, which are UTF-8 already, as a column of strings."""
+    present = [value for value in values if value is not None]
+    lengths = (0 if value is None else len(value) for value in values)
+    offsets = pa.py_buffer(array("i", accumulate(lengths, initial=0)))
+    valid = None
+    if len(present) < len(values):
+        valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
+    return pa.StringArray.from_buffers(len(values), offsets, pa.py_buffer(b"".join(present)), valid)
+
+
+def state_columns(records: Sequence[Record]) -> list[pa.Array]:
+    """The columns of `STATE`; `data` and `v` are null for a tombstone."""
+    return [
+        pa.array([record.id for record in records], pa.string()),
+        texts([record.data if type(record) is Set else None for record in records]),
+        pa.array([record.clock for record in records], pa.int64()),
+        pa.array([record.agent for record in records], pa.string()),
+        pa.array([record.ts for record in records], pa.string()),
+        pa.array([record.v if type(record) is Set else None for record in records], pa.int64()),
+    ]
+
+
+class Op(msgspec.Struct, gc=False):
+    """One row of the ops: an op of a commit, where that one begins, and whether it was undone.
+
+    :ivar place: which op of a batch it is, from 0; None where the commit is no batch.
+    """
+
+    commit: Commit
+    op: Set | Delete | SetOp | DeleteOp | None
+    place: int | None
+    segment: int
+    offset: int
+    cancelled: bool
+
+    @property
+    def word(self) -> str:
+        """set, delete, undo or seal."""
+        if isinstance(self.op, Set | SetOp):
+            return "set"
+        return self.commit.op if self.op is None else "delete"
+
+
+def ops_of(commit: Commit, start: tuple[int, int], cancelled: bool) -> Iterator[Op]:
+    """The rows of a commit."""
+    if isinstance(commit, Batch):
+        for place, op in enumerate(commit.ops):
+            yield Op(commit, op, place, *start, cancelled)
+    else:
+        yield Op(commit, commit if isinstance(commit, Set | Delete) else None, None, *start, cancelled)
+
+
+def ops_columns(ops: Sequence[Op]) -> list[pa.Array]:
+    """The columns of `OPS`."""
+    return [
+        pa.array([op.commit.agent for op in ops], pa.string()),
+        pa.array([op.commit.clock for op in ops], pa.int64()),
+        pa.array([op.commit.ts for op in ops], pa.string()),
+        pa.array([op.word for op in ops], pa.string()),
+        pa.array([None if op.op is None else op.op.id for op in ops], pa.string()),
+        texts([op.op.data if isinstance(op.op, Set | SetOp) else None for op in ops]),
+        pa.array([op.op.v if isinstance(op.op, Set | SetOp) else None for op in ops], pa.int64()),
+        pa.array([op.op.archived if isinstance(op.op, Delete | DeleteOp) else None for op in ops], pa.string()),
+        pa.array([op.commit.target if isinstance(op.commit, Undo) else None for op in ops], pa.int64()),
+        pa.array([op.place for op in ops], pa.int32()),
+        pa.array([op.segment for op in ops], pa.int64()),
+        pa.array([op.offset for op in ops], pa.int64()),
+        pa.array([op.cancelled for op in ops], pa.bool_()),
+    ]
+
+
+def record_bytes(record: Record) -> int:
+    return len(record.data) if type(record) is Set else 0
+
+
+def op_bytes(op: Op) -> int:
+    return len(op.op.data) if isinstance(op.op, Set | SetOp) else 0
+
+
+def portions(items: Iterable[T], size: Any) -> Iterator[list[T]]:
+    """Items in lists of at most `ROWS`, and of not much more than `BYTES` by `size`."""
+    items = iter(items)
+    while some := list(islice(items, ROWS)):
+        start = total = 0
+        for place, item in enumerate(some):
+            total += size(item)
+            if total >= BYTES:
+                yield some[start : place + 1]
+                start, total = place + 1, 0
+        if start < len(some):
+            yield some[start:]

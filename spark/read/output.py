@@ -1,0 +1,162 @@
+"""The state of a store, which `opslog.spark.replay` made a table of, as files: what `opslog.bulk.replay` writes from
+memory.
+
+Each task writes its share. So the directory has to be one that all of Spark's machines see under the same name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from opslog.backends import open_backend
+from opslog.bulk.replay import Format, create_store, new_directory, new_run
+from opslog.environment import Environment
+from opslog.errors import AlreadyExistsError, UsageError
+from opslog.format.commits import Set, encode_commit
+from opslog.format.layout import index_path, part_path
+from opslog.format.manifest import Part, Settings
+from opslog.format.snapshot import Row, build_parts
+
+_WRITTEN = pa.schema([("records", pa.int64()), ("clock", pa.int64()), ("ts", pa.string()), ("part", pa.binary())])
+_WRITTEN_DDL = "records long, clock long, ts string, part binary"
+
+_PARTS_MAX = 100_000
+"""How many names there are for the parts of a run."""
+
+_RANGE_BYTES = 32 * 1024 * 1024
+"""How much of a store one task sorts and writes."""
+
+
+def write_state(
+    state: DataFrame,
+    directory: Path,
+    form: Format,
+    environment: Environment,
+    *,
+    settings: Settings,
+    clock: int,
+    bytes: int,
+    variant: bool = False,
+) -> int:
+    """Write all documents into a directory that is empty or does not exist, as `opslog.bulk.replay.write_state` does,
+    but in several files, and, except in a store, in no order.
+
+    :param settings, clock: of the store that is written. :param bytes: about how much there is.
+    :param variant: in Parquet, `data` as VARIANT: what can be queried, and not exactly what was stored.
+    :returns: how many documents that were. :raises UsageError: there is something in the directory.
+    """
+    with new_directory(directory, environment.nonce()) as place:
+        if form == "parquet":
+            return _write_parquet(state, place, variant)
+        if form == "jsonl":
+            done = state.mapInArrow(partial(_write_lines, directory=str(place)), _WRITTEN_DDL).collect()
+            for path in place.glob("*.jsonl.*"):
+                path.unlink()  # of an attempt that failed
+            return sum(row.records for row in done)
+        ranges = max(1, bytes // _RANGE_BYTES)
+        run = new_run(environment)
+        write = partial(_write_parts, directory=str(place), run=run.name, numbers=_PARTS_MAX // ranges)
+        ordered = state.repartitionByRange(ranges, "id").sortWithinPartitions("id")
+        done = ordered.mapInArrow(write, _WRITTEN_DDL).collect()
+        found = sorted((msgspec.json.decode(row.part, type=Part) for row in done), key=lambda part: part.path)
+        run.parts.extend(_renumbered(place, run.name, part, number) for number, part in enumerate(found))
+        clock = max([clock, *(row.clock for row in done)])
+        ts = max((row.ts for row in done), default="")
+        with closing(open_backend(place)) as target:
+            create_store(target, run, environment, settings=settings, clock=clock, ts=ts)
+        return run.records
+
+
+def _renumbered(directory: Path, run: str, part: Part, number: int) -> Part:
+    """A part under the number that it has among all; the tasks left gaps for each other."""
+    path = part_path(run, number)
+    for old, new in ((part.path, path), (index_path(part.path), index_path(path))):
+        (directory / old).rename(directory / new)
+    return msgspec.structs.replace(part, path=path)
+
+
+def _write_parquet(state: DataFrame, directory: Path, variant: bool) -> int:
+    if variant:
+        state = state.withColumn("data", F.parse_json("data"))
+    state.write.mode("append").option("compression", "zstd").parquet(directory.as_uri())
+    for path in directory.glob(".*.crc"):
+        path.unlink()  # of Hadoop alone, and only as long as nobody else touches the files
+    return sum(parquet.read_metadata(path).num_rows for path in directory.glob("*.parquet"))
+
+
+def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Set]:
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("ts", "clock", "agent", "id", "data", "v"))
+        for ts, clock, agent, id, data, v in zip(*columns, strict=True):
+            yield Set(ts, clock, agent, id, msgspec.Raw(data.encode()), v)
+
+
+def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
+    """One file with the rows of this task, if it has any."""
+    context, records = _context(), _records(batches)
+    first = next(records, None)
+    if first is None:
+        return
+    path = os.path.join(directory, f"part-{context.partitionId():05}.jsonl")
+    # Of two attempts at once each writes a file of its own, and the last one's stays.
+    temporary = f"{path}.{context.taskAttemptId()}"
+    count = 0
+    with open(temporary, "xb") as out:
+        for record in chain([first], records):
+            out.write(encode_commit(record))
+            count += 1
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, path)
+    yield _written(count, 0, "", None)
+
+
+def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, numbers: int) -> Iterator[pa.RecordBatch]:
+    """The parts of a run with the rows of this task, which come in order of id.
+
+    :param numbers: how many names for parts each task has.
+    """
+    first, clock, ts = _context().partitionId() * numbers, 0, ""
+
+    def rows() -> Iterator[Row]:
+        nonlocal clock, ts
+        for record in _records(batches):
+            clock, ts = max(clock, record.clock), max(ts, record.ts)
+            yield Row(record.id, encode_commit(record), None)
+
+    with closing(open_backend(directory)) as target:
+        for number, file in enumerate(build_parts(run, rows())):
+            if number == numbers:
+                raise UsageError(f"a range of ids has more than {numbers} parts: replay with fewer partitions")
+            part = msgspec.structs.replace(file.part, path=part_path(run, first + number))
+            for path, data in ((part.path, file.data), (index_path(part.path), file.index)):
+                try:
+                    target.create(path, data)
+                except AlreadyExistsError:  # by another attempt, which had the same rows
+                    if target.read(path) != data:
+                        raise
+            yield _written(part.records, clock, ts, msgspec.json.encode(part))
+
+
+def _written(records: int, clock: int, ts: str, part: bytes | None) -> pa.RecordBatch:
+    row: dict[str, Any] = {"records": records, "clock": clock, "ts": ts, "part": part}
+    return pa.RecordBatch.from_pylist([row], schema=_WRITTEN)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "this runs in a task"
+    return context

@@ -1,0 +1,305 @@
+"""What a Spark job is to read, decided once, by the driver: plain values that are small to pickle. Without Spark.
+
+`survey` looks at a store once, as a reader does: it takes a manifest and a listing of all logs, and accepts them only
+if that manifest is still the choice afterwards. Everything else follows from these values without another look, and
+each task reads just what it is told. So the tasks of a job, also those that are tried again, see one and the same
+store, whatever is written meanwhile:
+
+- A piece of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
+- A part of a run, an archive, and the bytes of a log that were listed never change.
+- What a compaction collects stays for the store's grace period after the manifest that needed it was superseded. A task
+  that comes later finds a file missing, and says so; it never reads another one in its place.
+
+A log is cut anywhere: a line belongs to the piece in which its first byte lies (`opslog.spark.read.splits` reads them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import MissingFileError
+from opslog.format.commits import Commit, Seal, Undo
+from opslog.format.layout import segment_path
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.history import Point, conditions, manifest_before
+from opslog.log.reader import SEGMENT_COST, Cursor, Segment, all_logs, list_segments, log_source
+from opslog.snapshot.manifests import ManifestStore
+
+T = TypeVar("T")
+
+SPLIT_BYTES = 64 * 1024 * 1024
+"""How much one task reads: a few seconds of work, and a segment of a directory. What a task holds in memory is a few
+times that."""
+
+
+class Log(msgspec.Struct, frozen=True):
+    """A log from `start` on, as it was listed.
+
+    :ivar segments: from that of `start` on, without gaps; none where nothing was written since.
+    """
+
+    agent: str
+    start: Cut
+    segments: tuple[Segment, ...]
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """The last segment of the listing, and its length then."""
+        return (self.segments[-1].number, self.segments[-1].bytes) if self.segments else self.start.place
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes it has from `start` on."""
+        return sum(segment.bytes for segment in self.segments) - (self.start.offset if self.segments else 0)
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """A store as it was found.
+
+    :ivar manifest: where the snapshot and the settings are from.
+    :ivar logs: what lies behind the manifest's cut, or everything that is retained, in order of agents.
+    """
+
+    manifest: Manifest
+    logs: tuple[Log, ...]
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(log.bytes for log in self.logs)
+
+    @property
+    def log_cost(self) -> int:
+        """What it takes to read the logs: their bytes, and `SEGMENT_COST` for each segment."""
+        return self.log_bytes + SEGMENT_COST * sum(len(log.segments) for log in self.logs)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(run.bytes for run in self.manifest.runs)
+
+
+def survey(backend: Backend, as_of: Point | None = None) -> Survey:
+    """What the state is made of: the snapshot of a manifest and the logs behind its cut. Costs two listings of the
+    manifests and one of the logs.
+
+    :param as_of: begin at a manifest that saw nothing beyond this point; the logs go on beyond it.
+    :raises NotFoundError: there is no store. :raises HistoryGoneError: that point was compacted away.
+    :raises CorruptError: what the manifest needs is missing. :raises RetryError: compactions follow each other faster
+        than the store can be listed.
+    """
+    manifests = ManifestStore(backend)
+    if as_of is None:
+        return manifests.read_consistently(manifests.newest, lambda manifest: _tails(backend, manifest))
+    before, _ = conditions(as_of)
+    return manifests.read_consistently(
+        lambda: manifest_before(manifests, before, as_of), lambda manifest: _tails(backend, manifest)
+    )
+
+
+def survey_retained(backend: Backend) -> Survey:
+    """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
+    oldest retained manifest is. Costs and errors as of `survey`, and one more listing and read."""
+    manifests = ManifestStore(backend)
+    return manifests.read_consistently(manifests.newest, lambda newest: _retained(backend, manifests.oldest(), newest))
+
+
+def _tails(backend: Backend, manifest: Manifest) -> Survey:
+    cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+    listed = all_logs(list_segments(backend, cursors), cursors)
+    logs = [_log(agent, manifest.cut.get(agent, START), segments) for agent, segments in sorted(listed.items())]
+    return Survey(manifest, tuple(logs))
+
+
+def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> Survey:
+    logs = []
+    for agent, listed in sorted(all_logs(list_segments(backend), newest.cut).items()):
+        # Segments before it are no part of a log any more: a late write may have used their numbers anew.
+        first = oldest.cut.get(agent, START).segment
+        segments = [segment for segment in listed if segment.number >= first]
+        cut = newest.cut.get(agent, START)
+        log = _log(agent, Cut(segments[0].number, 0, 0) if segments else cut, segments)
+        number, size = log.end
+        if not Cursor(agent, number, size).has_reached(cut):
+            path = segment_path(agent, cut.segment)
+            raise MissingFileError(
+                f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
+            )
+        logs.append(log)
+    return Survey(newest, tuple(logs))
+
+
+def _log(agent: str, start: Cut, segments: list[Segment]) -> Log:
+    return Log(agent, start, tuple(Cursor.at(agent, start).coming(segments)))
+
+
+# -- logs in pieces
+
+
+class Piece(NamedTuple):
+    """Bytes `start` up to, not including, `stop` of a segment that had `bytes` of them when it was listed."""
+
+    number: int
+    start: int
+    stop: int
+    bytes: int
+
+    @property
+    def cost(self) -> int:
+        return self.stop - self.start + (SEGMENT_COST if self.start == 0 else 0)
+
+
+class LogSplit(msgspec.Struct, frozen=True):
+    """The lines of a log that begin in some pieces of it.
+
+    :ivar pieces: in order, without gaps. :ivar begins: whether a line is known to begin where the first piece does.
+    :ivar end: the last segment of the listing, and its length then: up to there later lines may be looked at, for the
+        undos among them.
+    """
+
+    agent: str
+    pieces: tuple[Piece, ...]
+    begins: bool
+    end: tuple[int, int]
+
+    @property
+    def cost(self) -> int:
+        return sum(piece.cost for piece in self.pieces)
+
+
+def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
+    """Logs in splits of about so many bytes each, or fewer."""
+    return [split for log in logs for split in _split(log, max(1, split_bytes))]
+
+
+def split_before(log: Log, place: tuple[int, int], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
+    """The splits of a log up to a place, as that of a new cut; undos behind it still count."""
+    segments = takewhile(lambda segment: (segment.number, 0) < place, log.segments)
+    kept = [segment._replace(bytes=place[1]) if segment.number == place[0] else segment for segment in segments]
+    whole = {segment.number: segment.bytes for segment in log.segments}
+    return [
+        msgspec.structs.replace(
+            split,
+            pieces=tuple(piece._replace(bytes=whole[piece.number]) for piece in split.pieces),
+            end=log.end,
+        )
+        for split in _split(Log(log.agent, log.start, tuple(kept)), max(1, split_bytes))
+    ]
+
+
+def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogSplit]:
+    """:param room: what the first split may cost, if not as much as the others."""
+    pieces: list[Piece] = []
+    begins, room = True, room or split_bytes
+    for number, size, _ in log.segments:
+        start = log.start.offset if number == log.start.segment else 0
+        while start < size:
+            if not pieces:
+                begins = start == 0 or (number, start) == log.start.place
+            stop = min(size, start + room)
+            piece = Piece(number, start, stop, size)
+            pieces.append(piece)
+            room -= piece.cost
+            start = stop
+            if room <= 0:
+                yield LogSplit(log.agent, tuple(pieces), begins, log.end)
+                pieces, room = [], split_bytes
+    if pieces:
+        yield LogSplit(log.agent, tuple(pieces), begins, log.end)
+
+
+def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
+    """Logs among tasks that cost about as much each, the last one maybe less. A task has one split at most of each."""
+    tasks: list[tuple[LogSplit, ...]] = []
+    together: list[LogSplit] = []
+    room = task_bytes = max(1, task_bytes)
+    for log in logs:
+        for split in _split(log, task_bytes, room):
+            together.append(split)
+            room -= split.cost
+            if room <= 0:
+                tasks.append(tuple(together))
+                together, room = [], task_bytes
+    return [*tasks, tuple(together)] if together else tasks
+
+
+def pack(items: Iterable[T], cost: Callable[[T], int], limit: int = SPLIT_BYTES) -> list[tuple[T, ...]]:
+    """Neighbouring items together, as long as they cost no more than the limit: one task each. A thousand agents who
+    wrote little are then a few tasks and not a thousand."""
+    packed: list[tuple[T, ...]] = []
+    together: list[T] = []
+    spent = 0
+    for item in items:
+        if together and spent + cost(item) > limit:
+            packed.append(tuple(together))
+            together, spent = [], 0
+        together.append(item)
+        spent += cost(item)
+    return [*packed, tuple(together)] if together else packed
+
+
+# -- what a compaction may fold
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """The recent commits of a log, which an undo may still reach: everything before them is settled.
+
+    :ivar place: where they begin, which is where the next cut goes; where the log ends, if there are none.
+    :ivar there: as of `Cut`. :ivar commits: how many they are.
+    :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there; `ts`: the greatest `ts` among
+        the recent commits alone, empty where there are none.
+    :ivar ids: the documents that those of them have which are not cancelled.
+    """
+
+    place: tuple[int, int]
+    there: bool
+    commits: int
+    clock: int
+    ts: str
+    ids: frozenset[str]
+
+    def cut(self, commits: int) -> Cut:
+        """The new cut, given how many commits of the log lie before its end, folded ones included."""
+        return Cut(*self.place, commits - self.commits, there=self.there)
+
+
+def find_recent(backend: Backend, log: Log, window: int) -> Recent:
+    """Read a log from its end, as far as its recent commits go. :raises CorruptError, MissingFileError: as reading."""
+    starts: list[tuple[int, int]] = []
+    ids: set[str] = set()
+    undone: set[int] = set()
+    clock, ts = 0, ""
+    for start, commit in _newest_first(backend, log, window):
+        clock = max(clock, commit.clock)
+        if len(starts) == window or isinstance(commit, Seal):
+            break
+        starts.append(start)
+        ts = max(ts, commit.ts)
+        if isinstance(commit, Undo):
+            undone.add(commit.target)
+        elif commit.clock not in undone:
+            ids.update(record.id for record in commit.records)
+    place = starts[-1] if starts else _end_place(backend, log)
+    return Recent(place, bool(starts) and place[1] == 0, len(starts), clock, ts, frozenset(ids))
+
+
+def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
+    """The commits of a log, each with where it begins. Of segments that are fetched at once, as many as are likely to
+    be needed."""
+    cursor, segments = Cursor.at(log.agent, log.start), list(log.segments)
+    source = log_source(backend, {log.agent: cursor}, {log.agent: segments[-window - 1 :]}, newest_first=True)
+    for stretch in cursor.read_newest_first(source, segments):
+        yield from reversed(list(zip(stretch.starts(), stretch.commits, strict=True)))
+
+
+def _end_place(backend: Backend, log: Log) -> tuple[int, int]:
+    """Where a reader's cursor is when it has read a log to the end of the listing."""
+    cursor, last = Cursor.at(log.agent, log.start), list(log.segments[-1:])
+    if last and last[0].number > cursor.segment:
+        cursor = Cursor(log.agent, last[0].number)
+    for _ in cursor.read_newest_first(backend, last):
+        """It moves when the last stretch was taken."""
+    return cursor.place

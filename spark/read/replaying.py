@@ -1,0 +1,123 @@
+"""The whole state of a store, however long its logs are: one pass over them and one shuffle."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from opslog.environment import machine_memory
+from opslog.history import Point
+from opslog.spark.read.planning import SPLIT_BYTES, Survey, survey
+from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
+from opslog.spark.source import ddl, open_store, read_task, url_of
+
+_TASK_BYTES_MAX = 768 * 1024 * 1024
+"""How much one task reads at most: what is lost if it fails, and what it holds if no document was written twice."""
+
+_SHUFFLE_BYTES = 32 * 1024 * 1024
+"""How much of the shuffle one task sorts."""
+
+_COMPRESSED = 4
+"""So many bytes of a store are about one byte in the shuffle."""
+
+
+def replay(
+    spark: SparkSession,
+    url: str | os.PathLike[str],
+    *,
+    as_of: Point | None = None,
+    partitions: int | None = None,
+    **storage_options: Any,
+) -> DataFrame:
+    """The documents of a store, with columns ``id, data, clock, agent, ts, v``: the rows of `Store.records`, in no
+    particular order.
+
+    Every task reads a share of the logs and of the snapshot and passes on the best record that it saw of each document;
+    one shuffle by id finds the best of all. What a task holds does not depend on the length of the logs, and Spark
+    spills what a shuffle does not keep in memory. Where the logs behind the snapshot are short there is no shuffle:
+    their winners go to the tasks that read the snapshot.
+
+    The DataFrame is the state at this call, whatever is written later, in each action that reads it. What it needs may
+    be collected once compactions have replaced it for longer than the store's grace period: `RetryError` says so, and
+    another call is the way on.
+
+    :param url: any URL that `opslog.open` takes, but for ``memory://``; workers must reach it, too.
+    :param as_of: the state at a clock, or at a time with a zone.
+    :param partitions: how many tasks the shuffle has, and that there is one. None: as the size of the store asks for,
+        at least two for each core.
+    :param storage_options: what the backend takes.
+    :raises NotFoundError: there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away.
+    """
+    path = url_of({"path": os.fspath(url)})
+    with closing(open_store(path, storage_options)) as backend:
+        found = survey(backend, as_of)
+        if partitions is None and found.log_bytes <= TAIL_BYTES:
+            state = StateView(as_of)
+            return _rows_of(spark, path, storage_options, state, state.tasks(backend, found))
+        candidates = CandidatesView(as_of, _task_bytes(spark, found))
+        tasks = candidates.tasks(found)
+    # The hash first: comparing it is cheaper than comparing ids that begin alike. Agents are compared by their UTF-8
+    # bytes, which is by code point, as the library does.
+    best = F.max_by(F.struct("data", "clock", "agent", "ts", "v"), F.struct("clock", "agent"))
+    return (
+        _rows_of(spark, path, storage_options, candidates, tasks)
+        .repartition(partitions or _partitions(spark, found), "id")
+        .groupBy(F.xxhash64("id"), "id")
+        .agg(best.alias("best"))
+        .where("best.data IS NOT NULL")
+        .select("id", "best.*")
+    )
+
+
+def _rows_of(spark: SparkSession, url: str, options: dict[str, Any], view: View, tasks: list[Task]) -> DataFrame:
+    """What the tasks of a view read. Planned here and not by Spark's data source, which takes three Python processes
+    for that."""
+    # Each task by itself, so that a worker need not decode those of all others; the segments of a log compress well.
+    packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
+    work = partial(_read_tasks, url=url, options=options, view=view, tasks=packed)
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(work, ddl(view.schema))
+
+
+def _read_tasks(
+    batches: Iterator[pa.RecordBatch], url: str, options: dict[str, Any], view: View, tasks: list[bytes]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from read_task(url, options, view, pickle.loads(zlib.decompress(tasks[number])))
+
+
+def _task_bytes(spark: SparkSession, found: Survey) -> int:
+    """How much one task reads. On one machine as much as there is for each core, as far as there is memory for all;
+    elsewhere, where a worker's memory is not known, the usual."""
+    if not _is_local(spark):
+        return SPLIT_BYTES
+    cores = _cores(spark)
+    most = max(SPLIT_BYTES, min(_TASK_BYTES_MAX, machine_memory() // 8 // cores))
+    total = found.log_cost + found.snapshot_bytes
+    return max(SPLIT_BYTES, math.ceil(total / (cores * math.ceil(total / (cores * most)))))
+
+
+def _partitions(spark: SparkSession, found: Survey) -> int:
+    shuffled = (found.log_bytes + found.snapshot_bytes) // _COMPRESSED
+    return max(2 * _cores(spark), shuffled // _SHUFFLE_BYTES)
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return hasattr(spark, "_jsparkSession") and (spark.sparkContext.master or "").startswith("local[")
+
+
+def _cores(spark: SparkSession) -> int:
+    """How many tasks run at once; a guess, where Spark is elsewhere and does not say."""
+    if hasattr(spark, "_jsparkSession"):
+        return spark.sparkContext.defaultParallelism
+    return int(spark.conf.get("spark.default.parallelism", None) or os.cpu_count() or 1)

@@ -1,0 +1,287 @@
+"""Reading pieces of logs, so that all tasks together say what one reader of the whole log would. Without Spark.
+
+A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
+so whether a commit is cancelled is known once that many commits after it were looked at: a split looks at so many
+behind its own end. They go into the merge without their records, as places in the log, undos and seals, and nothing
+else: what they write is another split's to tell.
+
+What is read goes through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, takewhile
+from typing import NamedTuple
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import MissingFileError
+from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo
+from opslog.format.layout import segment_path
+from opslog.history import Point, conditions
+from opslog.log.reader import Cursor, LogSource, Segment, Stretch, by_turns, log_source
+from opslog.merge.merge import Merge
+from opslog.spark.read.planning import LogSplit
+
+BLOCK_BYTES = 8 * 1024 * 1024
+"""How much of a log is one block."""
+
+_NEWLINE_BYTES = 64 * 1024
+"""How much is read at once to find where a line begins."""
+
+
+class Included:
+    """Which commits lie at or before a point in the past; all, where there is none."""
+
+    def __init__(self, as_of: Point | None) -> None:
+        self._test: Callable[[Commit], bool] = (lambda commit: True) if as_of is None else conditions(as_of)[1]
+        self._all = as_of is None
+        # Clocks grow along a log, times of day need not.
+        self._select = takewhile if isinstance(as_of, int) else filter
+
+    def among(self, commits: list[Commit]) -> list[Commit]:
+        return commits if self._all else list(filter(self._test, commits))
+
+    def ahead(self, commits: Iterable[Commit]) -> Iterable[Commit]:
+        """Of commits in the order of their log; does not read on where no other can follow."""
+        return commits if self._all else self._select(self._test, commits)
+
+
+class Portion(NamedTuple):
+    """Of a stretch of a log the commits that are included."""
+
+    stretch: Stretch
+    commits: list[Commit]
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Where each of the commits begins."""
+        starts = self.stretch.starts()
+        if len(self.commits) == len(starts):
+            return starts
+        kept = {commit.clock for commit in self.commits}
+        return [start for start, commit in zip(starts, self.stretch.commits, strict=True) if commit.clock in kept]
+
+
+Block = list[Portion]
+"""Some megabytes of a log, newest first. The first portion is what comes after them, as in `LogReader.portions`."""
+
+
+class LogReader:
+    """Reads the splits of one task, each of another log.
+
+    :ivar commits: how many commits were read; `ts`: the greatest among them. Those behind a split's end and those
+        beyond the point in the past are not counted.
+    """
+
+    def __init__(self, backend: Backend, splits: Sequence[LogSplit], window: int, as_of: Point | None = None) -> None:
+        self.window = window
+        self.commits, self.ts = 0, ""
+        self._backend = backend
+        self._included = Included(as_of)
+        segments = {split.agent: [Segment(piece.number, piece.stop, 0.0) for piece in split.pieces] for split in splits}
+        cursors = {agent: Cursor(agent, listed[0].number) for agent, listed in segments.items()}
+        self._source = log_source(backend, cursors, segments, newest_first=True)
+
+    def portions(self, split: LogSplit) -> Iterator[Portion]:
+        """What comes after a split, as places in the log, without bytes and without records; then the split, newest
+        first. Nothing, where no line begins in it.
+
+        :raises CorruptError: a line is no commit, or not this log's next one. :raises MissingFileError: a segment was
+            collected, or is shorter than it was.
+        """
+        split = self._sound(split)
+        if not split.pieces:
+            return
+        end = self._end(split)
+        own = self._own(split, end)
+        newest = next(own, None)
+        if newest is None:
+            return
+        yield _behind(self._later(split, end, newest.commits[-1].clock))
+        for stretch in chain([newest], own):
+            commits = self._included.among(stretch.commits)
+            self._note(commits)
+            yield Portion(stretch, commits)
+
+    def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, Portion]]:
+        """The portions of some splits, each of another log, with its agent: what is newer comes first, on the whole."""
+        return by_turns(self._source, ((split.agent, self.portions(split)) for split in splits), _lowest)
+
+    def blocks(self, split: LogSplit) -> Iterator[Block]:
+        """The same, some megabytes at once. Errors as in `portions`."""
+        portions = self.portions(split)
+        behind = next(portions, None)
+        block: Block = []
+        size = 0
+        for portion in portions:
+            assert behind is not None
+            block.append(portion)
+            size += len(portion.stretch.lines)
+            if size >= BLOCK_BYTES:
+                yield [behind, *block]
+                oldest_first = chain.from_iterable(portion.commits for portion in reversed(block))
+                behind = _behind(list(islice(chain(map(without_records, oldest_first), behind.commits), self.window)))
+                block, size = [], 0
+        if block and behind is not None:
+            yield [behind, *block]
+
+    def _note(self, commits: list[Commit]) -> None:
+        if commits:
+            self.commits += len(commits)
+            self.ts = max(self.ts, *[commit.ts for commit in commits])
+
+    def _sound(self, split: LogSplit) -> LogSplit:
+        """The split without what is torn. Whether zeros and what follows them are, the whole end of a segment says, of
+        which a piece may be only a part."""
+        if not self._source.segments_grow:
+            return split
+        pieces = []
+        for piece in split.pieces:
+            ends = piece.bytes
+            if piece.start or piece.stop < piece.bytes:
+                ends = Cursor(split.agent, piece.number).sound_end(self._source, piece.number, 0, piece.bytes)
+            if piece.start < ends:
+                pieces.append(piece._replace(stop=min(piece.stop, ends), bytes=ends))
+        begins = split.begins or (bool(pieces) and pieces[0].start == 0)
+        return msgspec.structs.replace(split, pieces=tuple(pieces), begins=begins)
+
+    def _own(self, split: LogSplit, end: int) -> Iterator[Stretch]:
+        """The lines of a split, newest first."""
+        first = split.pieces[0]
+        segments = [Segment(piece.number, piece.stop, 0.0) for piece in split.pieces]
+        begin: int | None = first.start
+        if not split.begins:
+            begin = find_line(self._source, segment_path(split.agent, first.number), first.start, first.stop)
+        if begin is None:
+            # All of this piece is the middle of a line, or the torn end of a segment.
+            del segments[0]
+        if segments:
+            segments[-1] = segments[-1]._replace(bytes=end)
+            cursor = Cursor(split.agent, segments[0].number, begin or 0)
+            yield from cursor.read_newest_first(self._source, segments)
+
+    def _end(self, split: LogSplit) -> int:
+        """Where the last line ends that begins before the end of the last piece."""
+        last = split.pieces[-1]
+        if last.stop == last.bytes:
+            return last.stop
+        path = segment_path(split.agent, last.number)
+        return find_line(self._source, path, last.stop, last.bytes) or last.bytes
+
+    def _later(self, split: LogSplit, end: int, clock: int) -> list[Commit]:
+        """The commits behind a split that an undo of one of its own can be among, without their records.
+
+        :param end: where its last line ends; `clock`: that of its newest commit.
+        """
+        # One at least, to see that the clocks go on growing there.
+        found = islice(self._included.ahead(self._behind(split, end, clock)), max(1, self.window))
+        return list(map(without_records, found))[: self.window]
+
+    def _behind(self, split: LogSplit, end: int, clock: int) -> Iterator[Commit]:
+        """The commits behind a split, up to where the log ended when it was listed."""
+        last = split.pieces[-1]
+        number, offset, size = (last.number, end, last.bytes) if end < last.bytes else (last.number + 1, 0, 0)
+        while number <= split.end[0]:
+            # Each is likely to have a commit, so as many segments as there are commits wanted, and seldom more.
+            numbers = range(number, min(split.end[0], number + self.window) + 1)
+            segments = [Segment(each, max(1, size if each == number else 0), 0.0) for each in numbers]
+            cursor = Cursor(split.agent, number, offset, clock=clock)
+            source = _Listed(self._backend, cursor, segments, split.end)
+            for _, commit in cursor.read(source, segments):
+                yield commit
+            number, offset, size, clock = numbers[-1] + 1, 0, 0, cursor.clock
+
+
+class _Listed:
+    """A log as far as it was listed."""
+
+    def __init__(self, backend: Backend, cursor: Cursor, segments: list[Segment], end: tuple[int, int]) -> None:
+        self._source = log_source(backend, {cursor.agent: cursor}, {cursor.agent: segments})
+        self._last, self._bytes = segment_path(cursor.agent, end[0]), end[1]
+
+    @property
+    def segments_grow(self) -> bool:
+        return self._source.segments_grow
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        if path == self._last:
+            stop = self._bytes if stop is None else min(stop, self._bytes)
+        return self._source.read(path, start, stop)
+
+
+def _lowest(portion: Portion) -> int:
+    commits = portion.stretch.commits
+    return commits[0].clock if commits else CLOCK_MAX
+
+
+def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | None:
+    """Where the first line begins at byte `offset` (above 0) or later; None where no line begins before `limit`.
+
+    :raises MissingFileError: the file is gone, or shorter than it was.
+    """
+    place = offset - 1
+    while place < limit - 1:
+        stop = min(limit - 1, place + _NEWLINE_BYTES)
+        data = source.read(path, place, stop)
+        found = data.find(b"\n")
+        if found >= 0:
+            return place + found + 1
+        if len(data) < stop - place:
+            raise MissingFileError(f"{path} ends at byte {place + len(data)}, and had {limit} bytes before", path)
+        place = stop
+    return None
+
+
+def without_records(commit: Commit) -> Commit:
+    """The commit as a place in its log, with what it says of others and without what it writes."""
+    if isinstance(commit, Undo | Seal):
+        return commit
+    return Batch(commit.ts, commit.clock, commit.agent, [])
+
+
+def _behind(later: list[Commit]) -> Portion:
+    return Portion(Stretch(0, 0, b"", []), later)
+
+
+Wanted = Callable[[str], bool]
+"""Whether a document is asked for."""
+
+
+def restricted(commit: Commit, wanted: Wanted) -> Commit:
+    """The commit with those of its ops that write wanted documents."""
+    if isinstance(commit, Set | Delete):
+        return commit if wanted(commit.id) else without_records(commit)
+    if isinstance(commit, Batch):
+        return Batch(commit.ts, commit.clock, commit.agent, [op for op in commit.ops if wanted(op.id)])
+    return commit
+
+
+def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> dict[str, Record]:
+    """Who wins in some splits, each of another log, tombstones included. Holds one record per document."""
+    stretches = ((agent, portion.commits) for agent, portion in reader.by_turns(splits))
+    if wanted is not None:
+        stretches = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in stretches)
+    merge = Merge(reader.window)
+    merge.load(stretches)
+    # Not `merge.winners()`, which is a copy: of a million documents another 40 MB.
+    best = merge.settled
+    for id in merge.contested:
+        winner = merge.winner(id)
+        assert winner is not None
+        best[id] = winner
+    return best
+
+
+def cancelled(block: Block, window: int) -> set[int]:
+    """The clocks of the commits of a block that an undo cancels."""
+    if not any(isinstance(commit, Undo) for portion in block for commit in portion.commits):
+        return set()
+    oldest_first = chain.from_iterable(portion.commits for portion in reversed(block))
+    merge = Merge(window)
+    found: set[int] = set()
+    for commit in oldest_first:
+        if any(merge.apply(commit)) and isinstance(commit, Undo):
+            found.add(commit.target)
+    return found

@@ -1,0 +1,1 @@
+"""Following a store with Structured Streaming."""

@@ -1,0 +1,347 @@
+"""How far a stream has followed the logs, and what lies between two such places. Without Spark.
+
+An `Offset` has one place per log, always between two lines: what follows the last newline of a segment is not there
+yet. What lies between two offsets never changes, so a batch that is tried again has the same rows. But a
+compaction may have folded and collected commits before they were read. That is a *gap*, and it is closed by a
+*resync*: the batch then begins with the state of the newest manifest, and everything that is retained follows.
+
+The rows of a batch say why they are there:
+
+- `OP`: a commit of a log, delivered once.
+- `RESYNC`: all rows of this kind in a batch are, together, a state that takes the place of everything delivered before:
+  the snapshot, and those commits behind its cut that were delivered before.
+- `FOLDED`: as `OP`, but of a batch with a resync, and its effect is in that state already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import CorruptError, HistoryGoneError, MissingFileError
+from opslog.format.layout import segment_path
+from opslog.format.manifest import START, Cut, Manifest, Run
+from opslog.log.reader import SEGMENT_COST, Cursor, Segment, Segments, list_segments
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.read.planning import SPLIT_BYTES
+from opslog.spark.read.ranges import IdRange, cut_ranges, part_weights
+from opslog.spark.read.splits import find_line
+
+OP, RESYNC, FOLDED = "op", "resync", "folded"
+
+_READ_BYTES = 1024 * 1024
+
+
+class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a stream is.
+
+    :ivar logs: per agent where its next commit begins. Its `commits` are counted where segments grow, and 0 elsewhere.
+    :ivar resync: the number of the manifest that the last resync was from, 0 before any.
+    """
+
+    logs: dict[str, Cut] = {}
+    resync: int = 0
+
+    @classmethod
+    def parse(cls, told: object) -> Offset:
+        return msgspec.convert(told, cls)
+
+    def plain(self) -> dict[str, Any]:
+        """As Spark keeps it, in JSON."""
+        told: dict[str, Any] = msgspec.to_builtins(self)
+        return told
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was delivered yet."""
+        return not self.logs and not self.resync
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Bytes `start` up to, not including, `stop` of a segment: whole lines, and, if that is its end, what a crash tore.
+
+    :ivar delivery: why its rows are delivered.
+    """
+
+    agent: str
+    number: int
+    start: int
+    stop: int
+    delivery: str
+
+    @property
+    def cost(self) -> int:
+        return self.stop - self.start + SEGMENT_COST
+
+
+class Resync(msgspec.Struct, frozen=True):
+    """The head of a resync: the clock and the greatest `ts` of its manifest."""
+
+    clock: int
+    ts: str
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The records of a snapshot in a range of ids, as part of a resync."""
+
+    runs: list[Run]
+    range: IdRange
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a batch is made of."""
+
+    resync: Resync | None
+    stored: list[Stored]
+    pieces: list[Piece]
+
+
+def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
+    """Where a reader of a log goes on, and whether commits before that were collected unread (a gap). Pure.
+
+    Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
+    all others are there. A log that was sealed and folded whole has none left where each append is a segment.
+
+    :param place: up to where the log was read; `START` where nothing was. :param first: that cut.
+    :param commits: how many commits lie before the beginning of its segment. None where each append is a segment: there
+        every segment has a commit, so their numbers say as much.
+    :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal, which is a
+        segment of its own, and of which no reader misses anything.
+    """
+    if place.segment >= first.segment:
+        return place, False
+    start = Cut(first.segment, 0, commits or 0)
+    if commits is not None:
+        return start, commits != place.commits
+    is_sealed = window > 0 and first.offset == 0 and not first.there
+    return start, first.segment - place.segment > is_sealed
+
+
+class Log(msgspec.Struct, frozen=True):
+    """A log as a stream finds it.
+
+    :ivar place: where it goes on; `segments`: from there on. :ivar gap: whether commits before that place were
+        collected unread.
+    """
+
+    place: Cut
+    segments: list[Segment]
+    gap: bool
+
+
+class Follower:
+    """Follows the logs of a store.
+
+    :param resyncs: whether a gap is closed by a resync; otherwise it is an error, except at the very beginning.
+    """
+
+    def __init__(self, backend: Backend, *, resyncs: bool = True) -> None:
+        self._backend = backend
+        self._manifests = ManifestStore(backend)
+        self._resyncs = resyncs
+
+    def newest(self) -> Offset:
+        """Behind everything that is there now. Reads all that is retained, where segments grow."""
+        manifest, logs = self._look(Offset())
+        return Offset({agent: self._advance(agent, log, None) for agent, log in logs.items()}, manifest.number)
+
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """Per log the last segment and its length; the place of the cut, where nothing is left of it."""
+        folded = {agent: cut.place for agent, cut in self._manifests.newest().cut.items()}
+        segments = list_segments(self._backend)
+        return folded | {agent: (listed[-1].number, listed[-1].bytes) for agent, listed in segments.items()}
+
+    def advance(
+        self, start: Offset, limit: int | None = None, ends: Mapping[str, tuple[int, int]] | None = None
+    ) -> Offset:
+        """How far one can go from `start` on.
+
+        :param limit: about how many bytes of logs; a resync takes more, where it has to.
+        :param ends: as of `ends`: no farther than this.
+        :raises HistoryGoneError: there is a gap, and there shall be no resync.
+        """
+        manifest, logs = self._look(start)
+        if ends is not None:
+            logs = {agent: _until(log, ends[agent]) for agent, log in logs.items() if agent in ends}
+        gaps = any(log.gap for log in logs.values())
+        places: dict[str, Cut] = dict(start.logs)
+        left = limit
+        # Those with little that is new come first, so that what they leave of their share goes to the others.
+        waiting = sorted(logs, key=lambda agent: (_bytes(logs[agent]), agent))
+        for count, agent in enumerate(waiting):
+            log = logs[agent]
+            share = None if left is None else left // (len(waiting) - count)
+            if share is not None and gaps:
+                share = max(share, _bytes(_until(log, manifest.cut.get(agent, START).place)))
+            if share is None or share > 0 or gaps:
+                places[agent] = end = self._advance(agent, log, share)
+                if left is not None:
+                    left = max(0, left - _bytes(_until(log, end.place)))
+        return Offset(dict(sorted(places.items())), manifest.number if gaps else start.resync)
+
+    def between(self, start: Offset, end: Offset) -> Work:
+        """What lies between two offsets.
+
+        :raises HistoryGoneError: some of it was collected since, and there shall be no resync.
+        """
+        manifest, logs = self._look(start)
+        resyncs = end.resync != start.resync or any(logs[agent].gap for agent in end.logs if agent in logs)
+        if end.resync != start.resync:
+            with suppress(MissingFileError):  # collected since, as when a batch is tried again much later
+                manifest = self._manifests.read(end.resync)
+        pieces: list[Piece] = []
+        for agent, stop in end.logs.items():
+            log = logs.get(agent)
+            if log is None:
+                continue
+            cut = manifest.cut.get(agent, START)
+            if not resyncs:
+                pieces += self._pieces(agent, log, stop.place, OP)
+                continue
+            pieces += self._pieces(agent, log, min(stop.place, cut.place), FOLDED)
+            if log.place.place < cut.place:
+                log = Log(cut, _from(log.segments, cut), False)
+            elif not log.gap:
+                again = list_segments(self._backend, {agent: Cursor.at(agent, cut)}).get(agent, [])
+                pieces += self._pieces(agent, Log(cut, _from(again, cut), False), log.place.place, RESYNC)
+            pieces += self._pieces(agent, log, stop.place, OP)
+        if not resyncs:
+            return Work(None, [], pieces)
+        ranges = cut_ranges(part_weights(manifest.runs), SPLIT_BYTES) if manifest.runs else []
+        stored = [Stored([range.run(run) for run in manifest.runs], range) for range in ranges]
+        return Work(Resync(manifest.clock, manifest.ts), stored, pieces)
+
+    def _look(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
+        """The newest manifest, and all logs from `start` on."""
+        cursors = {agent: Cursor.at(agent, place) for agent, place in start.logs.items()}
+        manifest, logs = self._manifests.read_consistently(
+            self._manifests.newest,
+            lambda manifest: (manifest, self._resumed(start, manifest, list_segments(self._backend, cursors))),
+        )
+        gap = next((agent for agent, log in logs.items() if log.gap), None)
+        if gap is not None and not self._resyncs and not start.is_first:
+            place = start.logs.get(gap, START)
+            raise HistoryGoneError(
+                f"{self._backend.url}: commits of agent {gap!r} from segment {place.segment}, byte {place.offset} on "
+                "were folded and collected before this stream read them. Let it resync (onGap=resync), or begin a new "
+                "one with an empty checkpoint; so that it does not happen again, run it more often or compact with "
+                "keep_history",
+                manifest.clock,
+            )
+        return manifest, logs
+
+    def _resumed(self, start: Offset, newest: Manifest, segments: Segments) -> dict[str, Log]:
+        """Every log that is listed, that the stream has read from, or of which something is folded."""
+        places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *start.logs, *newest.cut})}
+        oldest = newest
+        if any(place.segment < newest.cut.get(agent, START).segment for agent, place in places.items()):
+            oldest = self._manifests.oldest()
+        return {
+            agent: self._resume(agent, place, oldest, newest, segments.get(agent, []))
+            for agent, place in places.items()
+        }
+
+    def _resume(self, agent: str, place: Cut, oldest: Manifest, newest: Manifest, listed: list[Segment]) -> Log:
+        first, commits = oldest.cut.get(agent, START), None
+        if self._backend.segments_grow and place.segment < first.segment:
+            commits = first.commits - self._lines(agent, first.segment, 0, first.offset)[1]
+        # Manifests of older programs do not say whether the segment at a cut is there.
+        place, gap = resume(place, first, commits, newest.settings.undo_window if oldest.oldest else 0)
+        coming = Cursor.at(agent, place).coming(listed)
+        cut = newest.cut.get(agent, START)
+        last = coming[-1].number if coming else place.segment - 1
+        if last < cut.segment <= cut.needed_segment:
+            path = segment_path(agent, cut.segment)
+            raise MissingFileError(f"{path} is missing, and manifest {newest.number} needs it", path)
+        return Log(place, coming, gap)
+
+    def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
+        """Where a log is after about so many bytes."""
+        number, offset, commits = log.place.segment, log.place.offset, log.place.commits
+        taken = 0
+        for segment in log.segments:
+            room = None if limit is None else limit - taken
+            if room is not None and room <= 0:
+                break
+            if segment.number > number:
+                number, offset = segment.number, 0
+            if not self._backend.segments_grow:
+                taken += segment.bytes
+                number, offset = number + 1, 0
+                continue
+            end, lines = self._lines(agent, number, offset, segment.bytes, room)
+            taken += end - offset
+            offset, commits = end, commits + lines
+        return Cut(number, offset, commits)
+
+    def _lines(self, agent: str, number: int, start: int, stop: int, limit: int | None = None) -> tuple[int, int]:
+        """Where the whole lines end in some bytes of a segment, and how many they are; of about so many bytes."""
+        path, place, end, lines = segment_path(agent, number), start, start, 0
+        if start < stop:
+            stop = Cursor(agent, number).sound_end(self._backend, number, start, stop)
+        while place < stop and (limit is None or end - start < limit):
+            want = _READ_BYTES if limit is None else min(_READ_BYTES, max(limit, 4096))
+            data = self._backend.read(path, place, min(stop, place + want))
+            if not data:
+                raise MissingFileError(f"{path} ends at byte {place}, and had {stop} bytes before", path)
+            found = data.rfind(b"\n") + 1
+            if limit is not None and place + found - start > limit:
+                found = data.find(b"\n", max(0, start + limit - place - 1)) + 1
+            if found:
+                end = place + found
+                lines += data.count(b"\n", 0, found)
+            place += len(data)
+        return end, lines
+
+    def _pieces(self, agent: str, log: Log, stop: tuple[int, int], delivery: str) -> Iterator[Piece]:
+        for number, size, _ in log.segments:
+            start = log.place.offset if number == log.place.segment else 0
+            if (number, start) >= stop:
+                return
+            end = stop[1] if number == stop[0] else size
+            if size < end:
+                path = segment_path(agent, number)
+                raise CorruptError(
+                    f"{path} ends at byte {size}, and had {end} bytes before: something other than opslog cut it "
+                    "short. Restore it from a copy; `opslog verify` lists all such places",
+                    path,
+                    size,
+                )
+            yield from self._cut(agent, Piece(agent, number, start, end, delivery))
+
+    def _cut(self, agent: str, piece: Piece) -> Iterator[Piece]:
+        """A piece in several, none of them too large for one task."""
+        start = piece.start
+        path = segment_path(agent, piece.number)
+        while piece.stop - start > SPLIT_BYTES:
+            line = find_line(self._backend, path, start + SPLIT_BYTES, piece.stop)
+            if line is None:
+                break
+            yield msgspec.structs.replace(piece, start=start, stop=line)
+            start = line
+        if start < piece.stop:
+            yield msgspec.structs.replace(piece, start=start)
+
+
+def _from(segments: Iterable[Segment], place: Cut) -> list[Segment]:
+    return [segment for segment in segments if segment.number >= place.segment]
+
+
+def _until(log: Log, end: tuple[int, int]) -> Log:
+    """A log as it was when it ended there."""
+    kept = [segment for segment in log.segments if (segment.number, 0) < end]
+    clipped = [
+        segment._replace(bytes=min(segment.bytes, end[1])) if segment.number == end[0] else segment for segment in kept
+    ]
+    return msgspec.structs.replace(log, segments=clipped)
+
+
+def _bytes(log: Log) -> int:
+    """How many bytes there are to read."""
+    total = sum(segment.bytes for segment in log.segments)
+    first = log.segments[0].number if log.segments else 0
+    return max(0, total - (log.place.offset if first == log.place.segment else 0))

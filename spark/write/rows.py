@@ -1,0 +1,128 @@
+"""From rows of a table to ops: which columns there may be, and what they mean. Without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NullType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from opslog.errors import InvalidDocumentError, OpslogError, UsageError
+from opslog.format.commits import DeleteOp, SetOp
+from opslog.format.documents import check_id, encode
+
+Op = SetOp | DeleteOp
+
+_STATE = ("id", "data", "clock", "agent", "ts", "v")
+"""The columns of the view `state`: a changed one can be written back as it is."""
+
+_JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, NullType, ShortType, StringType)
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """What the columns of a table mean.
+
+    :ivar fields: those that are fields of the document, where there is no column `data`.
+    """
+
+    fields: tuple[str, ...] = ()
+    is_text: bool = False
+    has_op: bool = False
+    has_version: bool = False
+
+    @classmethod
+    def of(cls, schema: StructType) -> Columns:
+        """:raises UsageError: rows with these columns are no documents; says which column is in the way."""
+        types = {field.name: field.dataType for field in schema.fields}
+        for name in ("id", "_op"):
+            if not isinstance(types.get(name, StringType() if name == "_op" else None), StringType):
+                raise UsageError(f"a row to write has a column {name} of type string, not {types.get(name)}")
+        if "data" not in types:
+            fields = tuple(name for name in types if name not in ("id", "_op"))
+            for name in fields:
+                _check_type(types[name], name)
+            return cls(fields, has_op="_op" in types)
+        others = [name for name in types if name not in (*_STATE, "_op")]
+        if others:
+            raise UsageError(
+                f"beside data there are the columns {', '.join(others)}: put them into data, or leave data out to make "
+                "all columns the fields of documents"
+            )
+        is_text = isinstance(types["data"], StringType)
+        if not is_text:
+            if not isinstance(types["data"], StructType):
+                raise UsageError(f"data is a document: JSON text or a struct, not {types['data'].simpleString()}")
+            _check_type(types["data"], "data")
+        return cls((), is_text, "_op" in types, "v" in types)
+
+    def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
+        """What the rows write. :raises UsageError, InvalidDocumentError: one cannot be written; names its id."""
+        columns = {name: batch.column(name).to_pylist() for name in self._needed()}
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            try:
+                yield self._op(row)
+            except InvalidDocumentError as error:
+                raise InvalidDocumentError(f"row {row['id']!r}: {error}", error.place) from error
+            except OpslogError as error:
+                raise UsageError(f"row {row['id']!r}: {error}") from error
+
+    def _needed(self) -> Sequence[str]:
+        document = self.fields or ("data",)
+        return ("id", *document, *(["_op"] if self.has_op else []), *(["v"] if self.has_version else []))
+
+    def _op(self, row: dict[str, Any]) -> Op:
+        id = check_id(row["id"])
+        op = row["_op"] if self.has_op else "set"
+        if op == "delete":
+            return DeleteOp(id)
+        if op != "set":
+            raise UsageError(f"_op is 'set' or 'delete', not {op!r}")
+        version = (row["v"] or 1) if self.has_version else 1
+        if self.is_text:
+            return SetOp(id, msgspec.Raw(_one_line(row["data"])), version)
+        document = {name: row[name] for name in self.fields} if self.fields else row["data"]
+        return SetOp(id, msgspec.Raw(encode(document)), version)
+
+
+def _one_line(text: str | None) -> bytes:
+    """JSON text as a line can carry it: without white space, and otherwise as it is, numbers to the last digit."""
+    if text is None:
+        raise InvalidDocumentError("data is null; a row that deletes says so in a column _op")
+    try:
+        line = msgspec.json.format(text.encode(), indent=-1)
+        document = orjson.loads(line)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidDocumentError(f"data is no JSON text: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidDocumentError(f"data is a JSON object, not {type(document).__name__}")
+    return line
+
+
+def _check_type(type: DataType, place: str) -> None:
+    if isinstance(type, StructType):
+        for field in type.fields:
+            _check_type(field.dataType, f"{place}.{field.name}")
+    elif isinstance(type, ArrayType):
+        _check_type(type.elementType, f"{place}[]")
+    elif not isinstance(type, _JSON):
+        raise UsageError(
+            f"{place} is of type {type.simpleString()}, which JSON does not have: cast it to a string or a number, or "
+            "make it an array or a struct"
+        )

@@ -1,0 +1,214 @@
+"""Writing rows to a store: each counts once, whatever becomes of the tasks that brought it.
+
+Executors put rows aside, under ``staging/``, where no reader looks; each attempt of a task under a name of its own.
+When every task has an attempt that ended well, Spark hands their messages to the driver, and that one alone writes to a
+log: it takes the agent's name, stamps what those attempts put aside, above everything that is in the store by then, and
+appends it. What other attempts put aside is deleted unseen, and so is everything when the job fails.
+
+A job of up to `BATCH_BYTES` is one commit: it is there at once, or not at all, and one undo takes it back. A larger one
+is several, which readers may see come one after the other. If the driver dies between two of them, the first ones stay,
+and running the job again writes all of them.
+
+Rejected: an agent per task and attempt, which writes its own log. Its rows would be there before the job has succeeded;
+and every job would leave hundreds of names in every manifest from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+import opslog
+from opslog.backends import Backend, open_backend
+from opslog.environment import REAL, format_ts
+from opslog.errors import AgentFencedError, NotFoundError, UsageError
+from opslog.format.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
+from opslog.format.layout import STAGING, check_name, segment_of
+from opslog.format.manifest import Settings
+from opslog.log.sealing import take_name
+from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.source import storage_options, url_of
+from opslog.spark.write.ends import look
+from opslog.spark.write.rows import Columns, Op
+
+BATCH_BYTES = 8 * 1024 * 1024
+"""A commit of an appended job ends with the row that reaches this size: every reader holds the last 32 in memory."""
+
+OVERWRITE_BYTES = 64 * 1024 * 1024
+"""What one commit that replaces everything may be."""
+
+
+class Staged(WriterCommitMessage):
+    """What one attempt of a task put aside. :ivar partition: of the table; `files`: in order of the rows."""
+
+    def __init__(self, partition: int, files: list[tuple[str, int]]) -> None:
+        self.partition = partition
+        self.files = files
+
+
+def writer_of(options: Mapping[str, str], schema: StructType, overwrite: bool) -> OpslogWriter:
+    """The writer that the options of ``df.write`` ask for."""
+    agent = check_name(options.get("agent", "spark"), "agent")
+    return OpslogWriter(url_of(options), storage_options(options), agent, Columns.of(schema), overwrite)
+
+
+class OpslogWriter(DataSourceArrowWriter):
+    """One job that writes. Made on the driver, before the job begins.
+
+    :raises AgentBusyError: somebody else writes under that agent name, as another run of the same job would.
+    """
+
+    def __init__(self, url: str, options: dict[str, Any], agent: str, columns: Columns, overwrite: bool) -> None:
+        self._url = url
+        self._options = options
+        self._agent = agent
+        self._columns = columns
+        self._overwrite = overwrite
+        self._folder = f"{STAGING}{REAL.nonce()}/"
+        try:
+            with closing(self._open(create=False)) as backend:
+                take_name(backend, agent, REAL).close()
+        except NotFoundError:
+            """The job creates the store."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = TaskContext.get()
+        assert context is not None
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        files: list[tuple[str, int]] = []
+        with closing(self._open()) as backend:
+            ops = (op for batch in iterator for op in self._columns.ops(batch))
+            for number, some in enumerate(_portions(ops)):
+                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, some))
+                path = f"{self._folder}{partition:05}-{attempt}-{number:05}.jsonl"
+                backend.create(path, line)
+                files.append((path, len(line)))
+        return Staged(partition, files)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        staged = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.partition)
+        files = [file for each in staged for file in each.files]
+        with closing(self._open()) as backend:
+            ManifestStore(backend).create_first(Settings(), REAL)
+            if self._overwrite:
+                self._replace_all(backend, files)
+            elif files:
+                with closing(Log(backend, self._agent)) as log:
+                    for ops in _portions(op for path, _ in files for op in _read(backend, path)):
+                        log.append(ops)
+            self._forget(backend)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        with closing(self._open()) as backend:
+            self._forget(backend)
+
+    def _replace_all(self, backend: Backend, files: list[tuple[str, int]]) -> None:
+        room = OVERWRITE_BYTES - sum(size for _, size in files)
+        ops: list[Op] = [op for path, _ in files for op in _read(backend, path)] if room >= 0 else []
+        kept = {op.id for op in ops if isinstance(op, SetOp)}
+        with closing(Log(backend, self._agent)) as log:
+            with opslog.open(self._url, read_only=True, **self._options) as store:
+                for record in store.records():
+                    if room < 0:
+                        break
+                    if record.id not in kept:
+                        ops.append(DeleteOp(record.id))
+                        room -= len(record.id.encode()) + 30
+            if room < 0:
+                raise UsageError(
+                    f"overwrite replaces all documents with one commit, and this one would be larger than "
+                    f"{OVERWRITE_BYTES // 2**20} MiB. Append the rows instead, with a row for each document that is to "
+                    "go, in which _op is 'delete'"
+                )
+            if ops:
+                log.look()
+                log.append(ops)
+
+    def _open(self, create: bool = True) -> Backend:
+        return open_backend(self._url, create=create, **self._options)
+
+    def _forget(self, backend: Backend) -> None:
+        """Delete what all attempts put aside."""
+        backend.delete([entry.path for entry in backend.list(self._folder)])
+
+
+class Log:
+    """An agent's log, to append to. Holds the agent's name until it is closed.
+
+    :raises AgentBusyError: somebody else has it.
+    """
+
+    def __init__(self, backend: Backend, agent: str) -> None:
+        self._backend = backend
+        self._agent = agent
+        self._appender = take_name(backend, agent, REAL)
+        try:
+            self.look()
+        except BaseException:
+            self._appender.close()
+            raise
+
+    def look(self) -> None:
+        """See everything that is in the store: what is appended from now on comes after it."""
+        self._ends = look(self._backend, REAL)
+        self._fence = self._ends.fence(self._backend, REAL)
+        self._clock = self._ends.clock
+        cut = self._ends.manifest.cut.get(self._agent)
+        if cut is not None:
+            self._appender.advance(cut.last_segment)
+
+    def append(self, ops: list[Op]) -> None:
+        """One commit; it is durable on return. :raises WriteFailedError: nothing was written.
+        :raises CommitUnknownError: it may have been. :raises AgentFencedError: another process has taken the name."""
+        while True:
+            if REAL.monotonic() - self._ends.looked > self._ends.manifest.settings.tombstone_ttl_seconds / 2:
+                self.look()
+            self._clock += 1
+            line = encode_commit(Batch(format_ts(REAL.time()), self._clock, self._agent, ops))
+            try:
+                self._fence.append(self._appender, self._agent, line)
+            except AgentFencedError as error:
+                self._pass_seal(error)
+            else:
+                return
+
+    def _pass_seal(self, error: AgentFencedError) -> None:
+        """A compaction may have sealed this log, which nobody had written to for long; then it goes on after that."""
+        taken = segment_of(error.path)
+        passage = self._fence.pass_seal(self._backend, *taken) if taken else None
+        if passage is None:
+            raise error
+        if not passage.seals:
+            self.look()
+        self._clock = max(self._clock, *(seal.clock for seal in passage.seals), 0)
+        self._appender.advance(passage.after)
+
+    def close(self) -> None:
+        self._appender.close()
+
+
+def _portions(ops: Iterable[Op]) -> Iterator[list[Op]]:
+    """Ops in portions of `BATCH_BYTES`."""
+    portion: list[Op] = []
+    size = 0
+    for op in ops:
+        portion.append(op)
+        size += len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
+        if size >= BATCH_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _read(backend: Backend, path: str) -> Iterator[Op]:
+    """The ops that an attempt put aside. :raises CorruptError: they are not what was written."""
+    for commit in decode_commits(backend.read(path), path, 0):
+        assert isinstance(commit, Batch)
+        yield from commit.ops
