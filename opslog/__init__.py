@@ -94,3 +94,8 @@ else:
         if name == "aio":
             return _import_module("opslog.aio")
         raise AttributeError(f"module 'opslog' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that they come from."""
+    return sorted([*__all__, "__doc__", "__version__", "aio"])

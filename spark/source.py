@@ -7,13 +7,11 @@ filters.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -24,31 +22,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from opslog.backends import Backend, open_backend
-from opslog.errors import CorruptError, MissingFileError, RetryError, UsageError
+from opslog.errors import UsageError
 from opslog.history import Point
-from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.read.columns import ddl
 from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import IdRange
+from opslog.spark.read.tasks import read_task
+from opslog.spark.read.typed import converter
 from opslog.spark.read.views import EVERYTHING, ArchiveView, Asked, OpsView, StateView, Task, View
-from opslog.spark.typed import converter
-
-_OWN = {
-    *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
-    *("startingat", "ongap", "maxbytespertrigger"),
-    "agent",
-}
-"""The options that are not the storage's, in lower case, as Spark hands them over."""
+from opslog.spark.stores import open_store, storage_options, url_of
 
 CHANGES = "changes"
 """The view of a stream."""
-
-_DDL = {
-    "string": "STRING",
-    "int64": "BIGINT",
-    "int32": "INT",
-    "bool": "BOOLEAN",
-}
 
 
 class DefaultSource(DataSource):
@@ -90,14 +75,6 @@ class DefaultSource(DataSource):
         return writer_of(self.options, schema, overwrite)
 
 
-def ddl(schema: pa.Schema, documents: str | None = None) -> str:
-    """The columns of a view in Spark's words. :param documents: what documents are, in Spark's words; None: text."""
-    kinds = {field.name: _DDL[str(field.type)] for field in schema}
-    if documents is not None:
-        kinds["data"] = f"STRUCT<{documents}>"
-    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())
-
-
 def view_of(options: Mapping[str, str]) -> View:
     """The view that the options ask for. :raises UsageError: there is no such view, or it has no such option."""
     name = options.get("view", "state")
@@ -123,46 +100,6 @@ def _number(text: str, name: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise UsageError(f"{name} is a number of bytes from 1 on, not {text!r}")
     return int(text)
-
-
-def url_of(options: Mapping[str, str]) -> str:
-    """The store's URL; a directory's as an absolute path, because workers may have another working directory.
-
-    :raises UsageError: no store is named, or several, or one that only this process can see.
-    """
-    url = options.get("path")
-    if not url:
-        raise UsageError(
-            "name one store: .load(url), or CREATE TEMPORARY VIEW … USING opslog OPTIONS (path '…'). Several stores "
-            "are a union of several reads. Of a table in its catalog Spark tells a data source in Python nothing, not "
-            "even where it is"
-        )
-    scheme, separator, _ = url.partition("://")
-    if separator and scheme == "memory":
-        raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
-    if separator:
-        return url
-    # What SQL makes of a path.
-    return os.path.abspath(url.removeprefix("file:"))
-
-
-def storage_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """What the backend takes: everything that is not the data source's own. Numbers and JSON objects are understood."""
-    return {name: _value(name, text) for name, text in options.items() if name.lower() not in _OWN}
-
-
-def _value(name: str, text: str) -> Any:
-    if text in ("true", "false") or text.startswith("{"):
-        return msgspec.json.decode(text)
-    return float(text) if name.endswith("_seconds") else int(text) if name.endswith("_bytes") else text
-
-
-def open_store(url: str, options: Mapping[str, Any]) -> Backend:
-    """The storage of a store that exists."""
-    try:
-        return open_backend(url, create=False, **options)
-    except TypeError as error:
-        raise UsageError(f"{url}: {error}: neither opslog nor this storage has such an option") from error
 
 
 class OpslogPartition(InputPartition):
@@ -192,34 +129,6 @@ class OpslogReader(DataSourceReader):
             return
         batches = read_task(self._url, self._options, self._view, task, self._asked)
         yield from batches if self._typed is None else map(converter(self._typed), batches)
-
-
-def read_task(
-    url: str, options: Mapping[str, Any], view: View, task: Task, asked: Asked = EVERYTHING
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one task, wherever it runs.
-
-    :raises CorruptError: names file and offset. :raises RetryError: the job began so long ago that a compaction has
-        collected what it was to read.
-    """
-    with closing(open_store(url, options)) as backend:
-        try:
-            yield from view.read(backend, task, asked)
-        except MissingFileError as error:
-            raise _gone(backend, task, error) from error
-
-
-def _gone(backend: Backend, task: Task, error: MissingFileError) -> RetryError | CorruptError:
-    """What it means that a task found a file missing that was there when the job was planned."""
-    if task.period or ManifestStore(backend).newest_number() == task.manifest:
-        return CorruptError(
-            f"{error}. opslog does not remove it: restore it from a copy; `opslog verify` lists all such places",
-            error.path,
-        )
-    return RetryError(
-        f"{error}: a compaction collected it while this job was reading. Run the job again; jobs that take longer than "
-        "the store's grace period need a longer one, or compact with keep_history"
-    )
 
 
 class _PushdownReader(OpslogReader):

@@ -21,3 +21,8 @@ def test_all_is_the_public_namespace(module: ModuleType) -> None:
 @pytest.mark.parametrize("module", [opslog, opslog.backends], ids=lambda module: module.__name__)
 def test_all_is_sorted_and_has_nothing_twice(module: ModuleType) -> None:
     assert module.__all__ == sorted(set(module.__all__))
+
+
+def test_dir_shows_the_public_names_alone() -> None:
+    shown = [name for name in dir(opslog) if not name.startswith("__")]
+    assert shown == sorted([*opslog.__all__, "aio"])

@@ -32,12 +32,13 @@ FLOORS: list[tuple[str, ...]] = [
     ("opslog.bulk",),
     ("opslog.testing",),
     ("opslog.server", "opslog.spark"),
-    ("opslog.cli",),
+    ("opslog.cli.engines",),
     ("opslog.demo",),
-    ("opslog.__main__",),
+    ("opslog.cli",),
+    ("opslog.__main__", "opslog.spark.__main__"),  # commands
 ]
-"""From the lowest one up. Modules of one floor may not import each other, but for those of one folder, which have floors
-of their own if they are listed below."""
+"""From the lowest one up. Modules of one floor may not import each other, but for those of one folder, which have
+floors of their own if they are listed below."""
 
 WITHIN: dict[str, list[tuple[str, ...]]] = {
     "opslog.server": [
@@ -49,7 +50,7 @@ WITHIN: dict[str, list[tuple[str, ...]]] = {
         ("registry",),
         ("subscriptions",),
         ("http",),
-        ("client",),
+        ("client", "page"),
     ],
     "opslog.spark": [
         ("java",),

@@ -15,14 +15,15 @@ refuses to go on, because nobody else can be told any more who it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from opslog.backends import forking, posix
 from opslog.backends.contract import Position
 from opslog.backends.local import flock
-from opslog.backends.local.tree import OpenFile
+from opslog.backends.local.tree import OpenFile, Tree
 from opslog.errors import (
     AgentBusyError,
     AgentFencedError,
@@ -32,9 +33,6 @@ from opslog.errors import (
     OpslogError,
 )
 from opslog.format.layout import OPS, segment_of, segment_path
-
-if TYPE_CHECKING:
-    from opslog.backends.local.fs import FsBackend
 
 _NOT_COMMITTED = "nothing of this append is in the log"
 _INTERRUPTED = (
@@ -55,13 +53,27 @@ class _Segment(Enum):
     """It is somewhere else, with one of the directories above it, or another file is in its place."""
 
 
+class Directory(Protocol):
+    """What an appender needs of the backend that made it."""
+
+    root: str
+    url: str
+    segment_bytes: int
+
+    def tree(self) -> Tree: ...
+    def open_new(self, tree: Tree, path: str) -> forking.Descriptor: ...
+    def persist(self, paths: Iterable[str]) -> None: ...
+    def sync_directory(self, directory: str) -> None: ...
+    def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError: ...
+
+
 class FsAppender:
     """The appender of `FsBackend`.
 
     :param lock: holds the lock of the file `lock_path`; the appender releases it.
     """
 
-    def __init__(self, backend: FsBackend, agent: str, lock_path: str, lock: forking.Descriptor) -> None:
+    def __init__(self, backend: Directory, agent: str, lock_path: str, lock: forking.Descriptor) -> None:
         self._backend = backend
         self._agent = agent
         self._lock = lock

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from opslog.demo.run import Summary
+    from opslog.demo.summary import Summary
 
 _LINE_SECONDS = 3.0
 _RATE_SECONDS = 1.0

@@ -30,8 +30,6 @@ from greenlet import getcurrent, greenlet
 
 from opslog.environment import Environment
 from opslog.testing.faults import Fault, Faults
-from opslog.testing.threads import Thread as Handle
-from opslog.testing.threads import Threading
 
 T = TypeVar("T")
 
@@ -95,7 +93,7 @@ class Thread:
         """The number of the turn that it waits for: any other one is overtaken, as a timeout is by a wake-up."""
         self.ambience: Ambience | None = None
         self.was_woken = False
-        self.handle: Handle | None = None
+        self.handle: object | None = None
         """What the process knows it as, in place of `threading.Thread`."""
         self._run = run
         self._greenlet: greenlet | None = None
@@ -155,7 +153,6 @@ class Process:
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
-    :ivar threading: what it takes threads and locks from, in place of the module of this name.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
     """
 
@@ -175,7 +172,6 @@ class Process:
         )
         self.dead = False
         self.finished = False
-        self.threading = simulation.threading
         self._threads_made = 0
         self.main = Thread(self, "", self._main)
         self.threads = [self.main]
@@ -254,7 +250,6 @@ class Simulation:
         """Who was running when the power failed."""
         self._mutex = threading.RLock()
         self._hub = getcurrent()
-        self.threading = Threading(self)
 
     # -- processes and threads
 

@@ -24,6 +24,7 @@ from opslog.testing.bucket import Bucket
 from opslog.testing.disk import File
 from opslog.testing.simulation import Process, Simulation
 from opslog.testing.system import ROOT, System
+from opslog.testing.threads import Threading
 
 SEGMENT_BYTES = 600
 """Small, so that logs have many segments."""
@@ -69,7 +70,7 @@ class Directory:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.simulation.threading.installed(), self.system.installed(), _no_exit():
+        with Threading(self.simulation).installed(), self.system.installed(), _no_exit():
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -108,7 +109,7 @@ class ObjectStorage:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.simulation.threading.installed(), patch.object(objects, "_held", Holders()), _no_exit():
+        with Threading(self.simulation).installed(), patch.object(objects, "_held", Holders()), _no_exit():
             yield
 
     def files(self, prefix: str) -> Iterator[tuple[str, bytes]]:

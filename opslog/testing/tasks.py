@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opslog.testing.simulation import Ambience, Died, Process
+from opslog.testing.threads import Threading
 
 if TYPE_CHECKING:
     from opslog.testing.simulation import Thread
@@ -85,7 +86,7 @@ class _Loop(asyncio.BaseEventLoop):
         future: Future[R] = Future()
         self._jobs.append((future, partial(func, *args)))
         if self._pool < _POOL_MAX:
-            self._owner.threading.Thread(target=self._run_jobs, name="pool", daemon=True).start()
+            Threading(self._owner.simulation).Thread(target=self._run_jobs, name="pool", daemon=True).start()
             self._pool += 1
         return asyncio.wrap_future(future, loop=self)
 

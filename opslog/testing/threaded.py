@@ -26,6 +26,7 @@ from opslog.testing import invariants
 from opslog.testing.agents import PAIRS, Agent, Session, Shared
 from opslog.testing.ledger import Attempt, Handout
 from opslog.testing.simulation import Process
+from opslog.testing.threads import Threading
 
 _POLL_SECONDS = 0.7
 """How often at least a thread that watches looks for commits; no other sleep in a store takes just as long."""
@@ -91,10 +92,14 @@ class ThreadedAgent(Agent):
 
         store._environment = replace(process.environment, sleep=sleep)
         working = [
-            process.threading.Thread(target=partial(self._work, process, crew, f"t{number}"), name=f"t{number}")
+            Threading(process.simulation).Thread(
+                target=partial(self._work, process, crew, f"t{number}"), name=f"t{number}"
+            )
             for number in range(1, self._threads)
         ]
-        watching = [process.threading.Thread(target=partial(self._watch, process, crew), name="watch")] * watches
+        watching = [
+            Threading(process.simulation).Thread(target=partial(self._watch, process, crew), name="watch")
+        ] * watches
         for thread in working + watching:
             thread.start()
         self._work(process, crew, "t0")

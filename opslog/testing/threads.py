@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from opslog.testing.faults import Fault
-
-if TYPE_CHECKING:
-    from opslog.testing.simulation import Simulation
-    from opslog.testing.simulation import Thread as Scheduled
+from opslog.testing.simulation import Simulation
+from opslog.testing.simulation import Thread as Scheduled
 
 _FOREVER_SECONDS = 1e6
 """Where a daemon waits as long as this, it waits for work; that the time passes is not simulated."""
@@ -317,9 +315,10 @@ class Thread:
     def of(cls, thread: Scheduled) -> Thread:
         """The one that stands for a thread of the simulation."""
         if thread.handle is None:
-            handle = cls(thread.process.simulation, name=thread.label)
-            handle._thread = thread
-            thread.handle = handle
+            made = cls(thread.process.simulation, name=thread.label)
+            made._thread = thread
+            thread.handle = made
+        assert isinstance(thread.handle, Thread)
         return thread.handle
 
     def __str__(self) -> str:

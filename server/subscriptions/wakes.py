@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from opslog.environment import Environment
 from opslog.server.background import Background
-from opslog.server.http import requests
+from opslog.server.protocol import json_mode
+from opslog.server.protocol.appending import Append
 from opslog.server.protocol.refusals import Refused
 from opslog.server.streams import Streams
 from opslog.server.subscriptions import subscription as subscriptions
@@ -128,8 +129,9 @@ class Wakes:
             "generation": subscription.generation,
             "ts": int(self._environment.time() * 1000),
         }
-        line = msgspec.json.encode(event) + (b"" if stream.is_json else b"\n")
+        message = msgspec.json.encode(event)
+        data = json_mode.record(message) if stream.is_json else message + b"\n"
         try:
-            await self._streams.append(requests.append_of(path, {b"content-type": stream.content_type}, line))
+            await self._streams.append(Append(path, stream.content_type, data))
         except Refused as refused:
             _log.warning("the wake stream %r of subscription %r takes no event: %s", path, subscription.id, refused)

@@ -40,7 +40,7 @@ from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compact import folding
 from opslog.spark.compact.folding import Batches, Place, Stretch
 from opslog.spark.read.planning import pack, split_before
-from opslog.spark.source import url_of
+from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look
 
 RANGE_BYTES = 32 * 1024 * 1024

@@ -26,7 +26,7 @@ from opslog.format.snapshot import Ages, Row, build_archive, decode_rows
 from opslog.snapshot.runs import BlockRun, read_part
 from opslog.spark.read.planning import LogSplit
 from opslog.spark.read.splits import LogReader, winners
-from opslog.spark.source import open_store
+from opslog.spark.stores import open_store
 
 Batches = Iterator[pa.RecordBatch]
 

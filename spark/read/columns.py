@@ -145,3 +145,19 @@ def portions(items: Iterable[T], size: Any) -> Iterator[list[T]]:
                 start, total = place + 1, 0
         if start < len(some):
             yield some[start:]
+
+
+_DDL = {
+    "string": "STRING",
+    "int64": "BIGINT",
+    "int32": "INT",
+    "bool": "BOOLEAN",
+}
+
+
+def ddl(schema: pa.Schema, documents: str | None = None) -> str:
+    """The columns of a view in Spark's words. :param documents: what documents are, in Spark's words; None: text."""
+    kinds = {field.name: _DDL[str(field.type)] for field in schema}
+    if documents is not None:
+        kinds["data"] = f"STRUCT<{documents}>"
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())

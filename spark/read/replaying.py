@@ -17,9 +17,11 @@ from pyspark.sql import functions as F
 
 from opslog.environment import machine_memory
 from opslog.history import Point
+from opslog.spark.read.columns import ddl
 from opslog.spark.read.planning import SPLIT_BYTES, Survey, survey
+from opslog.spark.read.tasks import read_task
 from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
-from opslog.spark.source import ddl, open_store, read_task, url_of
+from opslog.spark.stores import open_store, url_of
 
 _TASK_BYTES_MAX = 768 * 1024 * 1024
 """How much one task reads at most: what is lost if it fails, and what it holds if no document was written twice."""

@@ -23,7 +23,7 @@ from opslog.snapshot.runs import newest_records
 from opslog.spark.read.columns import OPS, Op, op_bytes, ops_columns, ops_of, portions
 from opslog.spark.read.planning import SPLIT_BYTES, pack
 from opslog.spark.read.ranges import RunRange
-from opslog.spark.source import open_store
+from opslog.spark.stores import open_store
 from opslog.spark.stream.offsets import RESYNC, Follower, Offset, Piece, Resync, Stored, Work
 
 try:

@@ -33,7 +33,7 @@ from opslog.format.layout import STAGING, check_name, segment_of
 from opslog.format.manifest import Settings
 from opslog.log.sealing import take_name
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.source import storage_options, url_of
+from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import look
 from opslog.spark.write.rows import Columns, Op
 

@@ -11,6 +11,7 @@ from opslog.format.commits import Set
 from opslog.testing import Process, Simulation, ViolationError, invariants, make_storage, open_store
 from opslog.testing.ledger import Ledger
 from opslog.testing.scenario import Scenario, random_scenario, run
+from opslog.testing.threads import Threading
 
 CALM = Scenario(
     seed=0,
@@ -51,7 +52,7 @@ def test_it_is_known_which_call_wrote_which_commit(durability: Any) -> None:
                 with ledger.attempt(store, "a", ("set", (name, text))):
                     store[name] = {"by": name, "n": number}
 
-        threads = [process.threading.Thread(target=write, args=(name,)) for name in "xyz"]
+        threads = [Threading(process.simulation).Thread(target=write, args=(name,)) for name in "xyz"]
         for thread in threads:
             thread.start()
         for thread in threads:

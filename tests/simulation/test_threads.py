@@ -10,7 +10,7 @@ import pytest
 
 from opslog.testing import Fault, Process, Simulation, make_storage, open_store
 from opslog.testing.simulation import EndlessError
-from opslog.testing.threads import Event
+from opslog.testing.threads import Event, Threading
 
 
 def simulated(target: Callable[[Process], None], seed: int = 0, faults: tuple[Fault, ...] = ()) -> Simulation:
@@ -24,7 +24,9 @@ def simulated(target: Callable[[Process], None], seed: int = 0, faults: tuple[Fa
 
 def started(process: Process, *targets: Callable[[], object]) -> None:
     """Run these in threads of their own, and return when all have ended."""
-    threads = [process.threading.Thread(target=target, name=f"t{number}") for number, target in enumerate(targets)]
+    threads = [
+        Threading(process.simulation).Thread(target=target, name=f"t{number}") for number, target in enumerate(targets)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -46,7 +48,7 @@ def test_a_lock_lets_one_thread_in_at_a_time(kind: str, seed: int) -> None:
     seen: list[str] = []
 
     def target(process: Process) -> None:
-        lock = getattr(process.threading, kind)()
+        lock = getattr(Threading(process.simulation), kind)()
         started(process, *(lambda name=name: in_and_out(process, lock, seen, name) for name in "xyz"))
 
     simulated(target, seed)
@@ -60,7 +62,7 @@ def test_the_seed_decides_in_which_order_threads_run() -> None:
         seen: list[str] = []
 
         def target(process: Process) -> None:
-            lock = process.threading.Lock()
+            lock = Threading(process.simulation).Lock()
             started(process, *(lambda name=name: in_and_out(process, lock, seen, name) for name in "xyz"))
 
         digest = simulated(target, seed).digest
@@ -72,7 +74,7 @@ def test_the_seed_decides_in_which_order_threads_run() -> None:
 
 def test_a_lock_that_is_taken_is_not_waited_for_beyond_the_timeout() -> None:
     def target(process: Process) -> None:
-        lock, began = process.threading.Lock(), process.environment.monotonic()
+        lock, began = Threading(process.simulation).Lock(), process.environment.monotonic()
         lock.acquire()
 
         def try_it() -> None:
@@ -82,7 +84,7 @@ def test_a_lock_that_is_taken_is_not_waited_for_beyond_the_timeout() -> None:
             assert lock.acquire(timeout=100.0)
             assert 40.0 <= process.environment.monotonic() - began < 41.0
 
-        thread = process.threading.Thread(target=try_it)
+        thread = Threading(process.simulation).Thread(target=try_it)
         thread.start()
         process.sleep(40.0)
         lock.release()
@@ -94,7 +96,7 @@ def test_a_lock_that_is_taken_is_not_waited_for_beyond_the_timeout() -> None:
 
 def test_who_has_a_reentrant_lock_may_take_it_again() -> None:
     def target(process: Process) -> None:
-        lock = process.threading.RLock()
+        lock = Threading(process.simulation).RLock()
         with lock, lock:
             started(process, lambda: lock.acquire(blocking=False) and pytest.fail("two have it"))
         started(process, lock.acquire)
@@ -109,7 +111,7 @@ def test_a_condition_wakes_those_who_wait_and_times_out_for_others(seed: int) ->
     taken: list[int] = []
 
     def target(process: Process) -> None:
-        condition, queue = process.threading.Condition(), list[int]()
+        condition, queue = Threading(process.simulation).Condition(), list[int]()
 
         def take() -> None:
             with condition:
@@ -132,7 +134,11 @@ def test_a_condition_wakes_those_who_wait_and_times_out_for_others(seed: int) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_no_wake_up_is_lost(seed: int) -> None:
     def target(process: Process) -> None:
-        condition, event, ready = process.threading.Condition(), process.threading.Event(), list[int]()
+        condition, event, ready = (
+            Threading(process.simulation).Condition(),
+            Threading(process.simulation).Event(),
+            list[int](),
+        )
 
         def wait() -> None:
             with condition:
@@ -152,14 +158,14 @@ def test_no_wake_up_is_lost(seed: int) -> None:
 
 def test_an_event_lets_all_go_on() -> None:
     def target(process: Process) -> None:
-        event, passed = process.threading.Event(), []
+        event, passed = Threading(process.simulation).Event(), []
 
         def wait() -> None:
             assert not event.wait(1.0)
             assert event.wait()
             passed.append(process.environment.monotonic())
 
-        threads = [process.threading.Thread(target=wait) for _ in range(3)]
+        threads = [Threading(process.simulation).Thread(target=wait) for _ in range(3)]
         for thread in threads:
             thread.start()
         process.sleep(10.0)
@@ -176,7 +182,7 @@ def test_an_event_lets_all_go_on() -> None:
 
 def test_thread_locals_belong_to_one_thread() -> None:
     def target(process: Process) -> None:
-        local = process.threading.local()
+        local = Threading(process.simulation).local()
         local.name = "main"
 
         def look(name: str) -> None:
@@ -196,25 +202,25 @@ def test_thread_locals_belong_to_one_thread() -> None:
 
 def test_a_thread_knows_itself() -> None:
     def target(process: Process) -> None:
-        found = []
-        thread = process.threading.Thread(target=lambda: found.append(process.threading.current_thread()), name="t")
+        simulated_threading, found = Threading(process.simulation), []
+        thread = simulated_threading.Thread(target=lambda: found.append(simulated_threading.current_thread()), name="t")
         assert thread.ident is None
         thread.start()
         with pytest.raises(RuntimeError, match="once"):
             thread.start()
         thread.join()
         assert found == [thread]
-        assert process.threading.current_thread() is process.threading.main_thread() is not thread
-        assert process.threading.get_ident() != thread.ident
+        assert simulated_threading.current_thread() is simulated_threading.main_thread() is not thread
+        assert simulated_threading.get_ident() != thread.ident
         with pytest.raises(RuntimeError, match="current"):
-            process.threading.current_thread().join()
+            simulated_threading.current_thread().join()
 
     simulated(target)
 
 
 def test_threads_that_wait_for_each_other_are_named_with_what_they_hold() -> None:
     def target(process: Process) -> None:
-        one, other = process.threading.Lock(), process.threading.Lock()
+        one, other = Threading(process.simulation).Lock(), Threading(process.simulation).Lock()
 
         def take(first: object, second: object) -> None:
             with first:  # type: ignore[attr-defined]
@@ -240,13 +246,13 @@ def test_a_daemon_that_waits_for_work_holds_nobody_up_and_goes_on_with_the_next_
     events: list[Event] = []
 
     def target(process: Process) -> None:
-        event = process.threading.Event()
+        event = Threading(process.simulation).Event()
 
         def serve() -> None:
             event.wait()
             served.append(event)
 
-        process.threading.Thread(target=serve, daemon=True).start()
+        Threading(process.simulation).Thread(target=serve, daemon=True).start()
         programs.append(process)
         events.append(event)
 
@@ -272,7 +278,7 @@ def test_an_error_in_a_thread_ends_the_run() -> None:
 
 def test_a_thread_that_cannot_be_started() -> None:
     def target(process: Process) -> None:
-        thread = process.threading.Thread(target=lambda: pytest.fail("it runs"))
+        thread = Threading(process.simulation).Thread(target=lambda: pytest.fail("it runs"))
         with pytest.raises(RuntimeError, match="can't start new thread"):
             thread.start()
         assert not thread.is_alive()
@@ -286,7 +292,7 @@ def test_all_threads_die_with_their_process_and_what_they_held_is_gone(fault: st
     seen: list[str] = []
 
     def target(process: Process) -> None:
-        lock = process.threading.Lock()
+        lock = Threading(process.simulation).Lock()
 
         def hold() -> None:
             with lock:
@@ -294,7 +300,7 @@ def test_all_threads_die_with_their_process_and_what_they_held_is_gone(fault: st
                 process.sleep(1000.0 if process.run == 1 else 1.0)
                 seen.append(f"{process.run} let go")
 
-        thread = process.threading.Thread(target=hold)
+        thread = Threading(process.simulation).Thread(target=hold)
         thread.start()
         process.sleep(10.0)
         simulation.step("lock-me", lambda fault: None)
@@ -317,7 +323,7 @@ def test_a_pause_is_of_all_threads_and_a_stall_of_one(fault: str, others_go_on: 
                 process.sleep(1.0)
                 ticks.append(process.environment.monotonic())
 
-        thread = process.threading.Thread(target=tick)
+        thread = Threading(process.simulation).Thread(target=tick)
         thread.start()
         process.sleep(10.5)
         simulation.step("call", lambda fault: None)
@@ -333,7 +339,7 @@ def test_a_pause_is_of_all_threads_and_a_stall_of_one(fault: str, others_go_on: 
 
 def test_what_the_simulation_lacks_is_said() -> None:
     with pytest.raises(AttributeError, match="add it to"):
-        _ = Simulation(0).threading.stack_size
+        _ = Threading(Simulation(0)).stack_size
 
 
 @pytest.mark.parametrize("storage", ["posix", "s3"])

@@ -20,7 +20,8 @@ import opslog
 from opslog.archive import list_periods, read_archive
 from opslog.backends import open_backend
 from opslog.errors import HistoryGoneError
-from opslog.format.commits import Batch, Commit, Delete, Record, Seal, Set, Undo
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Seal, Set, SetOp, Undo, encode_commit
+from opslog.format.layout import segment_path
 from opslog.format.torn import joined
 from opslog.history import Point
 from opslog.log import reader as log
@@ -76,9 +77,9 @@ def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[A
                 yield *head, "seal", None, None, None, None, None, None, cancelled
             case Batch():
                 for place, op in enumerate(commit.ops):
-                    data = bytes(op.data).decode() if isinstance(op, opslog.format.commits.SetOp) else None
-                    v = op.v if isinstance(op, opslog.format.commits.SetOp) else None
-                    archived = op.archived if isinstance(op, opslog.format.commits.DeleteOp) else None
+                    data = bytes(op.data).decode() if isinstance(op, SetOp) else None
+                    v = op.v if isinstance(op, SetOp) else None
+                    archived = op.archived if isinstance(op, DeleteOp) else None
                     word = "delete" if data is None else "set"
                     yield *head, word, op.id, data, v, archived, None, place, cancelled
 
@@ -117,7 +118,7 @@ def check_ops(url: str, split_bytes: int, as_of: Point | None = None) -> None:
     lines: dict[tuple[str, int], bytes] = {}
     backend = open_backend(url)
     for each in found:
-        path = opslog.format.layout.segment_path(each[0], each[10])
+        path = segment_path(each[0], each[10])
         line = lines.setdefault((path, each[11]), backend.read(path, each[11]).partition(b"\n")[0])
         assert f'"clock":{each[1]},'.encode() in line[:80]
 
@@ -296,11 +297,9 @@ def test_zeros_that_a_power_cut_left_are_a_torn_tail_wherever_a_log_is_divided(
     with opslog.open(url, agent="a", compact_after=None) as store:
         for number in range(3):
             store[str(number)] = {"n": number}
-    log = tmp_path / opslog.format.layout.segment_path("a", 1)
+    log = tmp_path / segment_path("a", 1)
     lines = [
-        opslog.format.commits.encode_commit(
-            Set("2026-11-24T12:00:00.000000Z", clock, "a", f"{clock}", msgspec.Raw(b'{"n":1}'))
-        )
+        encode_commit(Set("2026-11-24T12:00:00.000000Z", clock, "a", f"{clock}", msgspec.Raw(b'{"n":1}')))
         for clock in range(4, 9)
     ]
     group = b"".join([lines[0], *map(joined, lines[1:])])

@@ -1,0 +1,63 @@
+"""What a demo comes to."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """The call that a kill interrupted. :ivar in_history: whether it happened all the same; either is right."""
+
+    agent: str
+    call: str
+    in_history: bool
+
+
+class AgentSummary(msgspec.Struct, frozen=True):
+    """What an agent did, by its journal.
+
+    :ivar commits: acknowledged to it, and of which kind. :ivar no_change: calls that changed nothing: no such document,
+        nothing to undo, or rolled back.
+    :ivar conflicts: documents that it and, unseen by it, others changed between two of its refreshes.
+    """
+
+    commits: int
+    sets: int
+    deletes: int
+    batches: int
+    undos: int
+    no_change: int
+    refreshes: int
+    conflicts: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The outcome of a demo; `--json` prints it.
+
+    :ivar seconds: from start to end; `writing_seconds`: how long the agents wrote.
+    :ivar commits: acknowledged by the store; `lost`: of them not found; `unknown`: found, and made by nobody.
+    :ivar agreeing: whose states equal the plain replay of the journals.
+    :ivar without_spark: why Spark's replay of the store is not among them; None if it is.
+    :ivar digest: SHA-256 of that state. :ivar directory: where everything is, None when it was removed.
+    """
+
+    ok: bool
+    problems: list[str]
+    seconds: float
+    writing_seconds: float
+    agents: dict[str, AgentSummary]
+    commits: int
+    commits_per_second: float
+    lost: int
+    unknown: int
+    conflicts: int
+    undos: int
+    batches: int
+    kills: int
+    in_flight: list[InFlight]
+    compactions: int
+    documents: int
+    digest: str
+    agreeing: list[str]
+    without_spark: str | None
+    directory: str | None

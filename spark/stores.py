@@ -1,0 +1,59 @@
+"""Which store the options of Spark name, and how a task opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from opslog.backends import Backend, open_backend
+from opslog.errors import UsageError
+
+_OWN = {
+    *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
+    *("startingat", "ongap", "maxbytespertrigger"),
+    "agent",
+}
+"""The options that are not the storage's, in lower case, as Spark hands them over."""
+
+
+def url_of(options: Mapping[str, str]) -> str:
+    """The store's URL; a directory's as an absolute path, because workers may have another working directory.
+
+    :raises UsageError: no store is named, or several, or one that only this process can see.
+    """
+    url = options.get("path")
+    if not url:
+        raise UsageError(
+            "name one store: .load(url), or CREATE TEMPORARY VIEW … USING opslog OPTIONS (path '…'). Several stores "
+            "are a union of several reads. Of a table in its catalog Spark tells a data source in Python nothing, not "
+            "even where it is"
+        )
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme == "memory":
+        raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
+    if separator:
+        return url
+    # What SQL makes of a path.
+    return os.path.abspath(url.removeprefix("file:"))
+
+
+def storage_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """What the backend takes: everything that is not the data source's own. Numbers and JSON objects are understood."""
+    return {name: _value(name, text) for name, text in options.items() if name.lower() not in _OWN}
+
+
+def _value(name: str, text: str) -> Any:
+    if text in ("true", "false") or text.startswith("{"):
+        return msgspec.json.decode(text)
+    return float(text) if name.endswith("_seconds") else int(text) if name.endswith("_bytes") else text
+
+
+def open_store(url: str, options: Mapping[str, Any]) -> Backend:
+    """The storage of a store that exists."""
+    try:
+        return open_backend(url, create=False, **options)
+    except TypeError as error:
+        raise UsageError(f"{url}: {error}: neither opslog nor this storage has such an option") from error
