@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "Options", "Tokens", "app"]
 
-_HOMES = {"App": "asgi", "Options": "options", "Tokens": "tokens", "app": "asgi"}
+_HOMES = {"App": "http.asgi", "Options": "options", "Tokens": "http.tokens", "app": "http.asgi"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ opslog.spark.replay(spark, "s3://bucket/tasks", as_of="2026-11-20T12:00:00Z")
 opslog.spark.compact(spark, "s3://bucket/tasks")
 """
 
-from opslog.spark.compact.compacting import compact
+from opslog.spark.compaction.compacting import compact
 from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
 

@@ -20,7 +20,7 @@ from opslog.format.commits import Delete
 from opslog.format.snapshot import PartEnds, Row, build_parts
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
-from opslog.spark.compact import compacting
+from opslog.spark.compaction import compacting
 from opslog.verify.verify import verify
 
 NOW = 1_800_000_000.0

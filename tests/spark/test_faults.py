@@ -20,8 +20,8 @@ from opslog.backends import open_backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.compact import compacting, folding
-from opslog.spark.compact.folding import Batches
+from opslog.spark.compaction import compacting, folding
+from opslog.spark.compaction.folding import Batches
 from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import start
@@ -58,7 +58,7 @@ def library_compaction(url: Path) -> Compaction:
 
 def _write_parts(batches: Batches, **arguments: object) -> Batches:
     # Taken from the installed module, which no test has changed.
-    from opslog.spark.compact import folding as installed
+    from opslog.spark.compaction import folding as installed
 
     return installed.write_parts(batches, **arguments)  # type: ignore[arg-type]
 

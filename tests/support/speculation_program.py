@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 import opslog.spark
-from opslog.spark.compact import compacting, folding
-from opslog.spark.compact.folding import Batches, Place
+from opslog.spark.compaction import compacting, folding
+from opslog.spark.compaction.folding import Batches, Place
 from opslog.spark.source import DefaultSource
 from opslog.spark.write.writing import OpslogWriter, Staged
 
@@ -46,7 +46,7 @@ def meet(url: str, step: str) -> None:
 def written(step: str, batches: Batches, *, place: Place, **arguments: object) -> Batches:
     """A step of a compaction that writes parts; where it did, it ends when two attempts have."""
     # The module that is installed where the task runs, in which this program has replaced nothing.
-    from opslog.spark.compact import folding as installed
+    from opslog.spark.compaction import folding as installed
 
     done = list(getattr(installed, step)(batches, place=place, **arguments))
     if any(part is not None for batch in done for part in batch.column("part").to_pylist()):

@@ -37,8 +37,8 @@ from opslog.errors import MissingFileError
 from opslog.format.manifest import Manifest, Part, Run
 from opslog.format.snapshot import Ages, PartEnds
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.compact import folding
-from opslog.spark.compact.folding import Batches, Place, Stretch
+from opslog.spark.compaction import folding
+from opslog.spark.compaction.folding import Batches, Place, Stretch
 from opslog.spark.read.planning import pack, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look

@@ -1,0 +1,220 @@
+"""The modules of the project: which imports which, on which floor each is, and where each is tested.
+
+`python -m tests.support.house` writes what docs/architecture.md and docs/modules.md say of that.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"opslog": "opslog", "backends": "opslog.backends", "server": "opslog.server", "spark": "opslog.spark"}
+"""Folders of the checkout, and the names under which they are imported."""
+
+Floors = list[tuple[str, ...]]
+"""From the lowest one up. Modules of one floor may not import each other, but for those of one folder."""
+
+FLOORS: Floors = [
+    ("opslog.errors", "opslog.environment"),
+    ("opslog.format",),
+    ("opslog.backends",),
+    ("opslog.merge", "opslog.concurrency"),
+    ("opslog.snapshot",),
+    ("opslog.log",),
+    ("opslog.compaction",),
+    ("opslog.replica",),
+    ("opslog.history", "opslog.archive", "opslog.stats", "opslog.verify"),
+    ("opslog.store",),
+    ("opslog.opening",),
+    ("opslog.aio",),
+    ("opslog",),  # the public page
+    ("opslog.importers",),
+    ("opslog.bulk",),
+    ("opslog.testing",),
+    ("opslog.server", "opslog.spark"),
+    ("opslog.cli.engines",),
+    ("opslog.demo",),
+    ("opslog.cli",),
+    ("opslog.__main__", "opslog.spark.__main__"),  # commands
+]
+
+SERVER: Floors = [
+    ("opslog.server.protocol",),
+    ("opslog.server.options", "opslog.server.background", "opslog.server.metrics"),
+    ("opslog.server.storage",),
+    ("opslog.server.followers",),
+    ("opslog.server.streams",),
+    ("opslog.server.registry",),
+    ("opslog.server.subscriptions",),
+    ("opslog.server.http",),
+    ("opslog.server",),
+    ("opslog.server.client", "opslog.server.page"),
+]
+
+SPARK: Floors = [
+    ("opslog.spark.java",),
+    ("opslog.spark.sessions",),
+    ("opslog.spark.stores",),
+    ("opslog.spark.read",),
+    ("opslog.spark.write",),
+    ("opslog.spark.stream",),
+    ("opslog.spark.source",),
+    ("opslog.spark.compaction",),
+    ("opslog.spark",),
+    ("opslog.spark.jobs",),
+    ("opslog.spark.__main__",),
+]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The file of each module, packages among them."""
+    found = {}
+    for folder, package in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "discovery" not in path.parts:  # a name that Spark looks for
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Which of our modules a file imports: at its head, in a function, or for types alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module in modules():
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in modules() else node.module
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Which of our modules each of them imports."""
+    return {module: set(imported(path)) - {module} for module, path in modules().items()}
+
+
+def floor_of(module: str, floors: Floors) -> tuple[int, str]:
+    """The number of its floor, and the name by which it is listed: the longest one that fits.
+
+    :raises LookupError: it is on none.
+    """
+    packages = {"opslog", "opslog.server", "opslog.spark"} if floors is not FLOORS else {"opslog"}
+    fitting = [
+        (len(name), number, name)
+        for number, names in enumerate(floors)
+        for name in names
+        if module == name or (name not in packages and module.startswith(f"{name}."))
+    ]
+    if not fitting:
+        raise LookupError(f"{module} is on no floor: list it in tests/support/house.py")
+    _, number, name = max(fitting)
+    return number, name
+
+
+def picture(floors: Floors, package: str) -> str:
+    """The floors and what they import of each other, in the language of Mermaid. An arrow that follows from others is
+    left out."""
+    below: dict[str, set[str]] = {name: set() for names in floors for name in names}
+    for module, others in imports().items():
+        if module.startswith(package):
+            name = floor_of(module, floors)[1]
+            below[name] |= {floor_of(other, floors)[1] for other in others if other.startswith(package)} - {name}
+    reached: dict[str, set[str]] = {}
+    for names in floors:
+        for name in names:
+            reached[name] = below[name].union(*(reached[other] for other in below[name]))
+    lines = ["```mermaid", "flowchart TD"]
+    for names in reversed(floors):
+        for name in names:
+            direct = below[name] - set().union(*(reached[other] for other in below[name]))
+            lines += [f"    {_shown(name, package)} --> {_shown(other, package)}" for other in sorted(direct)]
+    return "\n".join([*lines, "```"])
+
+
+def _shown(name: str, package: str) -> str:
+    """As a node: `opslog.log` is shown as `log`. Its key ends in a character that no word of Mermaid's own ends in."""
+    short = name.removeprefix(f"{package}.")
+    return f'{short.replace(".", "_")}_["{short}"]'
+
+
+def table() -> str:
+    """Every module, what it is for by its own words, and which tests hold it, by folder."""
+    lines: list[str] = []
+    for package in sorted({module.rpartition(".")[0] if not _is_package(module) else module for module in modules()}):
+        inside = [m for m in modules() if m.rpartition(".")[0] == package and not _is_package(m)]
+        folder = modules()[package].parent.relative_to(ROOT).as_posix()
+        lines += [f"### {folder}/", "", _first_sentence(modules()[package]), ""]
+        if inside:
+            lines += ["| module | what it is for | tests |", "| --- | --- | --- |"]
+            lines += [f"| `{m.rpartition('.')[2]}` | {_first_sentence(modules()[m])} | {_tests(m)} |" for m in inside]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _is_package(module: str) -> bool:
+    return modules()[module].name == "__init__.py"
+
+
+def _first_sentence(path: Path) -> str:
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0].split())
+    end = re.search(r"[.:](?= [A-Z`]|$)", text)
+    return (text[: end.start()] if end else text.rstrip(":.")).replace("|", "\\|") + "."
+
+
+@cache
+def _test_imports() -> dict[str, Counter[str]]:
+    """Of each module the tests that import it."""
+    found: dict[str, Counter[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for module in imported(path):
+            found.setdefault(module, Counter())[path.relative_to(ROOT).as_posix()] += 1
+    return found
+
+
+def _tests(module: str) -> str:
+    """Those that are named after it; or those that import it; or, for what only others use, those of its users."""
+    stem = module.rpartition(".")[2]
+    named = list((ROOT / "tests").rglob(f"test_{stem}.py"))
+    if (folder := ROOT / "tests" / stem).is_dir():
+        found = [f"{folder.relative_to(ROOT).as_posix()}/"]
+    elif named:
+        found = sorted(path.relative_to(ROOT).as_posix() for path in named)
+    elif module in _test_imports():
+        found = sorted(_test_imports()[module], key=lambda path: (-_test_imports()[module][path], path))
+    else:
+        users = [user for user, needed in imports().items() if module in needed]
+        through = [f"`{user.removeprefix('opslog.')}`" for user in sorted(users)[:3]]
+        return f"through {', '.join(through)}" if through else "by running it"
+    return ", ".join(f"[{path.removeprefix('tests/')}](../{path})" for path in found[:3])
+
+
+def documents() -> dict[Path, str]:
+    """The documents with what is generated in them, as they should be."""
+    architecture, index = ROOT / "docs/architecture.md", ROOT / "docs/modules.md"
+    text = architecture.read_text(encoding="utf-8")
+    for name, floors, package in (
+        ("library", FLOORS, "opslog"),
+        ("server", SERVER, "opslog.server"),
+        ("spark", SPARK, "opslog.spark"),
+    ):
+        mark, end = f"<!-- floors: {name} -->\n", "<!-- end -->"
+        before, _, rest = text.partition(mark)
+        text = f"{before}{mark}\n{picture(floors, package)}\n\n{end}{rest.partition(end)[2]}"
+    head = index.read_text(encoding="utf-8").partition("<!-- modules -->")[0] if index.exists() else ""
+    return {architecture: text, index: f"{head}<!-- modules -->\n\n{table()}"}
+
+
+def main() -> None:
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
