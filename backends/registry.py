@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from opslog.backends.contract import Backend
 from opslog.errors import InvalidNameError
@@ -45,13 +45,33 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
     text = os.fspath(url)
     if not text:
         raise InvalidNameError(f"{url!r} does not name a store: use a path, or a URL such as memory://name")
-    scheme, separator, _ = text.partition("://")
-    return _factory(scheme if separator else "file")(text, **options)
+    return _factory_of(text)(text, **options)
+
+
+class Parameters(NamedTuple):
+    """The options of a storage. :ivar others: whether it takes others besides, unseen from here."""
+
+    names: frozenset[str]
+    others: bool
+
+
+def parameters(url: str | os.PathLike[str]) -> Parameters:
+    """What the storage of `url` takes as options. :raises InvalidNameError: nothing is known of such URLs."""
+    from inspect import Parameter, signature
+
+    _, *options = signature(_factory_of(os.fspath(url))).parameters.values()
+    named = frozenset(each.name for each in options if each.kind is not Parameter.VAR_KEYWORD)
+    return Parameters(named - {"create"}, any(each.kind is Parameter.VAR_KEYWORD for each in options))
 
 
 def register(scheme: str, factory: Factory) -> None:
     """Let `factory` open the URLs of `scheme` in this process, before any built-in or installed backend."""
     _registered[scheme] = factory
+
+
+def _factory_of(url: str) -> Factory:
+    scheme, separator, _ = url.partition("://")
+    return _factory(scheme if separator else "file")
 
 
 def _factory(scheme: str) -> Factory:

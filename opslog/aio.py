@@ -24,7 +24,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
@@ -34,6 +34,7 @@ from opslog.format.commits import Commit
 from opslog.format.documents import Document
 from opslog.history import Revision
 from opslog.log.writer import LogWriter, Pending
+from opslog.options import OpenOptions
 from opslog.replica.batch import OpenBatch
 from opslog.stats import Stats
 from opslog.store import Store
@@ -48,11 +49,11 @@ _AT_ONCE = 1000
 
 
 @overload
-def open(url: str | os.PathLike[str], *, type: type[T], **options: Any) -> Opening[T]: ...
+def open(url: str | os.PathLike[str], *, type: type[T], **options: Unpack[OpenOptions]) -> Opening[T]: ...
 
 
 @overload
-def open(url: str | os.PathLike[str], **options: Any) -> Opening[Document]: ...
+def open(url: str | os.PathLike[str], *, type: None = ..., **options: Unpack[OpenOptions]) -> Opening[Document]: ...
 
 
 def open(url: str | os.PathLike[str], **options: Any) -> Opening[Any]:

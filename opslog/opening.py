@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from opslog.backends import Appender, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
@@ -15,52 +15,19 @@ from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
 from opslog.log.sealing import take_name
 from opslog.log.writer import Buffer
+from opslog.options import OPEN, Durability, OpenOptions, check_storage_options
 from opslog.replica.state import Loader
 from opslog.store import Store
 
 T = TypeVar("T")
 
-Durability = Literal["fsync", "buffered"]
+
+@overload
+def open(url: str | os.PathLike[str], *, type: type[T], **options: Unpack[OpenOptions]) -> Store[T]: ...
 
 
 @overload
-def open(
-    url: str | os.PathLike[str],
-    *,
-    agent: str = ...,
-    type: type[T],
-    version: int | None = ...,
-    migrate: Migrate | None = ...,
-    read_only: bool = ...,
-    as_of: Point | None = ...,
-    durability: Durability = ...,
-    buffer_seconds: float = ...,
-    buffer_bytes: int = ...,
-    compact_after: int | None = ...,
-    settings: Settings | None = ...,
-    environment: Environment = ...,
-    **storage_options: Any,
-) -> Store[T]: ...
-
-
-@overload
-def open(
-    url: str | os.PathLike[str],
-    *,
-    agent: str = ...,
-    type: None = ...,
-    version: int | None = ...,
-    migrate: Migrate | None = ...,
-    read_only: bool = ...,
-    as_of: Point | None = ...,
-    durability: Durability = ...,
-    buffer_seconds: float = ...,
-    buffer_bytes: int = ...,
-    compact_after: int | None = ...,
-    settings: Settings | None = ...,
-    environment: Environment = ...,
-    **storage_options: Any,
-) -> Store[Document]: ...
+def open(url: str | os.PathLike[str], *, type: None = ..., **options: Unpack[OpenOptions]) -> Store[Document]: ...
 
 
 def open(
@@ -102,6 +69,7 @@ def open(
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.
     :param storage_options: what the backend takes.
+    :raises UsageError: there is no such option, or not with this value.
     :raises AgentBusyError: another live process writes under this agent name (a compaction that seals the log of
         this agent, having found it idle, is waited for). :raises NotFoundError: `read_only`, and
         there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the
@@ -115,6 +83,7 @@ def open(
         raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")
     if version is not None:
         check_version(version)
+    check_storage_options(os.fspath(url), storage_options, "opslog.open", OPEN)
     included = None if as_of is None else conditions(as_of)[1]
     writes = not read_only and as_of is None
     if writes:

@@ -10,6 +10,7 @@ import msgspec
 
 from opslog.backends import Backend, open_backend
 from opslog.errors import UsageError
+from opslog.options import check_storage_options
 
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
@@ -52,8 +53,6 @@ def _value(name: str, text: str) -> Any:
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Backend:
-    """The storage of a store that exists."""
-    try:
-        return open_backend(url, create=False, **options)
-    except TypeError as error:
-        raise UsageError(f"{url}: {error}: neither opslog nor this storage has such an option") from error
+    """The storage of a store that exists. :raises UsageError: it has no such option."""
+    check_storage_options(url, options, 'the data source "opslog"', _OWN)
+    return open_backend(url, create=False, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, liv
 
 def test_with_asyncio_a_late_seal_is_not_taken_for_the_end_of_the_log(world: World) -> None:
     async def write() -> None:
-        options = {"environment": world.environment, "now": world.now, "compact_after": None}
+        options: dict[str, Any] = {"environment": world.environment, "now": world.now, "compact_after": None}
         async with aio.open(world.url, agent="a", **options) as store:
             await store.set("one", {})
             await store.set("two", {})

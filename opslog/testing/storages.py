@@ -162,14 +162,16 @@ def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
 
 def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> Store[Document]:
     """`opslog.open` on a simulated storage, in a simulated process; options as there."""
-    options.setdefault("environment", process.environment)
-    return opslog.open("simulated://store", storage=storage, process=process, **options)
+    return opslog.open("simulated://store", **_options(storage, process, options))
 
 
 def open_async_store(storage: SimulatedStorage, process: Process, **options: Any) -> aio.Opening[Document]:
     """`opslog.aio.open` likewise, in what `opslog.testing.tasks.run_tasks` runs."""
-    options.setdefault("environment", process.environment)
-    return aio.open("simulated://store", storage=storage, process=process, **options)
+    return aio.open("simulated://store", **_options(storage, process, options))
+
+
+def _options(storage: SimulatedStorage, process: Process, options: dict[str, Any]) -> dict[str, Any]:
+    return {"environment": process.environment, "storage": storage, "process": process, **options}
 
 
 def _open_url(url: str, *, storage: SimulatedStorage, process: Process | None, create: bool = True) -> Backend:

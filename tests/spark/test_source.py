@@ -200,7 +200,7 @@ def test_object_storage_with_options(spark: SparkSession, s3_server: Any) -> Non
         ({"period": "2026-Q4"}, 'goes with view "archive"'),
         ({"splitBytes": "0"}, "splitBytes is a number of bytes"),
         ({"asOf": "yesterday"}, "as_of takes a clock"),
-        ({"vew": "ops"}, "neither opslog nor this storage has such an option"),
+        ({"vew": "ops"}, "has no option 'vew': did you mean 'view'"),
         ({"path": "memory://x"}, "in the memory of one process"),
         ({"path": "nowhere"}, "no store at"),
         ({"path": ""}, "name one store"),

@@ -1,0 +1,87 @@
+"""The options of `opslog.open`, each stated once: for type checkers, and for the message about a name that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Literal, TypedDict
+
+from opslog.backends.registry import parameters
+from opslog.environment import Environment
+from opslog.errors import UsageError
+from opslog.format.documents import Migrate
+from opslog.format.manifest import Settings
+from opslog.history import Point
+
+Durability = Literal["fsync", "buffered"]
+
+
+class StorageOptions(TypedDict, total=False):
+    """What the storages that come with opslog take; docs/s3.md says more. Pass what another one takes as a dictionary:
+    ``opslog.open(url, **options)``."""
+
+    now: Callable[[], float]
+    """Of a store in memory: its clock, for tests."""
+    segment_bytes: int
+    """Of a directory: a log begins a new segment once the current one has reached this size."""
+    deadline_seconds: float
+    """Of object storages: how long to find out what became of a put."""
+    lease_seconds: float
+    """Of object storages: how long the lock of a compaction that crashed delays the next one."""
+    anon: bool
+    """This one and the next ones are of `s3fs.S3FileSystem`."""
+    key: str
+    secret: str
+    token: str
+    profile: str
+    endpoint_url: str
+    use_ssl: bool
+    client_kwargs: dict[str, Any]
+    config_kwargs: dict[str, Any]
+    s3_additional_kwargs: dict[str, Any]
+    config: dict[str, Any]
+    """This one and the next ones are of obstore's stores, for gs:// and az://."""
+    client_options: dict[str, Any]
+    retry_options: dict[str, Any]
+    credential_provider: Any
+
+
+class OpenOptions(StorageOptions, total=False):
+    """What `opslog.open` takes besides the URL and `type`; its docstring says what each means."""
+
+    agent: str
+    version: int | None
+    migrate: Migrate | None
+    read_only: bool
+    as_of: Point | None
+    durability: Durability
+    buffer_seconds: float
+    buffer_bytes: int
+    compact_after: int | None
+    settings: Settings | None
+    environment: Environment
+
+
+OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__annotations__})
+"""What `opslog.open` takes for itself."""
+
+
+def check_storage_options(url: str, given: Mapping[str, Any], whose: str, own: Set[str]) -> None:
+    """Refuse a name that neither the caller nor the storage has, and one that is nearly one of the caller's: some
+    storages ignore what they do not know.
+
+    :param whose: the caller, for the message.
+    :param own: what it takes for itself.
+    :raises UsageError: names the option, and the nearest one that there is.
+    """
+    if not given:
+        return
+    from difflib import get_close_matches  # only for those who give such options
+
+    takes = parameters(url)
+    for name in given:
+        if name in takes.names or (takes.others and not get_close_matches(name, own, cutoff=0.8)):
+            continue
+        nearest = get_close_matches(name, own | takes.names, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(own))}."
+        storage = f"This storage takes {', '.join(sorted(takes.names))}" if takes.names else "This storage takes none"
+        raise UsageError(f"{whose} has no option {name!r}: {hint} {storage}")
