@@ -15,6 +15,7 @@ from opslog.errors import NotFoundError
 from opslog.format.commits import Record, Set, Stamp, encode_commit
 from opslog.format.layout import ARCHIVE, archive_of, archive_path, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
+from opslog.merge.stamps import newer
 from opslog.replica.state import State
 from opslog.snapshot.runs import read_blocks
 
@@ -101,9 +102,8 @@ def newest_archived(backend: Backend, files: Iterable[tuple[str, list[Block]]]) 
         for block in read_blocks(backend, path, blocks):
             for row in block:
                 record = row.record
-                known = records.get(record.id)
-                if isinstance(record, Set) and (known is None or record.outranks(known)):
-                    records[record.id] = record
+                if isinstance(record, Set):
+                    records[record.id] = newer(record, records.get(record.id))
     return records
 
 

@@ -23,6 +23,7 @@ from opslog.format.commits import Commit, Record, Stamp, Undo
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.log.reader import Cursor, LogSource, Segment, all_logs, list_segments, log_source
+from opslog.merge.stamps import stamp_of
 from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
@@ -130,7 +131,7 @@ def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | N
         start = oldest.cut.get(agent, START)
         cursor = Cursor.at(agent, Cut(start.segment, 0, 0, start.there) if since is None else start)
         logs.append(_read_retained(log_source(backend, {agent: cursor}, {agent: listed}), cursor, listed, newest))
-    merged = heapq.merge(*logs, key=lambda commit: commit.stamp)
+    merged = heapq.merge(*logs, key=stamp_of)
     return (commit for commit in merged if since is None or commit.clock > since)
 
 

@@ -10,11 +10,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from opslog.backends import Backend, open_backend
+from opslog.chunks import batched
 from opslog.environment import Environment, format_ts
 from opslog.errors import UsageError
 from opslog.format.commits import Set, encode_commit
@@ -99,17 +99,17 @@ def _sync(path: str | Path) -> None:
         os.close(number)
 
 
-def _told(records: Iterator[Set], tell: Tell | None) -> Iterator[list[Set]]:
+def _told(records: Iterator[Set], tell: Tell | None) -> Iterator[tuple[Set, ...]]:
     """The records, so many at once."""
     written = 0
-    while some := list(islice(records, _TOGETHER)):
+    for some in batched(records, _TOGETHER):
         yield some
         written += len(some)
         if tell:
             tell(written)
 
 
-def _write_lines(records: Iterator[list[Set]], path: Path) -> int:
+def _write_lines(records: Iterator[tuple[Set, ...]], path: Path) -> int:
     written = 0
     with path.open("xb") as out:
         for some in records:
@@ -118,7 +118,7 @@ def _write_lines(records: Iterator[list[Set]], path: Path) -> int:
     return written
 
 
-def _write_parquet(records: Iterator[list[Set]], path: Path) -> int:
+def _write_parquet(records: Iterator[tuple[Set, ...]], path: Path) -> int:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -148,7 +148,7 @@ def _row(record: Set) -> tuple[str, bytes, int, str, str, int]:
     return record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v
 
 
-def _write_store(records: Iterator[list[Set]], directory: Path, state: State, environment: Environment) -> int:
+def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: State, environment: Environment) -> int:
     newest = ""
 
     def rows() -> Iterator[Row]:

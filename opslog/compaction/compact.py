@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
 from typing import Literal, Protocol
 
 import msgspec
 
 from opslog.backends import Appender, Backend
+from opslog.chunks import batched
 from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
@@ -36,6 +36,7 @@ from opslog.log.reader import Cursor, Segments, Stretch, all_logs, list_log, lis
 from opslog.log.sealing import logs_of_the_gone, seal_all
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
+from opslog.merge.stamps import outranks
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, merge_rows
 
@@ -295,7 +296,7 @@ class _Winners:
         self._unfolded = tail.merge.contested
         self.documents = 0
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
-        self._rows = deque(iter(lambda: tuple(islice(winners, _TOGETHER)), ()))
+        self._rows = deque(batched(winners, _TOGETHER))
         """In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them."""
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)
@@ -306,7 +307,7 @@ class _Winners:
         for id in in_order(settled):
             record = settled.pop(id)  # from here on its line is enough
             stored = first_found(lookups, id)
-            if stored is None or record.outranks(stored):
+            if stored is None or outranks(record, stored):
                 self.documents += isinstance(record, Set) - isinstance(stored, Set)
                 yield Row.new(record)
 

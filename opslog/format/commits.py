@@ -23,8 +23,7 @@ from opslog.errors import CorruptError, UsageError
 from opslog.format.exact import UNREADABLE, InexactError, load_document
 
 Stamp = tuple[int, str]
-"""(clock, agent): unique per commit, totally ordered. The winner of a document is its record with the greatest
-stamp."""
+"""(clock, agent): unique per commit. `opslog.merge.stamps` says how they are ordered, and what follows from that."""
 
 CLOCK_MAX = 2**63 - 1
 """So that a clock fits the signed 64-bit integer of every other language that reads a log."""
@@ -47,10 +46,6 @@ class _Commit(msgspec.Struct, gc=False, tag_field="op"):
     @property
     def stamp(self) -> Stamp:
         return self.clock, self.agent
-
-    def outranks(self, other: _Commit) -> bool:
-        """Whether its stamp is the greater one."""
-        return self.clock > other.clock or (self.clock == other.clock and self.agent > other.agent)
 
     @property
     def op(self) -> str:

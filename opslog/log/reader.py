@@ -12,12 +12,13 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from opslog.backends import Backend, Entry, Range
+from opslog.chunks import batched
 from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.format.commits import CLOCK_MAX, Commit, decode_commits, detached
 from opslog.format.layout import log_prefix, segment_of, segment_path
@@ -281,19 +282,14 @@ class Cursor(msgspec.Struct):
             raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
 
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
-        path, want = segment_path(self.agent, self.segment), _READ_BYTES
-        while True:
-            data = source.read(path, self.offset, self.offset + want)
-            has_zeros = b"\0" in data
-            if has_zeros:  # what they are can only be told with all that follows
-                data = source.read(path, self.offset)
-            end = sound_length(data)
-            if end:
-                yield from self._decode(data[:end], path)
-            if has_zeros or len(data) < want:
+        path = segment_path(self.agent, self.segment)
+        for start, lines in read_lines(source.read, path, self.offset):
+            if b"\0" in lines:  # what they are can only be told with all that follows
+                rest = source.read(path, start)
+                yield from self._decode(rest[: sound_length(rest)], path)
                 return
-            # A full read without a newline is a part of a long line: ask for more of it.
-            want = _READ_BYTES if end else want * 2
+            if lines.endswith(b"\n"):
+                yield from self._decode(lines, path)
 
     def _decode(self, lines: bytes, path: str) -> Iterator[tuple[Cut, Commit]]:
         commits = decode_commits(lines, path, self.offset)
@@ -318,6 +314,28 @@ class Cursor(msgspec.Struct):
             path,
             offset,
         )
+
+
+def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """(offset, whole lines) of a file from a byte on, about a megabyte at a time; what follows the last newline comes
+    as a last piece without one.
+
+    :param start: where a line begins. :param read: reads the bytes of a file from one place to another, or fewer where
+        it ends before. Not called beyond the end of the file.
+    """
+    want = _READ_BYTES
+    while True:
+        data = read(path, start, start + want)
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield start, data[:end]
+        if len(data) < want:
+            if end < len(data):
+                yield start + end, data[end:]
+            return
+        # A full read without a newline is a part of a long line: ask for more of it.
+        want = _READ_BYTES if end else want * 2
+        start += end
 
 
 def log_source(
@@ -355,11 +373,11 @@ def by_turns(
 ) -> Iterator[tuple[str, T]]:
     """The stretches of logs that are read from a source, each newest first: always one of the log whose rest may be the
     newest, as that is below the `lowest` clock of a stretch. Where segments are fetched in groups, log by log."""
-    while some := list(islice(readers, _BY_TURNS if source.segments_grow else 1)):
+    for some in batched(readers, _BY_TURNS if source.segments_grow else 1):
         yield from _by_turns(some, lowest)
 
 
-def _by_turns(readers: list[tuple[str, Iterator[T]]], lowest: Callable[[T], int]) -> Iterator[tuple[str, T]]:
+def _by_turns(readers: Iterable[tuple[str, Iterator[T]]], lowest: Callable[[T], int]) -> Iterator[tuple[str, T]]:
     waiting = [(-CLOCK_MAX, agent, reader) for agent, reader in readers]
     heapq.heapify(waiting)
     while waiting:

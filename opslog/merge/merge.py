@@ -2,8 +2,7 @@
 
 The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
 
-An undo at place p of its log cancels a commit at place p - window or later. So a commit with `window` commits of its
-agent after it can never be cancelled any more: it is *settled*. Everything else follows from that one fact:
+A commit that no undo can reach any more (`opslog.merge.reach`) is *settled*. Everything else follows from that:
 
 - Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
   kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
@@ -21,6 +20,8 @@ from typing import cast
 import msgspec
 
 from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.merge.reach import farthest, reachable_after
+from opslog.merge.stamps import newer, outranks
 
 _PLAIN = frozenset[type]({Set, Delete})
 """Commits that are their own only record, and say nothing of others."""
@@ -78,8 +79,8 @@ class Merge:
         else:
             self._contest(entry.records)
         log.append(entry)
-        keep = 0 if isinstance(commit, Seal) else self.window
-        while len(log) > keep:
+        reachable = reachable_after(commit, self.window)
+        while len(log) > reachable:
             self._settle(log.popleft())
         return touched
 
@@ -98,14 +99,14 @@ class Merge:
             log = logs.get(agent)
             if log is None:
                 recent = self.recent[agent] = deque()
-                log = logs[agent] = _Loading(agent, recent, room=self.window, reach=self.window - 1)
+                log = logs[agent] = _Loading(agent, recent, room=self.window, reach=farthest(-1, self.window))
             if commits and log.seen > log.reach and _PLAIN.issuperset(map(type, commits)):
                 # Each is settled and not cancelled, and within a log the later one outranks the earlier.
                 log.seen += len(commits)
                 found = {commit.id: commit for commit in cast(list[Record], commits)}
                 is_older = commits[-1].clock < oldest  # than all that is settled
                 for id in found.keys() & settled.keys():
-                    if is_older or settled[id].outranks(found[id]):
+                    if is_older or outranks(settled[id], found[id]):
                         del found[id]
                 for record in found.values():
                     detached(record, agent)
@@ -113,7 +114,7 @@ class Merge:
             else:
                 for record in self._settled_in(log, commits):
                     best = settled.get(record.id)
-                    if best is None or record.outranks(best):
+                    if best is None or outranks(record, best):
                         settled[record.id] = detached(record, agent)
             if commits:
                 oldest = min(oldest, commits[0].clock)
@@ -126,9 +127,9 @@ class Merge:
                 yield commit
                 continue
             if isinstance(commit, Undo):
-                reach = log.undone[commit.target] = back + self.window
+                reach = log.undone[commit.target] = farthest(back, self.window)
             elif isinstance(commit, Seal):
-                log.room = 0
+                log.room = reachable_after(commit, self.window)
                 log.undone.clear()
             cancelled = log.undone.get(commit.clock, -1) >= back
             if len(log.recent) < log.room:
@@ -145,8 +146,7 @@ class Merge:
         """The record that wins among everything applied, None where no record is left."""
         best = self.settled.get(id)
         for record in self.contested.get(id, ()):
-            if best is None or record.outranks(best):
-                best = record
+            best = newer(record, best)
         return best
 
     def winners(self) -> dict[str, Record]:
@@ -183,9 +183,7 @@ class Merge:
             return
         for record in entry.records:
             self._withdraw(record)
-            best = self.settled.get(record.id)
-            if best is None or record.outranks(best):
-                self.settled[record.id] = record
+            self.settled[record.id] = newer(record, self.settled.get(record.id))
 
     def _withdraw(self, record: Record) -> None:
         records = self.contested[record.id]
@@ -207,7 +205,5 @@ def reference(commits: Iterable[Commit]) -> dict[str, Record]:
     for commit in commits:
         if commit.stamp not in cancelled:
             for record in commit.records:
-                best = winners.get(record.id)
-                if best is None or record.stamp > best.stamp:
-                    winners[record.id] = record
+                winners[record.id] = newer(record, winners.get(record.id))
     return winners

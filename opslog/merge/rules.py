@@ -10,6 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from opslog.format.commits import Batch, Commit, Seal, Undo
+from opslog.merge.reach import reachable_after
 
 
 def clock_fault(before: int, commit: Commit) -> str | None:
@@ -36,7 +37,8 @@ class UndoWindow:
     """
 
     def __init__(self, window: int, *, is_whole: bool) -> None:
-        self._passed: deque[_Passed] = deque(maxlen=window)
+        self._window = window
+        self._passed: deque[_Passed] = deque()
         self._cancelled: set[int] = set()
         self._is_known = is_whole
 
@@ -69,16 +71,10 @@ class UndoWindow:
 
     def follow(self, commit: Commit) -> None:
         """Take in the next commit of the log."""
-        if isinstance(commit, Seal):
-            self._passed.clear()
-            self._cancelled.clear()
-            self._is_known = True
-            return
         if isinstance(commit, Undo):
             self._cancelled.add(commit.target)
-        if len(self._passed) == self._passed.maxlen:
-            self._is_known = True
-            if self._passed:
-                self._cancelled.discard(self._passed[0].clock)
-        has_records = bool(commit.ops) if isinstance(commit, Batch) else not isinstance(commit, Undo)
+        has_records = bool(commit.ops) if isinstance(commit, Batch) else not isinstance(commit, Undo | Seal)
         self._passed.append(_Passed(commit.clock, has_records))
+        while len(self._passed) > reachable_after(commit, self._window):
+            self._cancelled.discard(self._passed.popleft().clock)
+            self._is_known = True

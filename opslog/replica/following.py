@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -204,7 +204,7 @@ class Following(Documents[T]):
         self._compaction.tail_cost += cost
         self._looked = at
 
-    def _take(self, commits: list[Commit], cursor: Cursor) -> None:
+    def _take(self, commits: Sequence[Commit], cursor: Cursor) -> None:
         """Commits of another agent come into the state and the news; the cursor is where they end."""
 
         def take(state: State) -> None:

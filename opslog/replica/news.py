@@ -40,7 +40,7 @@ class News:
         self._waiting: deque[Commit | Gap] = deque()
         self._lock = threading.RLock()
 
-    def add(self, commits: list[Commit], cursor: Cursor) -> None:
+    def add(self, commits: Iterable[Commit], cursor: Cursor) -> None:
         """Commits came, and this is where they end in their log."""
         with self._lock:
             self._waiting += commits

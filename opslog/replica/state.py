@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from operator import attrgetter
 
 import msgspec
 
 from opslog.backends import Backend
+from opslog.chunks import batched
 from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
@@ -31,6 +31,7 @@ from opslog.log.reader import (
 )
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
+from opslog.merge.stamps import newer
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
 
@@ -236,7 +237,7 @@ class State:
         for run in self.runs:
             stored = run.get(id)
             if stored is not None:
-                return _newer(winner, stored)
+                return stored if winner is None else newer(winner, stored)
         return winner
 
     def _outranks_all(self, winner: Record) -> bool:
@@ -245,12 +246,6 @@ class State:
 
     def _stored_live(self, id: str) -> bool | None:
         return next((live for run in self.runs if (live := run.is_live(id)) is not None), None)
-
-
-def _newer(winner: Record | None, stored: Record | None) -> Record | None:
-    if winner is None or stored is None:
-        return winner or stored
-    return winner if winner.outranks(stored) else stored
 
 
 def _retained(records: Iterator[Set]) -> Iterator[Set]:
@@ -279,7 +274,7 @@ def live_records(
         record: Record | None = stored
         while winner is not None and winner.id <= stored.id:
             if winner.id == stored.id:
-                record = winner if winner.id in overlaid else _newer(winner, stored)
+                record = winner if winner.id in overlaid else newer(winner, stored)
             elif isinstance(winner, Set):
                 yield winner
             winner = next(above, None)
@@ -341,7 +336,7 @@ class Loader:
 
 def read_on(
     backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, check: Callable[[], None] | None = None
-) -> Iterator[tuple[list[Commit], Cursor]]:
+) -> Iterator[tuple[Sequence[Commit], Cursor]]:
     """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
     (None of them, where it only moves.) The cursors that are given stay where they are.
 
@@ -361,9 +356,9 @@ def read_on(
     for agent, listed in logs.items():
         cursor = starts[agent]
         commits = (commit for _, commit in cursor.read(source, listed))
-        while some := list(islice(commits, _TOGETHER)):
+        for some in batched(commits, _TOGETHER):
             yield some, msgspec.structs.replace(cursor)
-        yield [], cursor
+        yield (), cursor
 
 
 class _Checked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -19,6 +19,15 @@ _ATTEMPTS_MAX = 1000
 
 _MISSES_MAX = 5
 """How often a file may be missing under one and the same manifest before it is called lost."""
+
+
+def first_retained(numbers: Sequence[int], oldest: int) -> int:
+    """At which place, in the numbers of the manifests that are there, those begin that are retained: the newest, and
+    before it all that follow each other without a gap, from the `oldest` that the newest names. Pure."""
+    first = max(0, len(numbers) - 1)
+    while first and numbers[first - 1] == numbers[first] - 1 >= oldest:
+        first -= 1
+    return first
 
 
 class ManifestStore:
@@ -42,13 +51,10 @@ class ManifestStore:
         """
         while entries := self.entries():
             try:
-                oldest = self._take(entries[-1][0]).oldest
+                newest = self._take(entries[-1][0])
             except MissingFileError:
                 continue  # superseded and collected between the listing and the read
-            low = len(entries) - 1
-            while low > 0 and entries[low - 1][0] == entries[low][0] - 1 >= oldest:
-                low -= 1
-            return entries[low:]
+            return entries[first_retained([number for number, _ in entries], newest.oldest) :]
         return []
 
     def oldest(self) -> Manifest:

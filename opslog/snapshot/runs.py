@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import orjson
 
 from opslog.backends import Backend, Buffer
+from opslog.chunks import packed
 from opslog.errors import CorruptError, MissingFileError
 from opslog.format.commits import Record, Set, decode_record, decode_records
 from opslog.format.layout import SNAPSHOTS, index_path
@@ -39,17 +40,20 @@ _PASS = 8
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
     """The rows of neighbouring blocks of one file, block by block, verified. :raises CorruptError, MissingFileError:"""
-    first = 0
-    while first < len(blocks):
-        start, stop = blocks[first].offset, blocks[first].offset
-        end = first
-        while end < len(blocks) and (end == first or blocks[end].offset + blocks[end].length - start <= _READ_BYTES):
-            stop = blocks[end].offset + blocks[end].length
-            end += 1
-        data = backend.read(path, start, stop)
-        for block in blocks[first:end]:
-            yield decode_block(data[block.offset - start : block.offset - start + block.length], block, path)
-        first = end
+    for block, data in block_bytes(backend.read, path, blocks):
+        yield decode_block(data, block, path)
+
+
+def block_bytes(
+    read: Callable[[str, int, int], bytes], path: str, blocks: Iterable[Block]
+) -> Iterator[tuple[Block, bytes]]:
+    """Each of the neighbouring blocks of one file with its bytes, which are not verified, and fewer than it should have
+    where the file ends before. Reads about a megabyte at a time."""
+    for some in packed(blocks, lambda block: block.length, _READ_BYTES):
+        start = some[0].offset
+        data = read(path, start, some[-1].offset + some[-1].length)
+        for block in some:
+            yield block, data[block.offset - start : block.offset - start + block.length]
 
 
 def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:

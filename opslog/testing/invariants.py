@@ -15,6 +15,7 @@ from typing import NoReturn, ParamSpec
 from opslog.format.commits import Commit, Delete, Record, Seal, Set, Undo
 from opslog.merge.merge import reference
 from opslog.merge.rules import UndoWindow, clock_fault
+from opslog.merge.stamps import is_greater, outranks
 from opslog.testing.ledger import Attempt, Handout, content_of
 from opslog.verify.verify import Report
 
@@ -182,7 +183,7 @@ def own_writes_are_read(state: Mapping[str, object], expected: Mapping[str, obje
 @_invariant
 def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str | None:
     """What was written after something had been read outranks it for everybody."""
-    if (attempt.clock, attempt.agent) > read.stamp:
+    if is_greater((attempt.clock, attempt.agent), read.stamp):
         return None
     return f"{attempt} was acknowledged after what is at {read.stamp} had been read, and loses against it"
 
@@ -248,7 +249,7 @@ def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, 
                 if kept is None:
                     return f"{record.id} was archived to {record.archived} at {record.stamp} and is not there"
                 written = reference(log[:number]).get(record.id)
-                if isinstance(written, Set) and written.outranks(kept):
+                if isinstance(written, Set) and outranks(written, kept):
                     return f"{written.stamp} of {record.id} was deleted at {record.stamp}, and {kept.stamp} is archived"
     return None
 

@@ -22,12 +22,10 @@ from opslog.format.exact import InexactError, load_document, loads
 from opslog.format.layout import check_name, index_path
 from opslog.format.manifest import Manifest, Part
 from opslog.format.snapshot import Block, Index, decode_index
-from opslog.log.reader import LogSource
+from opslog.log.reader import LogSource, read_lines
+from opslog.snapshot.runs import block_bytes
 
 T = TypeVar("T", bound=Commit)
-
-_READ_BYTES = 1024 * 1024
-"""How much of a file is read at once."""
 
 _TS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z", re.ASCII)
 
@@ -113,34 +111,6 @@ class Reader:
         if self._progress:
             self._progress(self.bytes, max(self._total, self.bytes))
         return data
-
-    def lines(self, path: str, source: LogSource | None = None) -> Iterator[tuple[int, bytes]]:
-        """(offset, whole lines), piece by piece; what follows the last newline comes as a last piece without one."""
-        offset, want = 0, _READ_BYTES
-        while True:
-            data = self.read(path, offset, offset + want, source)
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield offset, data[:end]
-                offset += end
-            if len(data) < want:
-                if end < len(data):
-                    yield offset, data[end:]
-                return
-            # A full read without a newline is a part of a long line: ask for more of it.
-            want = _READ_BYTES if end else want * 2
-
-    def blocks(self, path: str, blocks: Sequence[Block]) -> Iterator[tuple[Block, bytes]]:
-        """Each of the neighbouring blocks with its bytes, fewer than it should have where the file ends before."""
-        first = 0
-        while first < len(blocks):
-            start, end = blocks[first].offset, first + 1
-            while end < len(blocks) and blocks[end].offset + blocks[end].length - start <= _READ_BYTES:
-                end += 1
-            data = self.read(path, start, blocks[end - 1].offset + blocks[end - 1].length)
-            for block in blocks[first:end]:
-                yield block, data[block.offset - start : block.offset - start + block.length]
-            first = end
 
 
 def decode_each(
@@ -303,7 +273,7 @@ class FileCheck:
             if self.index:
                 self._check_blocks(self.index.blocks, after, manifest)
             else:
-                for offset, lines in self._reader.lines(self.path):
+                for offset, lines in read_lines(self._reader.read, self.path):
                     after = self._check_lines(lines, offset, after, manifest)
             if size is not None and self._bytes < size:
                 self.report.error(
@@ -317,7 +287,7 @@ class FileCheck:
             self.report.error(self.path, error.offset, str(error))
 
     def _check_blocks(self, blocks: Sequence[Block], after: str | None, manifest: Manifest | None) -> None:
-        for block, data in self._reader.blocks(self.path, blocks):
+        for block, data in block_bytes(self._reader.read, self.path, blocks):
             if len(data) < block.length:
                 self._bytes += len(data)
                 return

@@ -6,13 +6,14 @@ Reads the segments that there are, from first to last, in one pass that remember
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from opslog.errors import CorruptError, MissingFileError
 from opslog.format.commits import Commit, Undo, decode_commits
 from opslog.format.layout import manifest_path, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.format.torn import sound_length
-from opslog.log.reader import Cursor, Segment, log_source
+from opslog.log.reader import Cursor, Segment, log_source, read_lines
 from opslog.merge.rules import UndoWindow, clock_fault
 from opslog.verify.files import Reader, Report, decode_each
 
@@ -97,7 +98,7 @@ class LogCheck:
         path = segment_path(self._agent, number)
         self._pass_cuts(number, 0)
         try:
-            for offset, lines in self._reader.lines(path, self._source):
+            for offset, lines in read_lines(partial(self._reader.read, source=self._source), path):
                 if b"\0" in lines and self._is_cut_short(number, path, offset):
                     break
                 if lines.endswith(b"\n"):

@@ -27,7 +27,7 @@ from opslog.format.layout import (
 )
 from opslog.format.manifest import Manifest, Part, Run, decode_manifest
 from opslog.log.reader import list_log, list_segments
-from opslog.snapshot.manifests import ManifestStore
+from opslog.snapshot.manifests import ManifestStore, first_retained
 from opslog.snapshot.runs import BlockRun, merge_rows
 from opslog.verify.files import FileCheck, Problem, Reader, Report
 from opslog.verify.leftovers import find_leftovers
@@ -107,10 +107,8 @@ class _Verification:
             if number not in self._known and number not in self._unreadable:
                 self._read_manifest(number)
         newest = self._known.get(numbers[-1]) if numbers else None
-        low = len(numbers) - 1
-        while low > 0 and numbers[low - 1] == numbers[low] - 1 >= (newest.oldest if newest is not None else 0):
-            low -= 1
-        self._retained = [self._known[number] for number in numbers[max(0, low) :] if number in self._known]
+        first = first_retained(numbers, newest.oldest if newest is not None else 0)
+        self._retained = [self._known[number] for number in numbers[first:] if number in self._known]
         return numbers
 
     def _read_manifest(self, number: int) -> None:

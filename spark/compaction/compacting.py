@@ -31,15 +31,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
+from opslog.chunks import packed
 from opslog.compaction.compact import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
 from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError
 from opslog.format.manifest import Manifest, Part, Run
 from opslog.format.snapshot import Ages, PartEnds
+from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import folding
 from opslog.spark.compaction.folding import Batches, Place, Stretch
-from opslog.spark.read.planning import pack, split_before
+from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look
 
@@ -117,7 +119,7 @@ class _Fold:
         found, recent = self.tails.found, self.tails.recent
         splits = [split for log in found.logs for split in split_before(log, recent[log.agent].place)]
         with _others_first(self.place, found.manifest):
-            rows, read = self._fold(pack(splits, lambda split: split.cost))
+            rows, read = self._fold(list(packed(splits, lambda split: split.cost, SPLIT_BYTES)))
         counts: dict[str, int] = {}
         ts = max([found.manifest.ts, *(each.ts for each in recent.values())])
         for agent, commits, newest_ts in read:
@@ -142,7 +144,7 @@ class _Fold:
         rows = (
             folded.where("id is not null")
             .repartitionByRange(ranges, "id")
-            .sortWithinPartitions("id", col("clock").desc(), col("agent").desc())
+            .sortWithinPartitions("id", *(col(field).desc() for field in stamps.FIELDS))
             .mapInArrow(partial(folding.win, place=self.place, runs=manifest.runs), folding.ROWS)
         )
         unfolded = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))

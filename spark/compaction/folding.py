@@ -17,12 +17,14 @@ import msgspec
 import pyarrow as pa
 
 from opslog.backends import Backend
+from opslog.chunks import packed
 from opslog.compaction.compact import first_found
 from opslog.errors import AlreadyExistsError
 from opslog.format.commits import Delete, Record
 from opslog.format.layout import index_path, part_path
 from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Ages, Row, build_archive, decode_rows
+from opslog.merge.stamps import is_greater
 from opslog.snapshot.runs import BlockRun, read_part
 from opslog.spark.read.planning import LogSplit
 from opslog.spark.read.splits import LogReader, winners
@@ -107,7 +109,7 @@ def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
                     continue
                 previous = id
                 stored = first_found(lookups, id)
-                if stored is None or (clock, agent) > stored.stamp:
+                if stored is None or is_greater((clock, agent), stored.stamp):
                     yield range_number, id, deleted, line, (deleted is None) - _is_live(stored)
 
         yield from _batched(winners(), _schema(ROWS), 3)
@@ -258,18 +260,10 @@ def _rows(batches: Batches, *columns: str) -> Iterator[tuple[Any, ...]]:
 
 def _batched(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, line: int | None) -> Batches:
     """Rows as batches. :param line: the place of the column that is long."""
-    together: list[tuple[Any, ...]] = []
-    size = 0
-    for row in rows:
-        together.append(row)
-        size += len(row[line] or b"") if line is not None else 0
-        if len(together) >= _ROWS or size >= _BYTES:
-            yield _batch(together, schema)
-            together, size = [], 0
-    if together:
-        yield _batch(together, schema)
+    for some in packed(rows, lambda row: 0 if line is None else len(row[line] or b""), _BYTES, _ROWS):
+        yield _batch(some, schema)
 
 
-def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(rows: tuple[tuple[Any, ...], ...], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

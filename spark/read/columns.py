@@ -6,13 +6,14 @@ Text goes over as the bytes that are stored, in one piece per column: a document
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from opslog.chunks import packed
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Undo
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ ROWS = 10_000
 """How many rows go over together, at most."""
 
 BYTES = 8 * 1024 * 1024
-"""How many bytes of documents go over together; one more document may come on top."""
+"""How many bytes of documents go over together; a longer document goes by itself."""
 
 STATE = pa.schema(
     [
@@ -133,18 +134,9 @@ def op_bytes(op: Op) -> int:
     return len(op.op.data) if isinstance(op.op, Set | SetOp) else 0
 
 
-def portions(items: Iterable[T], size: Any) -> Iterator[list[T]]:
-    """Items in lists of at most `ROWS`, and of not much more than `BYTES` by `size`."""
-    items = iter(items)
-    while some := list(islice(items, ROWS)):
-        start = total = 0
-        for place, item in enumerate(some):
-            total += size(item)
-            if total >= BYTES:
-                yield some[start : place + 1]
-                start, total = place + 1, 0
-        if start < len(some):
-            yield some[start:]
+def portions(items: Iterable[T], size: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
+    """Items, as many as go over together; `size`: how many bytes of documents an item has."""
+    return packed(items, size, BYTES, ROWS)
 
 
 _DDL = {

@@ -15,22 +15,21 @@ A log is cut anywhere: a line belongs to the piece in which its first byte lies 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from opslog.backends import Backend
 from opslog.errors import MissingFileError
-from opslog.format.commits import Commit, Seal, Undo
+from opslog.format.commits import Commit, Undo
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.history import Point, conditions, manifest_before
 from opslog.log.reader import SEGMENT_COST, Cursor, Segment, all_logs, list_segments, log_source
+from opslog.merge.reach import reachable_after
 from opslog.snapshot.manifests import ManifestStore
-
-T = TypeVar("T")
 
 SPLIT_BYTES = 64 * 1024 * 1024
 """How much one task reads: a few seconds of work, and a segment of a directory. What a task holds in memory is a few
@@ -226,21 +225,6 @@ def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
     return [*tasks, tuple(together)] if together else tasks
 
 
-def pack(items: Iterable[T], cost: Callable[[T], int], limit: int = SPLIT_BYTES) -> list[tuple[T, ...]]:
-    """Neighbouring items together, as long as they cost no more than the limit: one task each. A thousand agents who
-    wrote little are then a few tasks and not a thousand."""
-    packed: list[tuple[T, ...]] = []
-    together: list[T] = []
-    spent = 0
-    for item in items:
-        if together and spent + cost(item) > limit:
-            packed.append(tuple(together))
-            together, spent = [], 0
-        together.append(item)
-        spent += cost(item)
-    return [*packed, tuple(together)] if together else packed
-
-
 # -- what a compaction may fold
 
 
@@ -274,7 +258,7 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
     clock, ts = 0, ""
     for start, commit in _newest_first(backend, log, window):
         clock = max(clock, commit.clock)
-        if len(starts) == window or isinstance(commit, Seal):
+        if len(starts) >= reachable_after(commit, window):
             break
         starts.append(start)
         ts = max(ts, commit.ts)

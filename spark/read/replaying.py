@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from opslog.environment import machine_memory
 from opslog.history import Point
+from opslog.merge import stamps
 from opslog.spark.read.columns import ddl
 from opslog.spark.read.planning import SPLIT_BYTES, Survey, survey
 from opslog.spark.read.tasks import read_task
@@ -70,7 +71,7 @@ def replay(
         tasks = candidates.tasks(found)
     # The hash first: comparing it is cheaper than comparing ids that begin alike. Agents are compared by their UTF-8
     # bytes, which is by code point, as the library does.
-    best = F.max_by(F.struct("data", "clock", "agent", "ts", "v"), F.struct("clock", "agent"))
+    best = F.max_by(F.struct("data", "clock", "agent", "ts", "v"), F.struct(*stamps.FIELDS))
     return (
         _rows_of(spark, path, storage_options, candidates, tasks)
         .repartition(partitions or _partitions(spark, found), "id")

@@ -23,13 +23,14 @@ import pyarrow as pa
 
 from opslog.archive import archive_files, list_periods, newest_archived, read_archive_index
 from opslog.backends import Backend
+from opslog.chunks import packed
 from opslog.format.commits import Record, Set, decode_records, encode_commit
 from opslog.format.manifest import Run
 from opslog.history import Point
 from opslog.replica.state import live_records
 from opslog.spark.read import columns
 from opslog.spark.read.columns import Op, ops_of
-from opslog.spark.read.planning import SPLIT_BYTES, LogSplit, Survey, pack, share, split_logs, survey, survey_retained
+from opslog.spark.read.planning import SPLIT_BYTES, LogSplit, Survey, share, split_logs, survey, survey_retained
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
 from opslog.spark.read.splits import LogReader, cancelled, winners
 
@@ -170,7 +171,7 @@ class CandidatesView:
         parts = [(run.name, part) for run in found.manifest.runs for part in run.parts]
         runs = [
             Task(number, runs=tuple(Run(name, [part]) for name, part in some))
-            for some in pack(parts, lambda item: item[1].bytes, self.split_bytes)
+            for some in packed(parts, lambda item: item[1].bytes, self.split_bytes)
         ]
         return logs + runs
 
@@ -200,7 +201,7 @@ class OpsView:
         logs = [log for log in found.logs if asked.agents is None or log.agent in asked.agents]
         return [
             Task(found.manifest.number, found.manifest.settings.undo_window, logs=some)
-            for some in pack(split_logs(logs, self.split_bytes), lambda split: split.cost, self.split_bytes)
+            for some in packed(split_logs(logs, self.split_bytes), lambda split: split.cost, self.split_bytes)
         ]
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:

@@ -15,13 +15,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from opslog.backends import Backend
+from opslog.chunks import packed
 from opslog.errors import MissingFileError, UsageError
 from opslog.format.commits import Commit, Seal
 from opslog.format.layout import segment_path
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
 from opslog.snapshot.runs import newest_records
 from opslog.spark.read.columns import OPS, Op, op_bytes, ops_columns, ops_of, portions
-from opslog.spark.read.planning import SPLIT_BYTES, pack
+from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import RunRange
 from opslog.spark.stores import open_store
 from opslog.spark.stream.offsets import RESYNC, Follower, Offset, Piece, Resync, Stored, Work
@@ -116,7 +117,7 @@ def _tasks(work: Work) -> Iterator[Task]:
     if work.resync is not None:
         yield Task(work.resync)
     yield from map(Task, work.stored)
-    yield from map(Task, pack(work.pieces, lambda piece: piece.cost, SPLIT_BYTES))
+    yield from map(Task, packed(work.pieces, lambda piece: piece.cost, SPLIT_BYTES))
 
 
 def _head(resync: Resync) -> pa.RecordBatch:

@@ -23,7 +23,6 @@ from opslog.spark.read.planning import (
     SPLIT_BYTES,
     Log,
     find_recent,
-    pack,
     split_before,
     split_logs,
     survey,
@@ -166,11 +165,6 @@ def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
     for find in (survey, survey_retained):
         with pytest.raises(CorruptError, match=last):
             find(backend)
-
-
-def test_small_things_share_a_task() -> None:
-    assert pack([3, 3, 3, 9, 1, 1], lambda size: size, 6) == [(3, 3), (3,), (9,), (1, 1)]
-    assert pack([], len, 6) == []
 
 
 def test_a_commit_from_the_future_takes_away_no_past() -> None:
