@@ -357,8 +357,7 @@ class AsyncBatch(Generic[T]):
         def run() -> R:
             if self._ended:
                 raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
-            with self._store._joined(self._batch):
-                return call()
+            return self._store._in_batch(self._batch, call)
 
         return await self._async._look(run)
 

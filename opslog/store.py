@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -34,7 +34,7 @@ from opslog.format.layout import ARCHIVE, check_name
 from opslog.history import Revision
 from opslog.log.reader import SEGMENT_COST, list_segments
 from opslog.log.writer import Buffer, Hooks, LogWriter, Pending
-from opslog.replica.batch import OpenBatch
+from opslog.replica.batch import Block, OpenBatch
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
 from opslog.stats import Stats
@@ -162,19 +162,20 @@ class Store(Following[T]):
             for id in list(self):
                 self.delete(id)
 
-    @contextmanager
-    def batch(self) -> Iterator[Self]:
+    def batch(self) -> AbstractContextManager[Self]:
         """A block whose sets and deletes become one commit: all of them happen, or, after an exception, none.
 
         Inside the block its own thread sees them; nobody else does before the end. A block inside a block joins it, and
         can fail alone.
         """
+        return Block(self, self._local, self._begin_batch, self._end_batch)
+
+    def _begin_batch(self) -> OpenBatch | None:
         self._writable_log()
-        outer = self._open_batch
-        batch = OpenBatch(outer)
-        with self._joined(batch):
-            yield self
-        if outer is not None:
+        return self._open_batch
+
+    def _end_batch(self, batch: OpenBatch) -> None:
+        if batch.outer is not None:
             batch.merge_into_outer()
         else:
             self._commit(self._batching(batch))

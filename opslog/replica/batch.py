@@ -2,29 +2,126 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar, overload
+
 import msgspec
 
+from opslog.errors import UsageError
 from opslog.format.commits import Delete, DeleteOp, Record, Set, SetOp
+
+S = TypeVar("S")
 
 
 class OpenBatch:
-    """The ops of one ``with store.batch()`` block, of one thread, with what they make of each document."""
+    """The ops of one ``with store.batch()`` block, of one thread, with what they make of each document.
 
-    def __init__(self, outer: OpenBatch | None) -> None:
+    :param outer: the block that this one is in. :param held: a weak reference to what is there as long as the block can
+        still be left; None: it can.
+    """
+
+    def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
         self.outer = outer
         self.ops: list[SetOp | DeleteOp] = []
         self.overlay: dict[str, Record] = dict(outer.overlay) if outer else {}
+        self._held = held
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the block has ended without having been left."""
+        return self._held is not None and self._held() is None
 
     def set(self, id: str, data: msgspec.Raw, v: int) -> None:
-        self.ops.append(SetOp(id, data, v))
-        self.overlay[id] = Set("", 0, "", id, data, v)
+        self._add(SetOp(id, data, v), Set("", 0, "", id, data, v))
 
     def delete(self, id: str, archived: str | None) -> None:
-        self.ops.append(DeleteOp(id, archived))
-        self.overlay[id] = Delete("", 0, "", id, archived)
+        self._add(DeleteOp(id, archived), Delete("", 0, "", id, archived))
+
+    def _add(self, op: SetOp | DeleteOp, record: Record) -> None:
+        self.overlay[record.id] = record  # no exception comes between the two
+        self.ops.append(op)
 
     def merge_into_outer(self) -> None:
         """An inner block that ends well becomes part of the outer one; one that fails is forgotten alone."""
         assert self.outer is not None
         self.outer.ops += self.ops
         self.outer.overlay = self.overlay
+
+
+Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
+
+
+class Local(Protocol):
+    """What each thread has of its own.
+
+    :ivar batch: its innermost open batch.
+    """
+
+    batch: OpenBatch | None
+
+
+class _ExitMethod:
+    """`Block.__exit__`, of which a block knows whether somebody still has it."""
+
+    @overload
+    def __get__(self, block: None, owner: type[Block[S]]) -> Callable[..., None]: ...
+
+    @overload
+    def __get__(self, block: Block[S], owner: type[Block[S]]) -> Exit: ...
+
+    def __get__(self, block: Block[S] | None, owner: type[Block[S]]) -> Callable[..., None] | Exit:
+        if block is None:
+            return Block.leave
+        method = block.leave
+        if not block.is_entered:
+            block.exit_method = weakref.ref(method)
+        return method
+
+
+class Block(Generic[S]):
+    """What `Store.batch` gives: the ops of a ``with`` block come into a batch, which is committed at the end.
+
+    The handler of a signal can raise an exception where ``__exit__`` begins, before anything in it is done, and Python
+    does not call it again. The block is over then, but the exception's traceback holds on to this object. What nobody
+    has but the ``with`` statement, which lets go of it however it ends, is the bound method ``__exit__`` that it looks
+    up when it begins. So the batch is open for as long as that exists. Nothing comes in between elsewhere: no call
+    follows the assignment by which a batch begins, and none precedes the one by which it ends.
+
+    :param enter: called first; gives the batch that this block is in, if any, or raises. :param end: called with the
+        batch where the block ends without an exception.
+    """
+
+    __exit__ = _ExitMethod()
+
+    def __init__(
+        self, store: S, local: Local, enter: Callable[[], OpenBatch | None], end: Callable[[OpenBatch], None]
+    ) -> None:
+        self._store, self._local, self._enter, self._end = store, local, enter, end
+        self._batch: OpenBatch | None = None
+        self.exit_method: weakref.ref[object] | None = None
+
+    @property
+    def is_entered(self) -> bool:
+        return self._batch is not None
+
+    def __enter__(self) -> S:
+        if self._batch is not None:
+            raise UsageError("this batch has begun already: nest blocks by calling store.batch() for each")
+        outer = self._enter()
+        held = self.exit_method
+        if held is None or held() is None:
+            held = weakref.ref(self)  # entered by something else, as an ExitStack, that looks up the method later
+        self._batch = self._local.batch = OpenBatch(outer, held)
+        return self._store
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        batch = self._batch
+        if batch is None:
+            raise UsageError("this batch has ended, or has not begun")
+        self._local.batch, self._batch = batch.outer, None
+        if kind is None:
+            self._end(batch)

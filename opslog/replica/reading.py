@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from contextlib import contextmanager
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from opslog.backends import Backend
@@ -173,14 +172,17 @@ class Documents(MutableMapping[str, T], Generic[T]):
     @property
     def _open_batch(self) -> OpenBatch | None:
         """The innermost batch of this thread."""
-        return self._local.batch
+        batch = self._local.batch
+        while batch is not None and batch.is_over:
+            batch = self._local.batch = batch.outer
+        return batch
 
-    @contextmanager
-    def _joined(self, batch: OpenBatch) -> Iterator[None]:
-        """Inside the block this thread works on a batch."""
-        outer, self._local.batch = self._open_batch, batch
+    def _in_batch(self, batch: OpenBatch, call: Callable[[], R]) -> R:
+        """What a call returns, made as if it stood in the block of this batch."""
+        outer = self._open_batch
         try:
-            yield
+            self._local.batch = batch
+            return call()
         finally:
             self._local.batch = outer
 

@@ -178,7 +178,7 @@ class Runner:
                 handled=handled,
             )
             if where[0].startswith("contextlib."):
-                # A block that it comes into before it begins, or when it has ended, ends with the exception.
+                # A lock of a storage that is taken or given back just then is free when the exception is gone.
                 forget_frames(error, injected)
             self._go_on(stage, call, seen)
             stage.remove()
