@@ -28,7 +28,7 @@ All of them pickle with their attributes, because Spark and multiprocessing carr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 
 def _restore(cls: type[OpslogError], args: tuple[Any, ...], state: dict[str, Any]) -> OpslogError:
@@ -47,6 +47,12 @@ class OpslogError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.args, dict(self.__dict__))
+
+    def reworded(self, message: str) -> Self:
+        """The same error, with its attributes, under another message."""
+        error = type(self)(message)
+        error.__dict__.update(self.__dict__)
+        return error
 
 
 class UsageError(OpslogError, ValueError):

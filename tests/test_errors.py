@@ -56,3 +56,12 @@ def test_they_travel_with_their_attributes(kind: type[errors.OpslogError]) -> No
     assert str(arrived) == str(error) == "what happened, and 'what' to do"
     assert vars(arrived) == vars(error) == attributes
     assert str(BaseException.__new__(kind)) == kind.__name__
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_they_keep_their_attributes_under_another_message(kind: type[errors.OpslogError]) -> None:
+    attributes = ATTRIBUTES.get(kind, {})
+    reworded = kind("disk full", **attributes).reworded("commit 7: disk full")
+    assert type(reworded) is kind
+    assert str(reworded) == "commit 7: disk full"
+    assert vars(reworded) == attributes

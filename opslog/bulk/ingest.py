@@ -15,7 +15,7 @@ import msgspec
 from opslog.archive import write_archive
 from opslog.backends import Backend
 from opslog.environment import REAL, Environment, format_ts
-from opslog.errors import AgentFencedError, InvalidDocumentError, MissingFileError, RetryError, UsageError
+from opslog.errors import AgentFencedError, MissingFileError, RetryError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
 from opslog.format.documents import Document, check_id, check_version, encode
 from opslog.format.layout import check_name
@@ -91,10 +91,8 @@ def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> C
     try:
         agent = check_name(imported.agent or agent, "agent")
         ops = [_op(op) for op in imported.ops]
-    except InvalidDocumentError as error:
-        raise InvalidDocumentError(f"{imported.source}: {error}", error.place) from error
     except UsageError as error:
-        raise type(error)(f"{imported.source}: {error}") from error
+        raise error.reworded(f"{imported.source}: {error}") from error
     if len(ops) > 1:
         return Batch(ts, 0, agent, ops)
     (op,) = ops

@@ -438,4 +438,7 @@ _CLOSED = "this store was closed meanwhile: open it again"
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:
     """The error of one commit of a group: each caller raises an exception of its own."""
     outcome = "may or may not be" if isinstance(error, CommitUnknownError) else "is not"
-    return type(error)(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")
+    own = error.reworded(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")
+    if isinstance(own, WriteFailedError):
+        own.durable = 0  # the group's, of which this commit is no part
+    return own

@@ -95,6 +95,7 @@ class TestNotWritten:
                             attempt()
                         assert str(tmp_path) in str(caught.value)
                         assert "is not in the log" in str(caught.value)
+                        assert caught.value.durable == 0, "none of this commit, however much of the line was written"
                         assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
             assert dict(store.items()) == {"old": {"turn": 2}} == stored(tmp_path)
             # The disk is well again, and so is the store.

@@ -358,14 +358,31 @@ def test_of_two_writers_under_one_name_one_is_fenced(url: str, another_process: 
         another_process()
         with open_store(url) as second:
             second["y"] = {"by": 2}
-            with pytest.raises(opslog.AgentFencedError, match="another process writes under the agent name 'a'"):
+            with pytest.raises(
+                opslog.AgentFencedError, match="another process writes under the agent name 'a'"
+            ) as caught:
                 first["z"] = {"by": 1}
+            assert caught.value.path == segment_path("a", 2), "what the other one created"
             with pytest.raises(opslog.ReopenError):
                 first["z"] = {"by": 1}
             assert set(first) == {"x"}
             second["w"] = {}
     assert set(read(url)) == {"x", "y", "w"}
     assert damage(url) == []
+
+
+def test_a_fenced_appender_names_the_other_ones_segment_in_each_error(url: str) -> None:
+    backend = open_backend(url)
+    appender = backend.appender("a")
+    appender.append(b"mine\n")
+    path = segment_path("a", 2)
+    backend.create(path, b"another's\n")
+    for call in (appender.append, appender.append, appender.advance):
+        with pytest.raises(opslog.AgentFencedError, match=f"it created {path}") as raised:
+            call(b"late\n" if call == appender.append else 1)
+        assert raised.value.path == path
+    appender.advance(2)  # it has seen what is there
+    assert appender.append(b"late\n").segment == 3
 
 
 def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_writes(
