@@ -12,6 +12,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from opslog.environment import REAL, Environment
+from opslog.errors import OpslogError
 from opslog.server.background import Background
 from opslog.server.followers import Followers
 from opslog.server.metrics import Metrics
@@ -311,4 +312,7 @@ class Streams:
     async def _sweep_for_ever(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except OpslogError as error:  # a full disk, say: what is left to do is done by the next one
+                _log.error("a sweep failed", extra={"error": str(error)})

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from opslog.environment import REAL, Environment
-from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
+from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFailedError
 from opslog.server.http import requests
 from opslog.server.http.budget import Budget
 from opslog.server.http.page_routes import PageRoutes
@@ -206,6 +206,8 @@ def _failure(error: OpslogError) -> Refused:
         return Refused(507, "the storage does not take it; nothing was changed")
     if isinstance(error, CommitUnknownError):
         return Refused(500, "the storage failed; it is unknown whether this was done")
+    if isinstance(error, ReopenError):
+        return Refused(503, "the storage cannot be read until the server is started again")
     return Refused(500, "the storage cannot be read")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from opslog.errors import OpslogError
 from opslog.server.followers import Answer
 from opslog.server.http.replies import begin
 from opslog.server.http.requests import DisconnectedError, Message, Receive, Send
@@ -16,6 +18,8 @@ from opslog.server.protocol.model import Stream
 from opslog.server.protocol.ranges import Range
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.streams import Streams
+
+_log = logging.getLogger("opslog.server")
 
 _EVENT_BYTES = 256 * 1024
 """About how much one data event holds."""
@@ -100,6 +104,8 @@ class Live:
                     await patient.send({"type": "http.response.body", "body": events, "more_body": True})
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
+            except OpslogError as error:  # the client comes back, and is told then
+                _log.error("a live read failed", extra={"path": stream.path, "error": str(error)})
         await send({"type": "http.response.body", "body": b""})
         return 200
 

@@ -7,6 +7,10 @@ and a stream id, what is still to be removed, up to which position.
 
 LMDB writes pages to new places and then switches to them, so a crash leaves the last commit; a commit returns after two
 fdatasync. Readers see one commit's state and wait for nobody.
+
+LMDB maps its two files, and an access to a part that somebody has cut off would end the process with SIGBUS. So before
+each transaction their lengths are looked at, and nothing is read any more once one is too short. What is cut off while
+a transaction is under way is not seen.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenE
 from opslog.server.protocol.model import Producer, Stream
 from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
-from opslog.server.storage.place import Place
+from opslog.server.storage.place import Length, Place
 
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 """How much one step of removing takes away: commits wait for it."""
@@ -60,10 +64,12 @@ class LmdbShard:
         self._check_length()
         files = [path / "data.mdb", path / "lock.mdb"]
         self._place = Place(files if lock is None else [*files, lock])
+        self._data, self._locks = map(Length, files)
         opened = {name: self._environment.open_db(name) for name in (b"streams", b"records", b"producers", b"values")}
         self._streams, self._records = opened[b"streams"], opened[b"records"]
         self._producers, self._values = opened[b"producers"], opened[b"values"]
         self._shard = self._environment.open_db(b"shard")
+        self._note_lengths()
 
     def stream(self, path: str) -> Stream | None:
         with self._reading() as txn:
@@ -137,14 +143,23 @@ class LmdbShard:
             return self._count(txn, b"next id", 1)
 
     def problem(self) -> str | None:
-        return self._place.problem()
+        return self._truncation() or self._place.problem()
+
+    def _truncation(self) -> str | None:
+        """Which of the mapped files was truncated, if one was. Whoever accesses them asks first."""
+        return self._data.problem() or self._locks.problem()
+
+    def _note_lengths(self) -> None:
+        self._data.note()
+        self._locks.note()
 
     def commit(self, changes: Changes) -> None:
-        problem = self._place.problem()
+        problem = self.problem()
         if problem is not None:
             raise WriteFailedError(f"nothing was changed: {problem}")
         self._commit(changes)
-        problem = self._place.problem()
+        self._note_lengths()
+        problem = self.problem()
         if problem is not None:
             raise CommitUnknownError(
                 f"it is unknown whether the last changes were written to what was opened: {problem}"
@@ -197,6 +212,7 @@ class LmdbShard:
                 cursor.putmulti(items)
 
     def tidy(self) -> bool:
+        self._check_readable()
         try:
             with self._environment.begin(write=True) as txn, txn.cursor(self._shard) as cursor:
                 if not cursor.set_range(b"doomed") or not cursor.key().startswith(b"doomed"):
@@ -206,9 +222,10 @@ class LmdbShard:
                 if self._remove_records(txn, key[6:], stop) and self._remove_producers(txn, key[6:], stop):
                     cursor.set_key(key)
                     cursor.delete()
-            return True
         except lmdb.Error as error:
             raise self._failed(error) from error
+        self._note_lengths()
+        return True
 
     def _remove_records(self, txn: Any, id: bytes, stop: int) -> bool:
         """Some of the records that end at `stop` or before; whether that was the last one."""
@@ -243,14 +260,18 @@ class LmdbShard:
         return False
 
     def usage(self) -> Usage:
-        info = self._environment.info()
         with self._reading() as txn:
+            info = self._environment.info()
             streams: int = txn.stat(self._streams)["entries"]
             size = self._count(txn, b"bytes", 0)
         return Usage(streams, size, (info["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     def close(self) -> None:
+        self._locks.restore()  # LMDB notes there that it lets go
         self._environment.close()
+        # Not before that: a process that closes any descriptor of a file gives back all its record locks.
+        self._locks.close()
+        self._data.close()
 
     def _check_length(self) -> None:
         """Reading a page that the file does not have would end the process."""
@@ -259,10 +280,10 @@ class LmdbShard:
         try:
             missing = missing_page(str(path), page_bytes, last)
         except (ValueError, struct_error) as error:
-            self.close()
+            self._environment.close()
             raise CorruptError(f"{path} was truncated and cannot be read: {error}; {_RESTORE}", str(path)) from error
         if missing is not None:
-            self.close()
+            self._environment.close()
             place = missing * page_bytes
             raise CorruptError(
                 f"{path} was truncated: it has {path.stat().st_size} bytes, and its newest commit needs those at "
@@ -271,7 +292,14 @@ class LmdbShard:
                 place,
             )
 
+    def _check_readable(self) -> None:
+        """:raises ReopenError: one of the mapped files was truncated."""
+        problem = self._truncation()
+        if problem is not None:
+            raise ReopenError(f"nothing can be read: {problem}")
+
     def _reading(self) -> Any:
+        self._check_readable()
         try:
             return self._environment.begin()
         except lmdb.Error as error:

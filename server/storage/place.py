@@ -1,7 +1,8 @@
-"""Whether files are still where they were opened.
+"""Whether files are still where they were opened, and as long.
 
 A process that has a file open does not notice that somebody deletes, moves or replaces it, or a directory above it: it
-goes on writing, and nobody will ever read it.
+goes on writing, and nobody will ever read it. If it has mapped the file, and somebody truncates that, the first access
+to a page that is gone ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from opslog.backends import forking
 from opslog.backends.local.tree import identity
 
 
 class Place:
     """Some files at their present paths. They must stay open while this is used, so that no other file can get their
-    inode numbers, and they never shrink.
+    inode numbers.
 
     :raises OSError: one of them cannot be found.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         # Absolute, because the process may change its working directory.
-        found = {os.path.abspath(path): os.stat(path) for path in paths}
-        self._files = {path: identity(status) for path, status in found.items()}
-        self._sizes = {path: status.st_size for path, status in found.items()}
+        self._files = {path: identity(os.stat(path)) for path in map(os.path.abspath, paths)}
 
     def problem(self) -> str | None:
         """What happened to one of the files, if anything did. Costs one system call for each file."""
@@ -35,10 +35,50 @@ class Place:
                 return f"{path} is not there any more ({error.strerror}): it was deleted or moved{_ADVICE}"
             if identity(status) != known:
                 return f"another file stands at {path} than the one that was opened{_ADVICE}"
-            if status.st_size < self._sizes[path]:
-                return f"{path} was truncated to {status.st_size} bytes{_ADVICE}"
-            self._sizes[path] = status.st_size
         return None
+
+
+class Length:
+    """The length of a file that is mapped into memory, and never shrinks unless somebody truncates it. Once it was seen
+    to be too short it counts as truncated for good: whoever makes it longer does not bring back what it had.
+
+    Safe to use from many threads, but for `note` and `close`.
+
+    :raises OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.path.abspath(path)
+        self._file = forking.Descriptor()
+        self._file.open(self._path, os.O_RDWR)
+        self._known = 0
+        self._problem: str | None = None
+        self.note()
+
+    def problem(self) -> str | None:
+        """That it was truncated, if it was. Costs the cheapest system call that tells, since it is made for each
+        read."""
+        known = self._known  # first: the file may grow meanwhile
+        if self._problem is None and (size := self._size()) < known:
+            self._problem = f"{self._path} was truncated to {size} bytes{_ADVICE}"
+        return self._problem
+
+    def note(self) -> None:
+        """It may have grown. To be called by the one thread that writes."""
+        self._known = max(self._known, self._size())
+
+    def restore(self) -> None:
+        """Make it as long as it was, so that it can be accessed; what was cut off is zeros."""
+        if self.problem() is not None:
+            os.ftruncate(self._file.number, self._known)
+
+    def close(self) -> None:
+        self._known = 0
+        self._file.close()
+
+    def _size(self) -> int:
+        # Once it is closed there is nothing that could be too short.
+        return os.lseek(self._file.number, 0, os.SEEK_END) if self._file.number >= 0 else 0
 
 
 _ADVICE = "; stop the server, put back what was moved or restore a backup, and start it again"

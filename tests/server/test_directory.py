@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,14 @@ from typing import Any
 import lmdb
 import pytest
 
-from opslog.errors import CommitUnknownError, CorruptError, LockedError, UsageError, WriteFailedError
+from opslog.errors import (
+    CommitUnknownError,
+    CorruptError,
+    LockedError,
+    ReopenError,
+    UsageError,
+    WriteFailedError,
+)
 from opslog.server import Options
 from opslog.server.http.asgi import App
 from opslog.server.protocol.storage import Changes
@@ -24,7 +32,7 @@ from opslog.server.storage.lmdb_file import missing_page
 from opslog.server.storage.lmdb_shard import LmdbShard
 from tests.server.conftest import MAP_BYTES
 from tests.support.asgi import Caller
-from tests.support.servers import http, serving
+from tests.support.servers import Follower, http, serving
 from tests.support.waiting import until
 
 TEXT = {"content-type": "text/plain"}
@@ -280,6 +288,76 @@ def test_a_database_that_is_truncated_while_it_is_served(tmp_path: Path) -> None
     with pytest.raises(WriteFailedError, match=f"was truncated to {size - 4096} bytes"):
         storage.shards[0].commit(Changes(values={b"k": b"v"}))
     storage.close()
+
+
+TRUNCATED = pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+
+
+def cut_off(data: Path, name: str) -> Path:
+    """Truncate a file of the database to nothing: whoever reads any page of it dies."""
+    os.truncate(data / "shard-000" / name, 0)
+    return data / "shard-000" / name
+
+
+@TRUNCATED
+def test_a_shard_that_was_truncated_is_not_read(tmp_path: Path, name: str) -> None:
+    """Also when something has made the file longer again."""
+    storage = DirectoryStorage(tmp_path, map_bytes=MAP_BYTES)
+    shard = storage.shards[0]
+    shard.commit(Changes(values={b"k": b"v"}))
+    size = (tmp_path / "shard-000" / name).stat().st_size
+    calls: dict[str, Callable[[], object]] = {
+        "stream": lambda: shard.stream("a"),
+        "streams": lambda: list(shard.streams()),
+        "producer": lambda: shard.producer(1, "p"),
+        "producers": lambda: shard.producers(1, 10),
+        "records": lambda: shard.records(1, 0, 10, 10),
+        "value": lambda: shard.value(b"k"),
+        "values": lambda: list(shard.values(b"")),
+        "next_id": shard.next_id,
+        "usage": shard.usage,
+        "tidy": shard.tidy,
+    }
+    cut = cut_off(tmp_path, name)
+    for length in (0, size):
+        os.truncate(cut, length)
+        for call in calls.values():
+            with pytest.raises(ReopenError, match=rf"{cut} was truncated to 0 bytes; stop the server"):
+                call()
+        with pytest.raises(WriteFailedError, match=r"nothing was changed: .*was truncated to 0 bytes"):
+            shard.commit(Changes(values={b"k": b"w"}))
+        os.truncate(cut, 0)
+    storage.close()
+
+
+@TRUNCATED
+def test_a_running_server_whose_database_is_truncated(tmp_path: Path, name: str) -> None:
+    """It says so, and ends when it is told to, instead of being killed."""
+    with serving("--data", str(tmp_path), "--registry") as server:
+        http("PUT", f"{server.url}/a", headers=TEXT)
+        http("POST", f"{server.url}/a", content=b"x", headers=TEXT)
+        follower = Follower(f"{server.url}/a", offset="-1", live="sse")
+        until(lambda: "data:x" in follower.text)
+        cut = cut_off(tmp_path, name)
+        for method, path in (
+            ("GET", "/a?offset=-1"),
+            ("GET", "/a?offset=-1&live=sse"),
+            ("HEAD", "/a"),
+            ("POST", "/a"),
+            ("PUT", "/b"),
+            ("DELETE", "/a"),
+        ):
+            answer = http(method, f"{server.url}{path}", content=b"x" if method == "POST" else b"", headers=TEXT)
+            assert answer.status_code == 503, (method, path)
+            assert method == "HEAD" or answer.text.startswith("the storage cannot be read until the server is started")
+        assert http("GET", f"{server.root}/metrics").status_code == 503
+        ready = http("GET", f"{server.root}/readyz")
+        assert ready.status_code == 503
+        assert ready.text.startswith(f"{cut} was truncated to 0 bytes; stop the server")
+        until(lambda: any(f"nothing can be read: {cut} was" in str(log.get("error")) for log in server.logs))
+        assert server.stop() == -signal.SIGTERM, "not of SIGBUS"
+        follower.join()
+        assert not any("traceback" in log for log in server.logs), server.logs
 
 
 @pytest.mark.parametrize("seed", range(4))

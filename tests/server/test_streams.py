@@ -11,6 +11,7 @@ import pytest
 from opslog.environment import Environment
 from opslog.errors import CommitUnknownError, OpslogError, WriteFailedError
 from opslog.server import Options
+from opslog.server import streams as streams_module
 from opslog.server.http.asgi import App
 from opslog.server.protocol.appending import Append
 from opslog.server.protocol.creation import Create, ForkOf
@@ -156,12 +157,38 @@ def test_works_of_others_commit_in_the_same_transaction(storage: Storage) -> Non
 
 
 class FailingShard(MemoryShard):
+    """:ivar refused: how many commits failed."""
+
     failure: OpslogError | None = None
+    refused = 0
 
     def commit(self, changes: Changes) -> None:
         if self.failure is not None:
+            self.refused += 1
             raise self.failure
         super().commit(changes)
+
+
+def test_a_sweep_that_failed_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has expired is removed once the storage takes that again."""
+    monkeypatch.setattr(streams_module, "_SWEEP_SECONDS", 0.0)
+    now, storage, shard = [1000.0], MemoryStorage(), FailingShard()
+    storage.shards = (shard,)
+
+    async def scenario() -> None:
+        streams = await started(storage, Environment(time=lambda: now[0]))
+        await streams.create(Create("a", TYPE, ttl=10))
+        shard.failure = WriteFailedError("disk full")
+        now[0] += 1000
+        async with asyncio.timeout(60):
+            while shard.refused < 3:
+                await asyncio.sleep(0)
+            shard.failure = None
+            while shard.stream("a") is not None:
+                await asyncio.sleep(0)
+        await streams.stop()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
