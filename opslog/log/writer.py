@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -118,7 +119,9 @@ class Group(msgspec.Struct):
         return b"".join(self.lines)
 
     def end(self, error: OpslogError | None, durable: int) -> None:
-        self.error, self.durable, self.step = error, durable, "ended"
+        # A copy has no traceback, and no cause with one. It may be kept for as long as the store, and frames hold on to
+        # whatever they had, such as the open directory.
+        self.error, self.durable, self.step = copy(error), durable, "ended"
 
     @property
     def written(self) -> list[Pending]:

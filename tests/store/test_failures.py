@@ -542,3 +542,38 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     """Whether it came true within a minute."""
     event = threading.Event()
     return any(condition() or event.wait(0.001) for _ in range(60_000))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "buffered"])
+def test_a_store_that_broke_and_was_closed_does_not_keep_its_directory_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Any
+) -> None:
+    """However long somebody keeps the store and the error: what it remembers of the failure is the error without the
+    frames of the call that failed, which have the directory."""
+    root = tmp_path / "store"
+    store = opslog.open(root, agent="a", durability=durability, compact_after=None)
+
+    def fail(descriptor: int) -> None:
+        tree = store._backend.tree()  # type: ignore[attr-defined]
+        raise OSError(errno.EIO, os.strerror(errno.EIO), tree.path)
+
+    store["old"] = {}
+    store.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "datasync", fail)
+        with pytest.raises(opslog.ReopenError) as raised:  # noqa: PT012
+            store["new"] = {}
+            store.flush()
+    with suppress(opslog.ReopenError):
+        store.close()
+    assert open_within(root) == []
+    assert "Input/output error" in str(raised.value)
+
+
+def open_within(root: Path) -> list[str]:
+    """The paths below a directory that this process has open."""
+    paths = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            paths.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in paths if path.startswith(str(root))]
