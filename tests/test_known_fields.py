@@ -53,6 +53,12 @@ class Task:
     row: Row | None = None
 
 
+@dataclass
+class Nested:
+    lists: list[list[Step]] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+
+
 class Plain(TypedDict, total=False):
     title: str
     nested: dict[str, int]
@@ -65,6 +71,7 @@ class Lean(msgspec.Struct, omit_defaults=True):
 
 STEP = {"name": "a", "done": False}
 MORE = STEP | {"due": 1}
+OTHER, THIRD = STEP | {"name": "b"}, STEP | {"name": "c"}
 LOST: list[tuple[type, dict[str, Any], dict[str, Any], str | None]] = [
     (Task, {"title": "a"}, {"title": "b"}, None),
     (Task, {"title": "a", "due": 1}, {"title": "a"}, "$.due"),
@@ -75,6 +82,23 @@ LOST: list[tuple[type, dict[str, Any], dict[str, Any], str | None]] = [
     (Task, {"first": MORE}, {}, None),
     (Task, {"steps": [STEP, MORE]}, {"steps": [STEP, STEP]}, "$.steps[1].due"),
     (Task, {"steps": [STEP, MORE]}, {"steps": [STEP]}, None),
+    # Items that come, go and change places.
+    (Task, {"steps": [MORE]}, {"steps": [OTHER, STEP]}, "$.steps[0].due"),
+    (Task, {"steps": [OTHER, MORE]}, {"steps": [STEP]}, "$.steps[1].due"),
+    (Task, {"steps": [OTHER, MORE]}, {"steps": [STEP, OTHER]}, "$.steps[1].due"),
+    (Task, {"steps": [OTHER, MORE]}, {"steps": [OTHER, THIRD, STEP]}, "$.steps[1].due"),
+    (Task, {"steps": [OTHER, MORE]}, {"steps": [OTHER, THIRD]}, "$.steps[1].due"),
+    (Task, {"steps": [MORE, OTHER]}, {"steps": [OTHER | {"done": True}]}, "$.steps[0].due"),
+    (Task, {"steps": [MORE, OTHER, THIRD]}, {"steps": [OTHER, THIRD]}, None),
+    (Task, {"steps": [MORE, OTHER, THIRD]}, {"steps": [THIRD, OTHER]}, None),
+    (Task, {"steps": [MORE]}, {"steps": []}, None),
+    (Task, {"steps": [STEP, OTHER]}, {"steps": [THIRD, STEP, OTHER]}, None),
+    (Task, {"steps": [STEP, OTHER]}, {"steps": [THIRD]}, None),
+    (Task, {"steps": [STEP, MORE]}, {"steps": [OTHER, MORE, STEP]}, None),
+    (Task, {"steps": [MORE, MORE]}, {"steps": [MORE, STEP]}, "$.steps[1].due"),
+    (Nested, {"lists": [[MORE], [STEP]]}, {"lists": [[STEP]]}, None),
+    (Nested, {"lists": [[STEP], [MORE]]}, {"lists": [[OTHER]]}, "$.lists[1][0].due"),
+    (Nested, {"tasks": [{"title": "a", "by_name": {"x": MORE}}]}, {"tasks": [{}, {}]}, "$.tasks[0].by_name.x.due"),
     (Task, {"by_name": {"x": MORE}}, {"by_name": {"x": STEP}}, "$.by_name.x.due"),
     (Task, {"by_name": {"x": MORE}}, {"by_name": {}}, None),
     (Task, {"pair": [STEP, MORE]}, {"pair": [STEP, STEP]}, "$.pair[1].due"),

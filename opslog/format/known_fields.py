@@ -6,10 +6,22 @@ field that another version of the program has added. docs/decisions/unknown-fiel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from functools import cache
+from typing import Final
 
-from msgspec import inspect
+from msgspec import inspect, json
+
+
+class _KnownFields(Enum):
+    """Stands for a value that has every field that its type knows, and no other."""
+
+    ALL = "all"
+
+
+_KNOWN: Final = _KnownFields.ALL
 
 
 @cache
@@ -21,7 +33,9 @@ def lost_field(kind: type, old: object, new: object) -> str | None:
     """The place of the first field that `old` has, `kind` does not know and `new` lacks, in the form ``$.a[3].b``;
     None where nothing is lost.
 
-    What was taken out as a whole is not lost: an object of which `new` has nothing at its place, or the end of a list.
+    What was taken out as a whole is not lost: an object of which `new` has nothing at its place, or items of a list. An
+    item with such fields counts as taken out only where the new list has nothing that could be it: nothing but items
+    that were there before without such fields.
 
     :param old, new: documents as JSON has them, both of type `kind`.
     """
@@ -40,14 +54,15 @@ def _lost(info: inspect.Type, old: object, new: object, place: str) -> Iterator[
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
             yield from _lost_of_object(info, old, new, place)
         case inspect.DictType():
-            if isinstance(old, dict) and isinstance(new, dict):
-                for key in old.keys() & new.keys():
-                    yield from _lost(info.value_type, old[key], new[key], f"{place}.{key}")
+            if isinstance(old, dict) and (isinstance(new, dict) or new is _KNOWN):
+                for key, value in old.items():
+                    if new is _KNOWN or key in new:
+                        yield from _lost(info.value_type, value, _at(new, key), f"{place}.{key}")
         case inspect.TupleType():
             yield from _lost_of_items(info.item_types, old, new, place)
         case inspect.CollectionType():
-            items = len(old) if isinstance(old, list) else 0
-            yield from _lost_of_items((info.item_type,) * items, old, new, place)
+            if isinstance(old, list):
+                yield from _lost_of_list(info.item_type, old, new, place)
 
 
 _Object = inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType
@@ -58,24 +73,66 @@ def _lost_of_object(info: _Object, old: object, new: object, place: str) -> Iter
         types = tuple(field.type for field in info.fields)
         tag = isinstance(info, inspect.StructType) and info.tag is not None
         yield from _lost_of_items((inspect.AnyType(),) * tag + types, old, new, place)
-    if not isinstance(old, dict) or not isinstance(new, dict):
+    if not isinstance(old, dict) or not (isinstance(new, dict) or new is _KNOWN):
         return
     known = {field.encode_name: field.type for field in info.fields}
     tag_field = info.tag_field if isinstance(info, inspect.StructType) else None
     for key, value in old.items():
         if key in known:
-            if key in new:
-                yield from _lost(known[key], value, new[key], f"{place}.{key}")
-        elif key not in new and key != tag_field:
+            if new is _KNOWN or key in new:
+                yield from _lost(known[key], value, _at(new, key), f"{place}.{key}")
+        elif (new is _KNOWN or key not in new) and key != tag_field:
             yield f"{place}.{key}"
 
 
 def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, place: str) -> Iterator[str]:
-    if isinstance(old, list) and isinstance(new, list):
-        if len(old) > len(types) == len(new):
+    """Of a list in which each place has a meaning."""
+    if isinstance(old, list) and (isinstance(new, list) or new is _KNOWN):
+        there = len(types) if new is _KNOWN else len(new)
+        if len(old) > len(types) == there:
             yield f"{place}[{len(types)}]"
-        for number, (one, before, after) in enumerate(zip(types, old, new, strict=False)):
-            yield from _lost(one, before, after, f"{place}[{number}]")
+        for number, (one, before) in enumerate(zip(types, old[:there], strict=False)):
+            yield from _lost(one, before, _at(new, number), f"{place}[{number}]")
+
+
+def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str) -> Iterator[str]:
+    """Of a list whose items may come, go and change places. Nobody can say which new item was which, if it changed; so
+    while any may be one whose fields are unknown, those are lost."""
+    unknown = {
+        number: fields
+        for number, before in enumerate(old)
+        if (fields := list(_lost(item, before, _KNOWN, f"{place}[{number}]")))
+    }
+    if new is _KNOWN:
+        for fields in unknown.values():
+            yield from fields
+    elif unknown and isinstance(new, list):
+        left = _without(new, [before for number, before in enumerate(old) if number not in unknown])
+        whole = [after for after in left if any(_lost(item, after, _KNOWN, ""))]
+        for number, fields in unknown.items():
+            kept = next((after for after in whole if not any(_lost(item, old[number], after, ""))), None)
+            if kept is not None:
+                whole.remove(kept)
+                left.remove(kept)
+            elif left:
+                yield from fields
+
+
+def _without(items: Sequence[object], others: Sequence[object]) -> list[object]:
+    """The items less those that are equal to one of the others, each for one of them."""
+    found = Counter(json.encode(other, order="deterministic") for other in others)
+    left = []
+    for one in items:
+        encoded = json.encode(one, order="deterministic")
+        if found[encoded]:
+            found[encoded] -= 1
+        else:
+            left.append(one)
+    return left
+
+
+def _at(new: object, key: str | int) -> object:
+    return _KNOWN if new is _KNOWN else new[key]  # type: ignore[index]
 
 
 def _fits(info: inspect.Type, value: object) -> bool:
