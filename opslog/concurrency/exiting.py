@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
+from contextlib import ExitStack
 from typing import Protocol
 
 from opslog.backends import forking
@@ -48,5 +49,8 @@ def write_at_exit(store: Buffered) -> None:
 
 
 def _write_all() -> None:
-    for store in list(_stores.values()):
-        store._write_at_exit()
+    # In one step, since other threads may open stores still.
+    stores = [store for reference in _stores.valuerefs() if (store := reference()) is not None]
+    with ExitStack() as stack:  # each of them, also where a warning is an error, or one is interrupted
+        for store in stores:
+            stack.callback(store._write_at_exit)

@@ -45,6 +45,20 @@ def test_a_store_that_was_not_closed_is_a_resource_warning(tmp_path: Path) -> No
     assert ids(tmp_path) == ["a", "b"]
 
 
+def test_each_store_is_written_also_where_a_warning_is_an_error(tmp_path: Path) -> None:
+    program = """
+        import opslog
+        stores = [
+            opslog.open(f"{root}/{n}", agent="a", durability="buffered", buffer_seconds=3600) for n in range(3)
+        ]
+        for store in stores:
+            store["a"] = {}
+        """
+    done = run(tmp_path, program, "-W", "error::ResourceWarning")
+    assert "ResourceWarning: unclosed <opslog.Store" in done.stderr
+    assert [ids(tmp_path / f"{n}") for n in range(3)] == [["a"]] * 3
+
+
 def test_what_another_function_writes_at_exit_is_written_too(tmp_path: Path) -> None:
     """It was registered before the store was opened, so it is called after the store's own."""
     program = f"import atexit\natexit.register(lambda: store.set('last', {{}}))\n{OPEN}\nstore['first'] = {{}}"
