@@ -27,6 +27,9 @@ _FAR_BEHIND = 4
 _RETRY_SECONDS = 60.0
 """How soon a compaction that failed is tried again, also when nothing is written. Each try reads the tail."""
 
+NO_MORE_THREADS = "this process can start no more threads"
+"""Why a compaction could not begin. It does when the tail has grown."""
+
 _NEXT_START = 100
 """Where no thread can be started, that is tried again each time the tail has grown by this part of what makes a
 compaction due, and not at every commit."""
@@ -72,7 +75,7 @@ class AutoCompaction:
         """So many commits exist now, folded ones included. Wakes the thread when a compaction is due; never waits."""
         self._commits = commits
         if self._after is not None and self._is_due() and not self._worker.wake():
-            self.error = "this process can start no more threads"
+            self.error = NO_MORE_THREADS
             self._due_at = max(self._due_at, commits + 1 + self._after // _NEXT_START)
             self._due_at_cost = max(self._due_at_cost, self.tail_cost + COMPACT_AFTER_COST // _NEXT_START)
 

@@ -10,18 +10,21 @@ from opslog import archive
 from opslog.compaction import compact as compaction
 from opslog.compaction.garbage import TEMPORARY_SECONDS
 from opslog.environment import format_ts
-from opslog.errors import HistoryGoneError, LockedError, NotFoundError
+from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
-from opslog.testing.agents import Shared, view
 from opslog.testing.invariants import State
+from opslog.testing.shared import Shared, left_to_do, view
 from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
 
 _LOCK_SECONDS = 30.0
 """After which the lease of a compaction that is gone has run out."""
+
+_BACKGROUND_SECONDS = 2 * 3600.0
+"""After which a store that could not write or compact has tried again."""
 
 _LONG_SECONDS = 2 * TEMPORARY_SECONDS
 """After which a file that is still being created is taken for abandoned."""
@@ -56,6 +59,7 @@ class Audit:
             logs = all_commits(self.storage)
             invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
             return  # nobody got as far as to make a store
+        self._check_background(process)
         commits = self._check_logs()
         states = {"a reader": self._read(process)}
         invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
@@ -81,6 +85,19 @@ class Audit:
         invariants.verify_is_clean(verify(backend))
         self._repair(process, backend)
         backend.close()
+
+    def _check_background(self, process: Process) -> None:
+        """What stores do by themselves, they do when nothing fails any more."""
+        stores = self.shared.left_open
+        deadline = self.simulation.time + _BACKGROUND_SECONDS
+        while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
+            process.sleep(_BACKGROUND_SECONDS / 20)
+        for owner, store in list(stores.items()):
+            if store._failed is None:
+                invariants.background_work_is_done(left_to_do(store), owner.name)
+                self.shared.ledger.flushed(self.shared.ledger.buffered(store))
+            else:
+                self.shared.abandon(owner)
 
     def _repair(self, process: Process, backend: Any) -> None:
         """What nobody has touched for long may be moved aside where it is garbage, and nothing else."""
@@ -112,9 +129,14 @@ class Audit:
     def _refreshed(self, when: str = "") -> dict[str, State]:
         """What those see who have had the store open since long ago."""
         states = {}
-        for process, store in self.shared.left_open.items():
-            self.shared.ledger.catch_up(store)
-            states[f"{process.name}{when}"] = view(store)
+        for process, store in list(self.shared.left_open.items()):
+            try:
+                self.shared.ledger.catch_up(store)
+                states[f"{process.name}{when}"] = view(store)
+            except ReopenError:
+                if not self.shared.may_be_lost(store):
+                    raise
+                self.shared.abandon(process)
         return states
 
     def _check_handouts(self) -> None:

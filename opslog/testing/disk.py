@@ -67,7 +67,9 @@ class Disk:
 
     :param now: its clock.
     :param folds_case: whether it keeps the case of names and does not distinguish them by it, as some filesystems do.
-    :ivar on_unlink: called with a path and the file that stood there, when it is removed.
+
+    Calls with a `start` take paths relative to that directory, wherever it is by now, also where it has no name any
+    more.
     """
 
     def __init__(self, now: Callable[[], float], *, folds_case: bool = False) -> None:
@@ -76,13 +78,12 @@ class Disk:
         self._number = 1
         self.root = Directory(1, now())
         self.root.links = 1
-        self.on_unlink: Callable[[str, File], None] = lambda path, file: None
 
-    def find(self, path: str) -> Node:
+    def find(self, path: str, start: Directory | None = None) -> Node:
         """:raises FileNotFoundError, NotADirectoryError: as the system does."""
-        node: Node = self.root
+        node: Node = start or self.root
         for name in path.split("/"):
-            if not name:
+            if name in ("", "."):
                 continue
             if not isinstance(node, Directory):
                 raise NotADirectoryError(20, "Not a directory", path)
@@ -98,20 +99,22 @@ class Disk:
             return name
         return next((other for other in directory.entries if other.lower() == name.lower()), name)
 
-    def directory(self, path: str) -> Directory:
-        node = self.find(path)
+    def directory(self, path: str, start: Directory | None = None) -> Directory:
+        node = self.find(path, start)
         if not isinstance(node, Directory):
             raise NotADirectoryError(20, "Not a directory", path)
         return node
 
-    def place(self, path: str) -> tuple[Directory, str]:
+    def place(self, path: str, start: Directory | None = None) -> tuple[Directory, str]:
         """The directory that a path's last name is in, and that name."""
         parent, _, name = path.rstrip("/").rpartition("/")
-        directory = self.directory(parent)
+        directory = self.directory(parent, start)
+        if not directory.links:
+            raise FileNotFoundError(2, "No such file or directory", path)  # it was removed, and takes nothing new
         return directory, self._spelled(directory, name)
 
-    def make_file(self, path: str) -> File:
-        directory, name = self.place(path)
+    def make_file(self, path: str, start: Directory | None = None) -> File:
+        directory, name = self.place(path, start)
         if name in directory.entries:
             raise FileExistsError(17, "File exists", path)
         self._number += 1
@@ -119,34 +122,77 @@ class Disk:
         directory.put(name, file)
         return file
 
-    def make_directory(self, path: str) -> None:
-        directory, name = self.place(path)
+    def make_directory(self, path: str, start: Directory | None = None) -> None:
+        directory, name = self.place(path, start)
         if name in directory.entries:
             raise FileExistsError(17, "File exists", path)
         self._number += 1
         directory.put(name, Directory(self._number, self.now()))
 
-    def link(self, source: str, target: str) -> None:
-        node = self.find(source)
-        directory, name = self.place(target)
+    def link(self, source: str, target: str, start: Directory | None = None) -> None:
+        node = self.find(source, start)
+        directory, name = self.place(target, start)
         if name in directory.entries:
             raise FileExistsError(17, "File exists", target)
         directory.put(name, node)
 
-    def unlink(self, path: str) -> None:
-        node = self.find(path)
+    def unlink(self, path: str, start: Directory | None = None) -> File:
+        """Returns what stood there."""
+        node = self.find(path, start)
         if isinstance(node, Directory):
             raise IsADirectoryError(21, "Is a directory", path)
-        directory, name = self.place(path)
+        directory, name = self.place(path, start)
         directory.put(name, None)
-        self.on_unlink(path, node)
+        return node
 
-    def remove_directory(self, path: str) -> None:
-        node = self.directory(path)
+    def remove_directory(self, path: str, start: Directory | None = None) -> None:
+        node = self.directory(path, start)
         if node.entries:
             raise OSError(39, "Directory not empty", path)
-        directory, name = self.place(path)
+        directory, name = self.place(path, start)
         directory.put(name, None)
+
+    def remove_tree(self, path: str) -> None:
+        """A directory, if it is there, with all that is in it."""
+        try:
+            inside = list(self.directory(path).entries.items())
+        except FileNotFoundError:
+            return
+        for name, node in inside:
+            if isinstance(node, Directory):
+                self.remove_tree(f"{path}/{name}")
+            else:
+                self.unlink(f"{path}/{name}")
+        self.remove_directory(path)
+
+    def replace_by_copy(self, path: str, former: str, *, of_links: bool) -> None:
+        """Move a directory away, to the path `former`, and put a copy of it in its place. All of that is durable.
+
+        :param of_links: the copy has the same files, by other names.
+        """
+        directory, name = self.place(path)
+        moved = self.directory(path)
+        copy = self._copied(moved, of_links)
+        elsewhere, new_name = self.place(former)
+        elsewhere.put(new_name, moved)
+        directory.put(name, copy)
+        for changed in (directory, elsewhere):
+            changed.sync()
+
+    def _copied(self, original: Directory, of_links: bool) -> Directory:
+        self._number += 1
+        copy = Directory(self._number, self.now())
+        for name, node in original.entries.items():
+            if isinstance(node, Directory):
+                copy.put(name, self._copied(node, of_links))
+                continue
+            if of_links:
+                copy.put(name, node)
+                continue
+            self._number += 1
+            copy.put(name, File(self._number, node.modified, bytearray(node.content), len(node.content)))
+        copy.sync()
+        return copy
 
     def write(self, file: File, data: bytes) -> None:
         file.content += data

@@ -28,7 +28,25 @@ The other kinds happen within a call, and only storages know what they mean:
 - full: the disk is full, for that many seconds
 - down: the storage answers nobody for that many seconds
 - no threads: a thread cannot be started
+
+Some happen only to processes that are ready for them (`Process.signals`), and to their main threads:
+
+- interrupt: the handler of a signal raises, as for Ctrl-C or an alarm
+- signal: the handler of a signal runs, and may use the store that its thread is in
+
+Right before the call (an amount below 0.5), or later, at an operation on a lock, wherever that is.
+
+- no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
+
+And a disk knows what people do to a directory:
+
+- moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or one
+  with files of its own
+- unlocked: somebody removes ``locks/``
 """
+
+SIGNALS = frozenset({"interrupt", "signal"})
+NO_MEMORY = "no memory"
 
 LASTING = frozenset({"full", "down"})
 
@@ -56,12 +74,15 @@ class Faults:
         self._coming = sorted(faults)
         heapq.heapify(self._coming)
 
-    def due(self, step: int, call: str, kinds: frozenset[str]) -> Fault | None:
+    def are_due(self, step: int) -> bool:
+        return bool(self._coming) and self._coming[0].step <= step
+
+    def due(self, step: int, call: str, kinds: frozenset[str], anywhere: frozenset[str] = ANYWHERE) -> Fault | None:
         """The first fault that is due and can happen to this call, which has these kinds."""
-        if not self._coming or self._coming[0].step > step:
+        if not self.are_due(step):
             return None
         for fault in sorted(fault for fault in self._coming if fault.step <= step):
-            if (fault.kind in ANYWHERE or fault.kind in kinds) and fault.call in call:
+            if (fault.kind in anywhere or fault.kind in kinds) and fault.call in call:
                 self._coming.remove(fault)
                 heapq.heapify(self._coming)
                 return fault
@@ -81,7 +102,7 @@ def random_faults(
     """
     kinds, chances = list(weights), list(weights.values())
     return sorted(
-        Fault(choices.randint(1, steps), kind, round(_amount(kind, choices, skew_seconds), 1))
+        Fault(choices.randint(1, steps), kind, round(_amount(kind, choices, skew_seconds), 2))
         for kind in choices.choices(kinds, chances, k=count)
     )
 
@@ -95,6 +116,6 @@ def _amount(kind: str, choices: random.Random, skew_seconds: float) -> float:
         return choices.uniform(-skew_seconds, skew_seconds)
     if kind == "late":
         return choices.choice([0.01, 0.1, 2.0, 30.0, 90.0, 200.0])
-    if kind == "short":
+    if kind in ("short", "moved", *SIGNALS):
         return choices.random()
     return choices.choice([0.1, 1.0, 5.0, 20.0, 70.0])

@@ -158,6 +158,12 @@ def state_is_the_reference_merge(state: State, commits: Iterable[Commit], who: s
 
 
 @_invariant
+def memory_is_what_was_read(state: State, logs: Logs, read: Mapping[str, int], who: str) -> str | None:
+    """What an open store shows is the plain merge of what it has read of each log, and of all that it has written."""
+    return _difference(state, state_of(commit for agent in read for commit in logs.get(agent, ())[: read[agent]]), who)
+
+
+@_invariant
 def readers_converge(states: Mapping[str, State]) -> str | None:
     """All who have read everything show the same, whatever snapshot they started from."""
     (first, expected), *others = states.items()
@@ -255,6 +261,13 @@ def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, 
 
 
 # -- the whole
+
+
+@_invariant
+def background_work_is_done(left: str | None, who: str) -> str | None:
+    """What an open store does by itself, it does when nothing fails any more: its buffer is written, and its automatic
+    compaction is tried again."""
+    return None if left is None else f"{who} has had its store open for hours, and {left}"
 
 
 @_invariant

@@ -15,8 +15,8 @@ from opslog.errors import LockedError, MissingFileError, NotFoundError, ReopenEr
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
-from opslog.testing.agents import Shared
 from opslog.testing.ledger import Attempt
+from opslog.testing.shared import Shared
 from opslog.testing.simulation import Process
 from opslog.verify.verify import verify
 

@@ -20,6 +20,7 @@ from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
 from opslog.replica.news import News
 from opslog.store import Store
+from opslog.testing.signals import Interrupt
 
 Content = tuple[Any, ...]
 """What is compared of a commit: the kind, and per op the id and the document's text, or the period."""
@@ -50,6 +51,16 @@ class Attempt:
 
     def __str__(self) -> str:
         return f"{self.outcome} {self.content[0]} of {self.agent!r} at clock {self.clock}: {self.content[1:]}"
+
+    @property
+    def may_still_come(self) -> bool:
+        """Whether nobody knows if, and under which clock, it is written."""
+        return self.outcome == "begun" or (self.outcome == "unknown" and not self.clock)
+
+    def writes(self, id: str) -> bool:
+        """Whether it is a set or a delete of this document."""
+        kind, what, *_ = *self.content, None
+        return bool((kind == "set" and what[0] == id) or (kind == "delete" and what == id))
 
     def matches(self, commit: Commit) -> bool:
         """Whether this call may have written that commit."""
@@ -125,6 +136,9 @@ class Ledger:
             attempt.outcome = "unknown" if is_unknown else "refused"
             if isinstance(error, NotFoundError):
                 attempt.outcome = "nothing"
+            raise
+        except (Interrupt, MemoryError):
+            attempt.outcome = "unknown"  # what was queued is written later
             raise
         finally:
             _CALL.reset(outer)

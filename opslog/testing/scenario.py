@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from opslog.concurrency.background import logger
-from opslog.errors import OpslogError
 from opslog.format import snapshot
 from opslog.format.manifest import Settings
 from opslog.snapshot import runs
 from opslog.testing import invariants
-from opslog.testing.agents import Agent, Reader, Shared
+from opslog.testing.agents import Agent, Reader
 from opslog.testing.asynchronous import AsyncAgent
 from opslog.testing.audit import Audit
 from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
 from opslog.testing.invariants import ViolationError
 from opslog.testing.jobs import Compactor, Importer, Inspector
 from opslog.testing.names import random_ids, random_names
+from opslog.testing.shared import Shared
+from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import EndlessError, Event, Simulation
 from opslog.testing.storages import make_storage
 from opslog.testing.threaded import ThreadedAgent
@@ -62,6 +63,19 @@ S3_FAULTS: Mapping[str, float] = {
     "full": 0.3,
     "down": 1,
 }
+
+
+PROGRAM_FAULTS: Mapping[str, float] = {
+    "stall": 2,
+    "stall after": 1,
+    "interrupt": 3,
+    "signal": 3,
+    "no memory": 2,
+    "no threads": 2,
+}
+"""What happens inside one program, wherever its store is."""
+
+DIRECTORY_FAULTS: Mapping[str, float] = {**PROGRAM_FAULTS, "moved": 2, "unlocked": 2}
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
     # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
     world = random.Random(f"world {seed}")
     threads = random.Random(f"threads {seed}")
+    programs = random.Random(f"programs {seed}")
     storage = storage or choices.choice(["posix", "s3"])
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
@@ -166,8 +181,17 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
             keep_history_seconds=choices.choice([0.0, 0.0, 60.0, None]),
         ),
         faults=tuple(
-            random_faults(
-                choices, S3_FAULTS if storage == "s3" else POSIX_FAULTS, count, 40 * agents * calls, skew_seconds
+            sorted(
+                random_faults(
+                    choices, S3_FAULTS if storage == "s3" else POSIX_FAULTS, count, 40 * agents * calls, skew_seconds
+                )
+                + random_faults(
+                    programs,
+                    PROGRAM_FAULTS if storage == "s3" else DIRECTORY_FAULTS,
+                    programs.choice([0, 0, 3, 10]),
+                    40 * agents * calls,
+                    skew_seconds,
+                )
             )
         ),
         large=choices.random() < 0.4,
@@ -203,6 +227,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         periods=periods,
         compact_after=scenario.compact_after,
         is_calm=not (scenario.faults or scenario.rivals or scenario.imports),
+        names_are_kept=scenario.storage == "posix" or not (scenario.rivals or scenario.imports),
     )
     simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, names[: min(2, scenario.agents)])
@@ -261,9 +286,8 @@ def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names
         is_buffered = number < scenario.buffered
         if scenario.agents - number <= scenario.threaded:
             common = shared, names[number], scenario.calls, scenario.weights, is_buffered
-            if number % 2 < scenario.asynchronous:
-                return AsyncAgent(*common, tasks=scenario.threads, leaving=scenario.leaving)
-            return ThreadedAgent(*common, threads=scenario.threads, leaving=scenario.leaving)
+            kind = AsyncAgent if number % 2 < scenario.asynchronous else ThreadedAgent
+            return kind(*common, users=scenario.threads, leaving=scenario.leaving)
         return Agent(shared, names[number], scenario.calls, scenario.weights, is_buffered)
 
     for number in range(scenario.agents):
@@ -293,5 +317,5 @@ def _judged(action: object) -> None:
         raise
     except EndlessError as error:
         invariants.every_run_ends(error)
-    except (OpslogError, OSError, AssertionError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (Exception, Interrupt) as error:  # noqa: BLE001  (whatever it is, nobody was to meet it)
         invariants.the_store_is_readable(error, "a process")

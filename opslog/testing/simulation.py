@@ -29,7 +29,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from greenlet import getcurrent, greenlet
 
 from opslog.environment import Environment
-from opslog.testing.faults import Fault, Faults
+from opslog.testing.faults import NO_MEMORY, SIGNALS, Fault, Faults
+from opslog.testing.signals import Interrupt, Signals
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class Thread:
             self._run()
         except Died:
             self.process.dead = True
-        except Exception as error:  # noqa: BLE001  (it is the outcome of the run)
+        except (Exception, Interrupt) as error:  # noqa: BLE001  (it is the outcome of the run)
             self.process.simulation.fail(self, error)
         self.ended = True
 
@@ -153,6 +154,7 @@ class Process:
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
+    :ivar signals: what interrupts its main thread; `is_tough`: whether it goes on after a MemoryError.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
     """
 
@@ -172,6 +174,8 @@ class Process:
         )
         self.dead = False
         self.finished = False
+        self.is_tough = False
+        self.signals = Signals(self.note)
         self._threads_made = 0
         self.main = Thread(self, "", self._main)
         self.threads = [self.main]
@@ -329,10 +333,23 @@ class Simulation:
         """Here another thread of the running process may get its turn: the seed decides. What other processes do makes
         no difference here, because they share nothing but storage."""
         thread = self.thread
-        if thread is not None and len(thread.process.threads) > 1 and not thread.process.dead:
+        if thread is None or thread.process.dead:
+            return
+        if thread is thread.process.main:
+            self._check_signals(thread.process.signals)
+        if len(thread.process.threads) > 1:
             choices = thread.process.random
             if choices.random() < self._switching:
                 self.wait(self._latency(choices, 0.1))  # a thread that lost the processor may be away for long
+
+    def _check_signals(self, signals: Signals) -> None:
+        """Signals come, too, where a call comes to no storage, as with a buffer."""
+        if self.faults.are_due(self.steps) and signals.kinds:
+            fault = self.faults.due(self.steps, "a lock", signals.kinds, anywhere=frozenset())
+            if fault is not None:
+                self.injected[fault.kind] += 1
+                signals.send(fault.kind, max(fault.amount, 0.5))
+        signals.check()
 
     def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
         """Hold the running thread until it is woken, or for so many seconds; whether it was woken.
@@ -440,7 +457,7 @@ class Simulation:
             self.fail(thread, error)  # whatever becomes of the error on its way out
             raise error
         self.calls[call.partition(" ")[0]] += 1
-        fault = self.faults.due(self.steps, call, kinds)
+        fault = self._due(thread, call, kinds)
         if fault is not None:
             self.injected[fault.kind] += 1
             if not fault.kind.endswith("after"):
@@ -457,6 +474,16 @@ class Simulation:
         if process.random.random() < 0.2:
             self.wait(self._latency(process.random))  # the answer takes its time
         return result
+
+    def _due(self, thread: Thread, call: str, kinds: frozenset[str]) -> Fault | None:
+        if not self.faults.are_due(self.steps):
+            return None
+        if not call.startswith("start-thread"):  # which says in other words that there is no memory
+            if thread is thread.process.main:
+                kinds |= thread.process.signals.kinds
+            if thread.process.is_tough:
+                kinds |= {NO_MEMORY}
+        return self.faults.due(self.steps, call, kinds)
 
     def calm(self) -> None:
         """From here on nothing goes wrong any more."""
@@ -510,6 +537,11 @@ class Simulation:
         elif fault.kind == "skew":
             self.record(who, f"clock is set {fault.amount:+.0f} s", "")
             process.skew += fault.amount
+        elif fault.kind in SIGNALS:
+            process.signals.send(fault.kind, fault.amount)
+        elif fault.kind == NO_MEMORY:
+            self.record(who, call, fault.kind)
+            raise MemoryError
 
     def _lose_power(self) -> None:
         """Nothing survives but what is durable; after a while all programs are started again."""

@@ -60,7 +60,7 @@ class Directory:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.system = System(simulation)
-        self.system.disk.on_unlink = self._note
+        self.system.on_unlink = self._note
         self.collected: dict[str, bytes] = {}
         self._root = f"{ROOT}/store"
 
@@ -144,7 +144,7 @@ def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage
     return Directory(simulation) if kind == "posix" else ObjectStorage(simulation)
 
 
-def all_commits(storage: Directory | ObjectStorage) -> dict[str, list[Commit]]:
+def all_commits(storage: SimulatedStorage) -> dict[str, list[Commit]]:
     """Per agent every commit that was ever in its log, in order, also those that were collected."""
     void = storage.void if isinstance(storage, ObjectStorage) else set()
     segments = {path: content for path, content in storage.files(OPS) if path not in void}

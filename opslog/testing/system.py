@@ -23,6 +23,7 @@ from unittest.mock import patch
 from opslog.backends import forking, posix
 from opslog.backends.local import beneath, flock, fs, fs_log, tree
 from opslog.errors import LockedError
+from opslog.format.layout import LOCKS
 from opslog.testing.disk import Directory, Disk, File, Node
 from opslog.testing.faults import Fault
 from opslog.testing.simulation import Died, Process, Simulation
@@ -30,6 +31,8 @@ from opslog.testing.simulation import Died, Process, Simulation
 T = TypeVar("T")
 
 ROOT = "/simulated"
+_FORMER = "former-"
+"""How directories are called that were moved away."""
 
 _FIRST_DESCRIPTOR = 1 << 30
 """Far above those of the real system."""
@@ -41,6 +44,8 @@ CHANGES = frozenset({"fail", "full"})
 LINKS = frozenset({"fail", "full", "lost"})
 DELETES = frozenset({"fail", "lost"})
 _NONE = frozenset[str]()
+_BY_PEOPLE = frozenset({"moved", "unlocked"})
+"""What people do to the directory of a store, while it is in use."""
 
 
 class _Open:
@@ -76,7 +81,10 @@ class _Descriptor(forking.Descriptor):
 
 
 class System:
-    """What the modules of the directory backend find under `os`, `flock` and `forking`."""
+    """What the modules of the directory backend find under `os`, `flock` and `forking`.
+
+    :ivar on_unlink: called with a path and the file that stood there, when it is removed from where the path leads.
+    """
 
     def __init__(self, simulation: Simulation, *, folds_case: bool = False) -> None:
         self.simulation = simulation
@@ -88,6 +96,8 @@ class System:
         self._locks: dict[int, int] = {}
         """Per locked file (by number) the descriptor that holds the lock."""
         self._full_until = 0.0
+        self._moved = 0
+        self.on_unlink: Callable[[str, File], None] = lambda path, file: None
         self.generation = 0
         self.path = SimpleNamespace(
             abspath=lambda path: path if _is_ours(path) else os.path.abspath(path),
@@ -139,27 +149,35 @@ class System:
         return _is_ours(self._path(path, dir_fd))
 
     def _path(self, path: str, dir_fd: int | None) -> str:
-        """The whole path of one that may be relative to an open directory."""
+        """The whole path of one that may be relative to an open directory, as it was when that was opened."""
         if dir_fd is None or dir_fd < _FIRST_DESCRIPTOR:
             return path
         return f"{self._at(dir_fd).path}/{path}".removesuffix("/.")
 
+    def _start(self, dir_fd: int | None) -> Directory | None:
+        """The open directory that paths are relative to."""
+        if dir_fd is None or dir_fd < _FIRST_DESCRIPTOR:
+            return None
+        node = self._at(dir_fd).node
+        assert isinstance(node, Directory)
+        return node
+
     def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        path = self._path(path, dir_fd)
+        given, start, path = path, self._start(dir_fd), self._path(path, dir_fd)
         if not _is_ours(path):
             return os.open(path, flags, mode, dir_fd=dir_fd)
         if flags & os.O_PATH:
-            return self._opened(self.disk.directory(path), path)  # touches nothing
+            return self._opened(self.disk.directory(given, start), path)  # touches nothing
         creates = bool(flags & os.O_CREAT)
 
         def perform(fault: Fault | None) -> int:
             self._check(fault, creates)
             try:
-                node = self.disk.find(path)
+                node = self.disk.find(given, start)
             except FileNotFoundError:
                 if not creates:
                     raise
-                node = self.disk.make_file(path)
+                node = self.disk.make_file(given, start)
             else:
                 if flags & os.O_EXCL:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -232,48 +250,48 @@ class System:
         return os.fstat(descriptor) if descriptor < _FIRST_DESCRIPTOR else _status(self._at(descriptor).node)
 
     def stat(self, path: str, *, dir_fd: int | None = None) -> Any:
-        path = self._path(path, dir_fd)
-        return _status(self.disk.find(path)) if _is_ours(path) else os.stat(path, dir_fd=dir_fd)
+        if not self.is_ours(path, dir_fd):
+            return os.stat(path, dir_fd=dir_fd)
+        return _status(self.disk.find(path, self._start(dir_fd)))
 
     lstat = stat
 
     def utime(self, path: str, *, dir_fd: int | None = None) -> None:
-        path = self._path(path, dir_fd)
-
         def perform(fault: Fault | None) -> None:
             self._check(fault, False)
-            self.disk.find(path).modified = self.simulation.time
+            self.disk.find(path, self._start(dir_fd)).modified = self.simulation.time
 
-        self._call("utime", path, perform, READS)
+        self._call("utime", self._path(path, dir_fd), perform, READS)
 
     def link(self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        source, target = self._path(source, src_dir_fd), self._path(target, dst_dir_fd)
+        assert src_dir_fd == dst_dir_fd, "the disk links within one directory"
 
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
-                self.disk.link(source, target)
+                self.disk.link(source, target, self._start(dst_dir_fd))
             self._check(fault, True)
 
-        self._call("link", target, perform, LINKS)
+        self._call("link", self._path(target, dst_dir_fd), perform, LINKS)
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
-        path = self._path(path, dir_fd)
+        whole = self._path(path, dir_fd)
 
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
-                self.disk.unlink(path)
+                start = self._start(dir_fd)
+                file = self.disk.unlink(path, start)
+                if start is None or self._leads_to(self._at(dir_fd or 0).path, start):
+                    self.on_unlink(whole, file)
             self._check(fault, False)
 
-        self._call("unlink", path, perform, DELETES)
+        self._call("unlink", whole, perform, DELETES)
 
     def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        path = self._path(path, dir_fd).rstrip("/")
-
         def perform(fault: Fault | None) -> None:
             self._check(fault, True)
-            self.disk.make_directory(path)
+            self.disk.make_directory(path, self._start(dir_fd))
 
-        self._call("mkdir", path, perform, CHANGES)
+        self._call("mkdir", self._path(path, dir_fd).rstrip("/"), perform, CHANGES)
 
     def makedirs(self, path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
         if not _is_ours(path):
@@ -289,34 +307,42 @@ class System:
                 raise
 
     def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
-        path = self._path(path, dir_fd)
-
         def perform(fault: Fault | None) -> None:
             if fault is None or fault.kind == "lost":
-                self.disk.remove_directory(path)
+                self.disk.remove_directory(path, self._start(dir_fd))
             self._check(fault, False)
 
-        self._call("rmdir", path, perform, DELETES)
+        self._call("rmdir", self._path(path, dir_fd), perform, DELETES)
 
     def listdir(self, descriptor: int) -> list[str]:
-        path = self._at(descriptor).path
-
         def perform(fault: Fault | None) -> list[str]:
             self._check(fault, False)
-            return list(self.disk.directory(path).entries)
+            return list(self._listable(descriptor).entries)
 
-        return self._call("list", path, perform, READS)
+        return self._call("list", self._at(descriptor).path, perform, READS)
 
     @contextmanager
     def scandir(self, descriptor: int) -> Iterator[Sequence[_Entry]]:
-        path = self._at(descriptor).path
-
         def perform(fault: Fault | None) -> list[_Entry]:
             self._check(fault, False)
-            entries = self.disk.directory(path).entries
-            return [_Entry(self.disk, name, f"{path.rstrip('/')}/{name}") for name in entries]
+            directory = self._listable(descriptor)
+            return [_Entry(directory, name) for name in directory.entries]
 
-        yield self._call("list", path, perform, READS)
+        yield self._call("list", self._at(descriptor).path, perform, READS)
+
+    def _listable(self, descriptor: int) -> Directory:
+        """:raises FileNotFoundError: it was removed since it was opened."""
+        directory = self._start(descriptor)
+        assert directory is not None
+        if not directory.links:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return directory
+
+    def _leads_to(self, path: str, directory: Directory) -> bool:
+        try:
+            return self.disk.find(path) is directory
+        except OSError:
+            return False
 
     def _isdir(self, path: str) -> bool:
         if not _is_ours(path):
@@ -352,10 +378,11 @@ class System:
 
         def perform(fault: Fault | None) -> forking.Descriptor:
             self._check(fault, False)
+            start = self._start(at)
             try:
-                node = self.disk.find(full)
+                node = self.disk.find(path or full, start)
             except FileNotFoundError:
-                node = self.disk.make_file(full)
+                node = self.disk.make_file(path or full, start)
             holder = self._locks.get(node.number)
             if holder is not None:
                 owner = self._open[holder].owner
@@ -382,7 +409,24 @@ class System:
     # -- common ground
 
     def _call(self, call: str, path: str, perform: Callable[[Fault | None], T], kinds: frozenset[str]) -> T:
-        return self.simulation.step(f"{call} {path.removeprefix(ROOT)}", perform, kinds)
+        def performed(fault: Fault | None) -> T:
+            if fault is not None and fault.kind in _BY_PEOPLE:
+                self._interfere(fault)
+                fault = None
+            return perform(fault)
+
+        return self.simulation.step(f"{call} {path.removeprefix(ROOT)}", performed, kinds | _BY_PEOPLE)
+
+    def _interfere(self, fault: Fault) -> None:
+        """Somebody does something to the directory of a store, right before a call."""
+        stores = [name for name in self.disk.directory(ROOT).entries if not name.startswith(_FORMER)]
+        for name in stores:
+            path = f"{ROOT}/{name}"
+            if fault.kind == "unlocked":
+                self.disk.remove_tree(f"{path}/{LOCKS}".rstrip("/"))
+                continue
+            self._moved += 1
+            self.disk.replace_by_copy(path, f"{ROOT}/{_FORMER}{self._moved}", of_links=fault.amount < 0.5)
 
     def _opened(self, node: Node, path: str) -> int:
         self._next += 1
@@ -402,10 +446,9 @@ class System:
 class _Entry:
     """One entry of a directory that is being read."""
 
-    def __init__(self, disk: Disk, name: str, path: str) -> None:
+    def __init__(self, directory: Directory, name: str) -> None:
         self.name = name
-        self.path = path
-        self._disk = disk
+        self._directory = directory
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Not, if it is gone by now."""
@@ -415,7 +458,9 @@ class _Entry:
             return False
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
-        return _status(self._disk.find(self.path))
+        if self.name not in self._directory.entries:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return _status(self._directory.entries[self.name])
 
 
 def _status(node: Node) -> SimpleNamespace:

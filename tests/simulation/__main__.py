@@ -38,10 +38,11 @@ def main() -> int:
     if asked.seed is not None:
         return replay(asked.seed)
     if asked.breakages is not None:
-        from tests.simulation.breakages import ALL, table
-        from tests.simulation.concurrent_breakages import CONCURRENT
+        from tests.simulation.breakages import table
+        from tests.simulation.every_breakage import EVERY
 
-        print("\n".join(table(asked.breakages, [*ALL, *CONCURRENT])))
+        for line in table(asked.breakages, EVERY):
+            print(line, flush=True)
         return 0
     first = asked.first if asked.first is not None else time.time_ns() // 1_000_000
     print(f"simulating from seed {first} on, for {asked.minutes:g} minutes, in {asked.workers} processes", flush=True)

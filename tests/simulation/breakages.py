@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -58,11 +58,14 @@ def likely(
     count: int = 6,
     steps: int = 2000,
     at: Mapping[str, str] | None = None,
+    *,
+    amounts: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Callable[[int], Scenario]:
     """Runs in which something of this kind shows, if it is there.
 
-    :param count, steps: so many faults, over so many calls. :param at: per kind of fault the call that it strikes at.
+    :param count, steps: so many faults, over so many calls. :param at: per kind of fault the call that it strikes at;
+        `amounts`: its amount, where that is not drawn.
     :param changes: of the scenario, or of its settings.
     """
     names = {name for name in Settings.__struct_fields__ if name in changes}
@@ -98,7 +101,10 @@ def likely(
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
-        struck = tuple(fault._replace(call=(at or {}).get(fault.kind, "")) for fault in drawn)
+        struck = tuple(
+            fault._replace(call=(at or {}).get(fault.kind, ""), amount=(amounts or {}).get(fault.kind, fault.amount))
+            for fault in drawn
+        )
         return replace(random_scenario(seed, storage), **whole, faults=struck)
 
     return scenario
@@ -107,7 +113,10 @@ def likely(
 @dataclass(frozen=True)
 class Breakage:
     """One mistake: what it is, where it is made, and in which runs it is looked for, from which seed on (one that shows
-    seldom begins near where it does)."""
+    seldom begins near where it does).
+
+    :ivar more: what is broken besides (target, attribute, what stands there instead), where one rule has two guards.
+    """
 
     name: str
     target: Any
@@ -115,10 +124,13 @@ class Breakage:
     broken: Any
     scenario: Callable[[int], Scenario]
     first: int = 0
+    more: tuple[tuple[Any, str, Any], ...] = ()
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        with patch.object(self.target, self.attribute, self.broken):
+        with ExitStack() as stack:
+            for target, attribute, broken in ((self.target, self.attribute, self.broken), *self.more):
+                stack.enter_context(patch.object(target, attribute, broken))
             yield
 
 
@@ -423,7 +435,7 @@ ALL = [
         "of",
         _drop_expired,
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
-        first=80,
+        first=145,
     ),
     Breakage(
         "age tombstones by their writers' clocks",

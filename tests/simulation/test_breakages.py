@@ -7,9 +7,7 @@ import pytest
 from opslog.testing.scenario import run
 from opslog.testing.shrinking import shrink, story
 from tests.simulation.breakages import ALL, Breakage, caught
-from tests.simulation.concurrent_breakages import CONCURRENT
-
-EVERY = [*ALL, *CONCURRENT]
+from tests.simulation.every_breakage import EVERY
 
 SEEDS_MAX = 40
 """In so many runs each has to show; `python -m tests.simulation --breakages 200` says in how many it does."""

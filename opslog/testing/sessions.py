@@ -1,0 +1,420 @@
+"""What agents do with a store that they have open, each call written once: for a program of one thread, for one of
+several threads, and for tasks of asyncio.
+
+A session calls the store through `Calls`, which a `Direct` fulfils for threads and `opslog.aio.AsyncStore` for tasks.
+What a `Direct` gives is over when it is awaited, so a thread runs a call to its end with `over`.
+
+Who shares a store may expect less than who has it alone: between two of its calls the others write, undo and refresh.
+So each has a document of its own, in which it must see its own writes. What it writes to any other document must
+outrank what it has read of it before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from opslog.aio import AsyncStore, _in_thread
+from opslog.errors import LockedError, MissingFileError, OpslogError
+from opslog.format.commits import Commit
+from opslog.store import Store
+from opslog.testing import invariants
+from opslog.testing.ledger import Attempt, Handout
+from opslog.testing.shared import Shared
+from opslog.testing.simulation import Process
+
+T = TypeVar("T")
+
+PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
+"""Documents that are only ever written together."""
+
+_HANDLED = ("set", "batch", "undo", "refresh", "flush", "read")
+"""What the handler of a signal may do with the store that its thread is in."""
+
+
+class Calls(Protocol):
+    """A store as tasks have it."""
+
+    async def get(self, id: str) -> Any: ...
+    async def set(self, id: str, document: Any) -> None: ...
+    async def delete(self, id: str) -> None: ...
+    async def undo(self) -> bool: ...
+    async def refresh(self) -> list[Commit]: ...
+    async def flush(self) -> None: ...
+    async def compact(self, *, full: bool) -> Any: ...
+    async def close(self) -> None: ...
+    def items(self) -> AsyncIterator[tuple[str, Any]]: ...
+    def watch(self, poll_seconds: float) -> AsyncIterator[Commit]: ...
+    def batch(self) -> AbstractAsyncContextManager[Any]: ...
+
+
+class Direct:
+    """A store of a program without an event loop. Nothing here ever waits for one."""
+
+    def __init__(self, store: Store[Any]) -> None:
+        self._store = store
+
+    async def get(self, id: str) -> Any:
+        return self._store.get(id)
+
+    async def set(self, id: str, document: Any) -> None:
+        self._store.set(id, document)
+
+    async def delete(self, id: str) -> None:
+        self._store.delete(id)
+
+    async def undo(self) -> bool:
+        return self._store.undo()
+
+    async def refresh(self) -> list[Commit]:
+        return self._store.refresh()
+
+    async def flush(self) -> None:
+        self._store.flush()
+
+    async def compact(self, *, full: bool) -> Any:
+        return self._store.compact(full=full)
+
+    async def close(self) -> None:
+        self._store.close()
+
+    async def items(self) -> AsyncIterator[tuple[str, Any]]:
+        for item in self._store.items():
+            yield item
+
+    async def watch(self, poll_seconds: float) -> AsyncIterator[Commit]:
+        for commit in self._store.watch(poll_seconds):
+            yield commit
+
+    @asynccontextmanager
+    async def batch(self) -> AsyncIterator[Direct]:
+        with self._store.batch():
+            yield self
+
+
+def over(call: Coroutine[Any, Any, T]) -> T:
+    """What a call returns that never waits for an event loop."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("it waits for an event loop, and there is none")
+
+
+@dataclass
+class Crew:
+    """The threads or tasks that use one open store; one alone may be all of them.
+
+    :ivar left: how many calls they still make.
+    :ivar error: the first one after which the store has to be opened again.
+    :ivar closed: one of them has closed the store, and so written what was `buffered`, unless there was an error.
+    :ivar ending: the one that watches is to stop.
+    :ivar was_disturbed: an exception from outside came into one of the calls.
+    """
+
+    store: Store[Any]
+    handout: Handout
+    left: int
+    error: OpslogError | None = None
+    closed: bool = False
+    buffered: list[Attempt] = field(default_factory=list)
+    ending: bool = False
+    was_disturbed: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.closed
+
+
+class Session:
+    """What one thread or task does with a store that nobody shares with it.
+
+    :param agent: whose name it is open under.
+    :param name: of the thread or task, of whoever has the store alone "".
+    :param calls: the store as tasks have it; None: this is a thread, which calls it directly.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        agent: str,
+        process: Process,
+        crew: Crew,
+        *,
+        name: str = "",
+        calls: AsyncStore[Any] | None = None,
+    ) -> None:
+        self.shared = shared
+        self.agent = agent
+        self.process = process
+        self.random = process.random
+        self.crew = crew
+        self.store = crew.store
+        self.handout = crew.handout
+        self.name = name
+        self.calls: Calls = Direct(crew.store) if calls is None else calls
+        self._has_loop = calls is not None
+        self.is_main = False
+        """Whether this is the thread to which signals come."""
+        self._handled = self._handled_before = 0
+        """How often a handler has used the store, all in all and before the call under way."""
+
+    # -- waiting
+
+    async def sleep(self, seconds: float) -> None:
+        if self._has_loop:
+            await asyncio.sleep(seconds)
+        else:
+            self.process.sleep(seconds)
+
+    async def think(self) -> None:
+        """Do nothing for a while."""
+        await self.sleep(self.shared.thinking(self.process))
+
+    async def elsewhere(self, call: Callable[[], T]) -> T:
+        """What a call returns that must not hold up an event loop."""
+        return await _in_thread(call) if self._has_loop else call()
+
+    # -- calls
+
+    async def do(self, doing: str) -> None:
+        """One call, by its name."""
+        call = getattr(self, doing)
+        if not self.is_main:
+            await call()
+            return
+        self._handled_before = self._handled
+        with self.process.signals.handled(self.handle):
+            await call()
+
+    def attempt(self, *content: Any) -> Any:
+        self.process.note(f"{content[0]} {content[1] if len(content) > 1 else ''}")
+        return self.shared.ledger.attempt(self.store, self.agent, content)
+
+    def document(self) -> tuple[dict[str, Any], bytes]:
+        """A document like no other one, and its text."""
+        token = self.shared.token()
+        padding = "x" * self.random.choice([0, 0, 0, 40, 400])
+        return {"n": token, "pad": padding}, b'{"n":%d,"pad":"%b"}' % (token, padding.encode())
+
+    async def set(self) -> None:
+        id = self.random.choice(self.shared.ids)
+        document, text = self.document()
+        with self.attempt("set", (id, text)) as attempt:
+            await self.calls.set(id, document)
+        await self.check_own(attempt, id, document)
+
+    async def delete(self) -> None:
+        id = self.random.choice(self.shared.ids)
+        with self.attempt("delete", id) as attempt:
+            await self.calls.delete(id)
+        await self.check_own(attempt, id, None)
+
+    async def batch(self) -> None:
+        left, right = self.random.choice(PAIRS)
+        if self.random.random() < 0.2 and await self.calls.get(left) is not None:
+            with self.attempt("batch", (left, None), (right, None)):
+                async with self.calls.batch() as batch:
+                    await batch.delete(left)
+                    await batch.delete(right)
+            return
+        document, text = self.document()
+        with self.attempt("batch", (left, text), (right, text)) as attempt:
+            async with self.calls.batch() as batch:
+                await batch.set(left, document)
+                await self.within_batch()
+                await batch.set(right, document)
+        await self.check_own(attempt, left, document)
+
+    async def within_batch(self) -> None:
+        """Between two documents of a batch."""
+
+    async def undo(self) -> None:
+        with self.attempt("undo", None) as attempt:
+            if not await self.calls.undo():
+                attempt.outcome = "nothing"
+
+    async def refresh(self) -> None:
+        self.handout.take(self.name, await self.calls.refresh())
+        invariants.commits_are_handed_out_once(self.handout)
+        look_at_pairs(self.store, self.agent)
+
+    async def flush(self) -> None:
+        waiting = self.shared.ledger.buffered(self.store)
+        await self.calls.flush()
+        self.shared.ledger.flushed(waiting)
+
+    async def compact(self) -> None:
+        try:
+            await self.calls.compact(full=self.random.random() < 0.3)
+        except LockedError:
+            return
+
+    async def archive(self) -> None:
+        await self.elsewhere(self._archive)
+
+    def _archive(self) -> None:
+        # Each once, so that what was archived can be told by its period; within the length of a name.
+        period = f"{self.random.choice(self.shared.periods)[:100]}-{self.shared.token()}"
+        ids = {id for id in self.shared.ids if self.random.random() < 0.3}
+        by_token = {document["n"] for id, document in self.store.items() if id in ids}
+
+        def is_old(document: dict[str, Any]) -> bool:
+            if self.random.random() < 0.1:
+                self.process.sleep(0.01)  # it takes its time, as one that looks something up does
+            return document["n"] in by_token
+
+        with self.attempt("archive", period) as attempt:
+            if not self.store.archive(is_old, period):
+                attempt.outcome = "nothing"
+
+    async def check_own(self, attempt: Attempt, id: str, expected: dict[str, Any] | None) -> None:
+        """What a call has written is seen. (A handler may have undone it, or brought something newer, and so may this
+        reading, where the snapshot was collected.)"""
+        state = self.store._state
+        seen = await self.calls.get(id)
+        is_same = self.store._state is state and self._handled == self._handled_before
+        if is_same and not self.may_be_overtaken(attempt, id):
+            invariants.own_writes_are_read({id: seen}, {id: expected}, self.name or self.agent)
+
+    def may_be_overtaken(self, attempt: Attempt, id: str) -> bool:
+        """Whether somebody else may have changed already what a call has written: nobody, here."""
+        return False
+
+    # -- signals
+
+    def handle(self) -> None:
+        """The handler of a signal that came into a call of this thread. It may use the store, which does what it is
+        asked, or refuses."""
+        # What it wrote in a batch would be a part of that.
+        doing = "read" if self.store._open_batch is not None else self.random.choice(_HANDLED)
+        self._handled += 1
+        self.crew.was_disturbed = True
+        self.process.note(f"its handler: {doing}")
+        try:
+            over(getattr(self, f"handle_{doing}")())
+        except MissingFileError:
+            raise
+        except OpslogError as error:
+            self.process.note("its handler", type(error).__name__)
+
+    async def handle_set(self) -> None:
+        id = f"signal-{self.process.name}"
+        document, text = self.document()
+        with self.attempt("set", (id, text)):
+            self.store.set(id, document)
+
+    async def handle_batch(self) -> None:
+        left, right = f"signal-{self.process.name}-0", f"signal-{self.process.name}-1"
+        document, text = self.document()
+        with self.attempt("batch", (left, text), (right, text)), self.store.batch():
+            self.store.set(left, document)
+            self.store.set(right, document)
+
+    async def handle_undo(self) -> None:
+        await Session.undo(self)
+
+    async def handle_refresh(self) -> None:
+        self.handout.take("signal", self.store.refresh())
+        invariants.commits_are_handed_out_once(self.handout)
+
+    async def handle_flush(self) -> None:
+        await Session.flush(self)
+
+    async def handle_read(self) -> None:
+        self.store.get(self.random.choice(self.shared.ids))
+        assert len(list(self.store.items())) >= 0
+
+
+class SharedSession(Session):
+    """What one of several threads or tasks does with a store that they share."""
+
+    @property
+    def own(self) -> str:
+        """The document that nobody else writes."""
+        return f"own-{self.process.name}-{self.name}"
+
+    async def set(self) -> None:
+        document, text = self.document()
+        with self.attempt("set", (self.own, text)) as attempt:
+            await self.calls.set(self.own, document)
+        await self.check_own(attempt, self.own, document)
+
+    async def delete(self) -> None:
+        with self.attempt("delete", self.own) as attempt:
+            await self.calls.delete(self.own)
+        await self.check_own(attempt, self.own, None)
+
+    async def answer(self) -> None:
+        """Write, or delete, what others write, after having read it."""
+        id = self.random.choice(self.shared.ids)
+        read = await self.elsewhere(lambda: self.store._record(id))
+        if self.random.random() < 0.2:
+            with self.attempt("delete", id) as attempt:
+                await self.calls.delete(id)
+        else:
+            document, text = self.document()
+            with self.attempt("set", (id, text)) as attempt:
+                await self.calls.set(id, document)
+        if read is not None:
+            invariants.answers_come_after_what_they_answer(read, attempt)
+
+    async def batch(self) -> None:
+        left, right = self.random.choice(PAIRS)
+        document, text = self.document()
+        with self.attempt("batch", (left, text), (right, text)):
+            async with self.calls.batch() as batch:
+                await batch.set(left, document)
+                await self.within_batch()
+                await batch.set(right, document)
+
+    async def within_batch(self) -> None:
+        if self.random.random() < 0.3:
+            await self.sleep(0.01)
+
+    async def refresh(self) -> None:
+        self.handout.take(self.name, await self.calls.refresh())
+        invariants.commits_are_handed_out_once(self.handout)
+
+    async def iterate(self) -> None:
+        """Read all documents, slowly: as they were when that began."""
+        seen = {}
+        async for id, document in self.calls.items():
+            seen[id] = document
+            if self.random.random() < 0.2:
+                await self.sleep(0.01)
+        for left, right in PAIRS:
+            invariants.batches_are_atomic(seen.get(left), seen.get(right), self.name)
+
+    async def close(self) -> None:
+        waiting = self.shared.ledger.buffered(self.store)
+        self.crew.closed = True
+        await self.calls.close()
+        self.crew.buffered = waiting
+
+    def may_be_overtaken(self, attempt: Attempt, id: str) -> bool:
+        """Whether an undo of another thread, or of another process under this name, may have cancelled what this call
+        wrote; or an earlier call, that was cancelled or interrupted, has written after all, and later."""
+
+        def may_overtake(other: Attempt) -> bool:
+            if other.content[0] == "undo":
+                return other.store is not self.store or other.clock > attempt.clock or other.may_still_come
+            return other.outcome in ("begun", "unknown") and other.clock > attempt.clock and other.writes(id)
+
+        return any(may_overtake(other) for other in self.shared.ledger.attempts if other.agent == self.agent)
+
+
+def look_at_pairs(store: Store[Any], who: str) -> None:
+    """What is only ever written together is seen together. Both are read from one state: a store whose snapshot was
+    collected goes on to a newer state when it is read."""
+    for left, right in PAIRS:
+        while True:
+            state = store._state
+            seen = store.get(left), store.get(right)
+            if store._state is state:
+                break
+        invariants.batches_are_atomic(*seen, who)

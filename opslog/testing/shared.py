@@ -1,0 +1,156 @@
+"""What all processes of a run have in common: the storage, what they write, and what is noted of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from opslog.aio import Opening
+from opslog.compaction.automatic import NO_MORE_THREADS
+from opslog.errors import OpslogError, ReopenError, WriteFailedError
+from opslog.format.manifest import Settings
+from opslog.store import Store
+from opslog.testing import invariants
+from opslog.testing.invariants import State
+from opslog.testing.ledger import Ledger, progress
+from opslog.testing.signals import Interrupt
+from opslog.testing.simulation import Process
+from opslog.testing.storages import SimulatedStorage, all_commits, open_async_store, open_store
+
+
+class Shared:
+    """See the module's docstring.
+
+    :param ids: of the documents; `periods`: what names of archives begin with.
+    :param is_calm: nothing goes wrong, and nobody else uses an agent's name: no write may fail.
+    :param names_are_kept: whoever has a store open under an agent's name is the only one who writes that log.
+    """
+
+    def __init__(
+        self,
+        storage: SimulatedStorage,
+        settings: Settings,
+        ids: Sequence[str],
+        *,
+        think_seconds: float = 1.0,
+        nap_seconds: float = 0.0,
+        periods: Sequence[str] = ("p",),
+        compact_after: int | None = None,
+        is_calm: bool = False,
+        names_are_kept: bool = True,
+    ) -> None:
+        self.storage = storage
+        self.settings = settings
+        self.ids = list(ids)
+        self.periods = periods
+        self.ledger = Ledger()
+        self.think_seconds = think_seconds
+        self.nap_seconds = nap_seconds
+        self.compact_after = compact_after
+        self._is_calm = is_calm
+        self._names_are_kept = names_are_kept
+        self.left_open: dict[Process, Store[Any]] = {}
+        """Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh."""
+        self._tokens = 0
+
+    def close_all(self) -> None:
+        """Give back the names of those who left their stores open."""
+        while self.left_open:
+            self.left_open.popitem()[1].close()
+
+    def lose_power(self, choices: random.Random) -> None:
+        """Nobody has a store open any more, and commits that were handed out may be gone, and their places taken."""
+        self.left_open.clear()
+        for handout in self.ledger.handouts:
+            handout.until = None
+
+    def process_died(self, process: Process) -> None:
+        """What it had open is gone."""
+        self.left_open.pop(process, None)
+
+    def recover(self) -> None:
+        """Nothing of this lasts."""
+
+    def check_memory(self, store: Store[Any], who: str) -> None:
+        """Hold an open store, which no other thread uses, to what it has read and written."""
+        self.flush(store)
+        state = store._state
+        shown, read = view(store), progress(store)
+        log = store._log
+        if store._state is not state or not self._names_are_kept or log is None or log._broken is not None:
+            return  # it was loaded anew meanwhile, or says at its next write that it has to be opened again
+        logs = all_commits(self.storage)
+        invariants.memory_is_what_was_read(
+            shown, logs, read | {str(store._agent): len(logs.get(str(store._agent), []))}, who
+        )
+
+    def excuse(self, error: OpslogError) -> None:
+        """:raises: the error, where there is nothing that it could come from."""
+        if self._is_calm and isinstance(error, (ReopenError, WriteFailedError)):
+            raise error
+
+    def token(self) -> int:
+        """A number that was never given before."""
+        self._tokens += 1
+        return self._tokens
+
+    def open(self, process: Process, **options: Any) -> Store[Any]:
+        options.setdefault("compact_after", self.compact_after)
+        return open_store(self.storage, process, settings=self.settings, **options)
+
+    def open_async(self, process: Process, **options: Any) -> Opening[Any]:
+        options.setdefault("compact_after", self.compact_after)
+        return open_async_store(self.storage, process, settings=self.settings, **options)
+
+    def flush(self, store: Store[Any]) -> None:
+        waiting = self.ledger.buffered(store)
+        store.flush()
+        self.ledger.flushed(waiting)
+
+    def close(self, store: Store[Any]) -> None:
+        """Close a store that nobody writes to any more."""
+        self.end(store)
+        self.ledger.flushed(self.ledger.buffered(store))
+
+    def end(self, store: Store[Any]) -> None:
+        """Close a store. What a handler of a signal keeps from being closed, the next call closes."""
+        while True:
+            try:
+                return store.close()
+            except (Interrupt, MemoryError):
+                continue
+
+    def may_be_lost(self, store: Store[Any]) -> bool:
+        """Whether a store that nobody has closed may have to be opened again: its directory was moved away, say."""
+        return not self._is_calm
+
+    def abandon(self, process: Process) -> None:
+        """Close a store that was left open, and that has to be opened again."""
+        with suppress(ReopenError, WriteFailedError):
+            self.left_open.pop(process).close()
+
+    def thinking(self, process: Process, times: float = 1.0) -> float:
+        """How many seconds a process does nothing between two calls, so many times as long; now and then it naps."""
+        seconds = process.random.expovariate(1.0 / (times * self.think_seconds))
+        if self.nap_seconds and process.random.random() < 0.05:
+            seconds += self.nap_seconds
+        return seconds
+
+    def think(self, process: Process, times: float = 1.0) -> None:
+        """Do nothing for a while."""
+        process.sleep(self.thinking(process, times))
+
+
+def view(store: Store[Any]) -> State:
+    """All that a store shows."""
+    return {record.id: bytes(record.data) for record in store.records()}
+
+
+def left_to_do(store: Store[Any]) -> str | None:
+    """What a store has to do by itself and has not done yet, None if nothing."""
+    log, error = store._log, store._compaction.error
+    if log is not None and store._failed is None and (log._queue or log._group):
+        return "its buffer is not written"
+    return None if error is None or error == NO_MORE_THREADS else f"automatic compaction failed: {error}"

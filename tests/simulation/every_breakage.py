@@ -1,0 +1,10 @@
+"""All deliberate breakages, in the order of the table in docs/testing.md."""
+
+from __future__ import annotations
+
+from tests.simulation.breakages import ALL
+from tests.simulation.concurrent_breakages import CONCURRENT
+from tests.simulation.fence_breakages import FENCES
+from tests.simulation.program_breakages import PROGRAM
+
+EVERY = [*ALL, *FENCES, *CONCURRENT, *PROGRAM]

@@ -1,0 +1,132 @@
+"""Breakages of what a store owes to the program that it is in: errors, signals and threads that come at the wrong
+moment; as those in `tests.simulation.breakages`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opslog.concurrency import locking
+from opslog.concurrency.background import Worker
+from opslog.errors import OpslogError
+from opslog.format.commits import Commit, encode_commit
+from opslog.log import writer
+from opslog.log.reader import Cursor
+from opslog.log.writer import LogWriter, Pending
+from opslog.replica.following import Following
+from tests.simulation.breakages import Breakage, likely
+
+
+def _move_cursor_first(self: Following[Any], commits: list[Commit], cursor: Cursor) -> None:
+    if commits:
+        self._clock.observe(commits[-1].clock)
+    self._news.add(commits, cursor)
+    self._apply(commits)
+
+
+def _apply_before_queueing(self: LogWriter, commit: Commit) -> Pending:
+    if self._buffer is None or self._closed or self._broken is not None:
+        return _append(self, commit)
+    commit.agent = self.agent
+    pending = Pending(commit, b"", self._hooks.stamp(commit))
+    self._hooks.apply([pending])
+    pending.line = encode_commit(commit)
+    self._queued_bytes += len(pending.line)
+    self._queue.append(pending)
+    return pending
+
+
+_append = LogWriter._append
+
+
+def _end_unexpectedly(self: Worker, pause: float | None) -> float | None:
+    """After an exception that nobody has thought of there is no other run, and nobody is told."""
+    try:
+        self._work()
+    except OpslogError:
+        return self._retry_seconds
+    except Exception:  # noqa: BLE001  (it is the mistake)
+        self._closed = True
+    return None
+
+
+def _always_starts(self: Worker) -> bool:
+    with self._starting:
+        if self._thread is None and not self._closed:
+            self._thread = vars(locking)["threading"].Thread(target=self._run, name=self._name, daemon=True)
+            self._started = [self._thread]
+            self._thread.start()
+    return True
+
+
+class _Lock:
+    """In place of a section: a lock, whoever comes."""
+
+    holder = None
+
+    def __init__(self) -> None:
+        self._lock = vars(locking)["threading"].Lock()
+
+    def run(self, work: Any, *args: Any) -> Any:
+        with self._lock:
+            return work(*args)
+
+
+def _again_and_again(self: Following[Any], work: Any) -> None:
+    """Also inside itself."""
+    with self._refresh_lock:
+        work()
+
+
+PROGRAM = [
+    Breakage(
+        "move the cursor before what it stands for is taken in",
+        Following,
+        "_take",
+        _move_cursor_first,
+        likely("posix", {"interrupt": 1}, 60, 2000, weights={"set": 3, "refresh": 3}),
+    ),
+    Breakage(
+        "apply what is buffered before it is in the queue",
+        LogWriter,
+        "_append",
+        _apply_before_queueing,
+        likely("posix", {"interrupt": 1}, 60, 1000, buffered=3, weights={"set": 4, "undo": 1}),
+    ),
+    Breakage(
+        "end a background thread at an exception that nobody expected",
+        Worker,
+        "_try",
+        _end_unexpectedly,
+        likely(
+            "posix",
+            {"no memory": 1},
+            8,
+            1500,
+            {"no memory": "/store/snapshots"},
+            compactors=0,
+            compact_after=20,
+            weights={"set": 1},
+        ),
+    ),
+    Breakage(
+        "rely on a thread that could not be started",
+        Worker,
+        "_start",
+        _always_starts,
+        likely("posix", {"no threads": 1}, 4, 200, buffered=3, compact_after=20),
+    ),
+    Breakage(
+        "wait for a call that the handler of a signal came into",
+        writer,
+        "Section",
+        _Lock,
+        likely("posix", {"signal": 1}, 30, 1500, buffered=1),
+    ),
+    Breakage(
+        "refresh in a handler that came into a refresh",
+        Following,
+        "_one_at_a_time",
+        _again_and_again,
+        likely("s3", {"signal": 1}, 30, 1500, weights={"set": 3, "refresh": 3}),
+    ),
+]
