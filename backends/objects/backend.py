@@ -380,10 +380,20 @@ class ObjectBackend:
                 renewing.join()  # or it could write the lease anew after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
-        """Until it is done with, write the lease anew before its time is over, as long as it is one's own."""
-        while not done.wait(self._lease_seconds / 3) and self._read_back(path) == lease:
-            with suppress(OpslogError):  # another try comes in time, and without it no harm is done
+        """Until it is done with, write the lease anew before its time is over, as long as it is one's own. Whatever
+        fails is tried again; a lease that runs out costs work and does no harm."""
+        while not done.wait(self._lease_seconds / 3):
+            try:
+                if self.read(path) != lease:
+                    return  # somebody has taken it over
                 self.driver.put(self._prefix + path, lease)
+            except MissingFileError:
+                return
+            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+                import logging  # nearly every process ends without having had to
+
+                told = "the lease %s of %s was not renewed, and that is tried again: %s"
+                logging.getLogger("opslog").warning(told, path, self.url, error)
 
     # Common ground
 
