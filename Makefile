@@ -30,8 +30,12 @@ demo: $(STAMP)  ## several processes write to one store at once, one is killed; 
 	$(BIN)/opslog demo $(ARGS)
 
 .PHONY: test
-test: $(STAMP)  ## all tests but the slow ones, on all cores
+test: $(STAMP)  ## the tests, on all cores; at most eight minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP)  ## all tests but the slow ones: also long ones, as real S3 servers and power cuts
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the slow tests: many repeats, large sizes; takes long

@@ -49,8 +49,8 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
     [
         ("httpx", 97, "memory://httpx", 2**30),
         ("httpx", 97, "memory://httpx-on-storage", 0),
-        ("redis", 500, "memory://redis", runs.LOADED_BYTES),
-        ("httpx", 97, "bucket://httpx", 0),
+        pytest.param("redis", 500, "memory://redis", runs.LOADED_BYTES, marks=pytest.mark.long),
+        pytest.param("httpx", 97, "bucket://httpx", 0, marks=pytest.mark.long),
     ],
 )
 def test_a_real_history_gives_the_true_trees(

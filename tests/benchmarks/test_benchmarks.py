@@ -57,6 +57,7 @@ def test_line_checksums_run_small() -> None:
     assert "CRC-32, running" in done.stdout
 
 
+@pytest.mark.long
 def test_every_workload_runs_small(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     command = [sys.executable, "-W", "error", "-m", "benchmarks", "--small", "--page", str(page)]

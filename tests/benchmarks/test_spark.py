@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_the_benchmark_of_spark_runs_small(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     command = [sys.executable, "-W", "error", "-m", "benchmarks.spark", "--small", "--page", str(page)]

@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ def small_run(world: Path) -> Recorder:
     return recorder
 
 
+@pytest.mark.long
 def test_all_that_can_be_left_of_a_small_run(world: Path, tmp_path: Path) -> None:
     """Not some, but every outcome that a reader may tell from another, at every point."""
     cutter = Cutter(world, tmp_path)
@@ -266,12 +267,16 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
 """What to break, and a seed whose run shows it."""
 
 
+MARKS_OF_BROKEN: dict[str, Sequence[pytest.MarkDecorator]] = {
+    "tails durable before a fold": SLOW,
+    "manifests collected first": SLOW,
+    "manifest durable when opened": [pytest.mark.long],
+}
+
+
 @pytest.mark.parametrize(
     "broken",
-    [
-        pytest.param(name, marks=SLOW) if name in ("tails durable before a fold", "manifests collected first") else name
-        for name in BREAKAGES
-    ],
+    [pytest.param(name, marks=MARKS_OF_BROKEN.get(name, ())) for name in BREAKAGES],
 )
 def test_a_broken_product_is_noticed(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seed, patches = BREAKAGES[broken]

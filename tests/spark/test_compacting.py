@@ -101,6 +101,7 @@ def both(spark: SparkSession, root: Path, at: float, **options: Any) -> compacti
     return done
 
 
+@pytest.mark.long
 def test_the_files_are_those_of_a_compaction_by_the_library(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support.documents import ROOT, run_examples
 
 
+@pytest.mark.long
 def test_examples_run_and_print_what_is_shown(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

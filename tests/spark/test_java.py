@@ -44,6 +44,7 @@ def fake_java(folder: Path, version: str) -> None:
     java.chmod(0o755)
 
 
+@pytest.mark.long
 def test_a_session_starts_on_a_machine_without_java(no_java: Path) -> None:
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

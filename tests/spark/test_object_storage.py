@@ -39,6 +39,7 @@ def write(url: str, agent: str, first: int) -> None:
         del store[f"task-{first:02}"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("s3_server", [pytest.param("moto", marks=pytest.mark.slow), "ceph"], indirect=True)
 def test_read_write_compact_and_follow(
     spark: SparkSession, s3_server: Any, options: dict[str, Any], tmp_path: Path

@@ -159,6 +159,7 @@ def write_undo(store: opslog.Store[Any]) -> None:
     assert store.undo()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [write_set, write_delete, write_batch, write_undo])
 def test_a_last_line_cut_anywhere_harms_nothing_before_and_nothing_after(tmp_path: Path, last: Any) -> None:
     whole = tmp_path / "whole"

@@ -82,6 +82,7 @@ def test_processes_writing_at_once_lose_nothing(
         write_at_once(url, 4, sets, options, compactor=grace_seconds is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sets", [pytest.param(25, id="short"), pytest.param(500, id="long", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", SERVERS, indirect=True)
 def test_processes_on_a_server_lose_nothing(place: Place, sets: int) -> None:
@@ -90,7 +91,9 @@ def test_processes_on_a_server_lose_nothing(place: Place, sets: int) -> None:
 
 
 @pytest.mark.parametrize("repeats", [3, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", [DIRECTORY, *SERVERS], indirect=True)
+@pytest.mark.parametrize(
+    "place", [DIRECTORY, *(pytest.param(place, marks=pytest.mark.long) for place in SERVERS)], indirect=True
+)
 def test_processes_that_create_a_store_at_once_agree_on_its_settings(place: Place, repeats: int) -> None:
     for repeat in range(repeats):
         write_at_once(place.url(str(repeat)), 4, 2, {}, compactor=False)

@@ -70,6 +70,7 @@ def check(server: S3Server, driver: str, fault: Fault, place: int) -> bool:
     return bool(hit)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("driver", ["s3fs", "obstore"])
 def test_a_fault_at_every_request(server: S3Server, driver: str) -> None:
     """Each kind in turn; all of them at each request are `test_every_fault_at_every_request`."""

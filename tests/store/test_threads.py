@@ -17,12 +17,12 @@ from tests.support.places import DIRECTORY, SERVERS, Place
 Store = opslog.Store[dict[str, Any]]
 
 THREADS = 16
-SLOW = {"moto-obstore", "ceph-s3fs"}
+MARKS = {"moto-s3fs": pytest.mark.long, "moto-obstore": pytest.mark.slow, "ceph-s3fs": pytest.mark.slow}
 EVERYWHERE = pytest.mark.parametrize(
     "place",
     [
         DIRECTORY,
-        *(pytest.param(place, marks=pytest.mark.slow) if place in SLOW else place for place in SERVERS),
+        *(pytest.param(place, marks=MARKS.get(place, ())) for place in SERVERS),
     ],
     indirect=True,
 )
