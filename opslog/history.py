@@ -123,7 +123,7 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
 
 def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | None) -> Iterator[Commit]:
     """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from where the segments begin
-    in which those are. Segments before them are no part of a log any more: a late write may have used their numbers
+    in which those are. Segments before them are no part of a log any more: a delayed write may have used their numbers
     anew."""
     segments = all_logs(list_segments(backend), newest.cut)
     logs = []

@@ -212,10 +212,10 @@ def test_keep_history(url: str, backend: Backend, clock: Clock, keep: Any, left:
     assert len(paths(backend, "ops/")) == min(4, left)
 
 
-def test_orphans_go_once_their_number_is_used(url: str, backend: Backend, clock: Clock) -> None:
+def test_parts_of_no_manifest_go_once_their_number_is_used(url: str, backend: Backend, clock: Clock) -> None:
     for number in (1, 2, 3):
         for kind in ("jsonl", "index"):
-            backend.create(f"snapshots/{number:020}-dead/part-00000.{kind}", b"orphan\n")
+            backend.create(f"snapshots/{number:020}-dead/part-00000.{kind}", b"garbage\n")
     session(url)
     compact(backend, REAL)
     assert [path for path in paths(backend, "snapshots/") if "dead" in path] == [
@@ -226,11 +226,11 @@ def test_orphans_go_once_their_number_is_used(url: str, backend: Backend, clock:
     assert not [path for path in paths(backend, "snapshots/") if "dead" in path]
 
 
-def test_an_orphan_is_reason_enough_for_a_compaction(url: str, backend: Backend, clock: Clock) -> None:
+def test_garbage_is_reason_enough_for_a_compaction(url: str, backend: Backend, clock: Clock) -> None:
     session(url)
     compact(backend, REAL)
     assert compact(backend, REAL) == Compaction()
-    backend.create(f"snapshots/{2:020}-dead/part-00000.jsonl", b"orphan\n")
+    backend.create(f"snapshots/{2:020}-dead/part-00000.jsonl", b"garbage\n")
     done = compact(backend, REAL)
     assert (done.number, len(done.garbage.runs)) == (3, 1)
 

@@ -122,6 +122,21 @@ def test_core_knows_no_concrete_backend() -> None:
     assert not known, f"go through the contract and the registry of URL schemes: {known}"
 
 
+def retired_words() -> list[str]:
+    """The third column of the table of words in CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### Words")[2].partition("\n## ")[0]
+    cells = [line.split("|")[3].strip() for line in text.splitlines() if line.startswith("| ")][2:]
+    return [word for cell in cells for word in cell.split(", ") if word]
+
+
+def test_retired_words_are_not_used() -> None:
+    foreign = ("CONTRIBUTING.md", "CHANGELOG.md", "tests/test_tidy.py")
+    words = retired_words()
+    assert "orphan" in words
+    found = [place for place in places(rf"(?i)\b(?:{'|'.join(words)})s?\b") if not place.startswith(foreign)]
+    assert not found, "CONTRIBUTING.md says which word to use instead\n" + "\n".join(found)
+
+
 PURE_FOLDERS = ("opslog/format", "opslog/merge", "server/protocol")
 """What decides and encodes, and knows nothing of files, threads and processes."""
 

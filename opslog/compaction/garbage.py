@@ -3,7 +3,7 @@
 Retained are the newest manifest and all that were still the newest within the grace period (or `keep_history`,
 whichever is longer), by the storage's clock. Garbage is
 
-- manifests that are not retained, as the newest one says: so that one which a late write brings back stays garbage;
+- manifests that are not retained, as the newest one says: so that one which a delayed write brings back stays garbage;
 - segments wholly before the cut of the oldest retained manifest (cuts only move forward, and no log goes on before its
   cut, so numbers are never used twice);
 - runs that no retained manifest names and whose number is not above the newest manifest's: those of superseded

@@ -128,7 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
     :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
-        collected, also one that is there, or that a late write brings back. 0: an older program made it.
+        collected, also one that is there, or that a delayed write brings back. 0: an older program made it.
     :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
         older program made it.
     """

@@ -398,7 +398,7 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
 
 
 def _read_between(backend: Backend, start: Cursor, end: Cursor, first: Cut) -> tuple[list[Commit], bool]:
-    """:param first: before it there may be segments by a late write under a number that was used."""
+    """:param first: before it there may be segments by a delayed write under a number that was used."""
     segments = list_log(backend, start.agent)
     seen = start.commits
     if start.segment >= first.segment:

@@ -46,8 +46,8 @@ class ManifestStore:
     def retained(self) -> list[tuple[int, Entry]]:
         """(number, entry) of the newest manifest and those before it that are retained, oldest first.
 
-        Below them may lie what was not deleted yet, and what a late write brought back after it was collected. Costs a
-        listing and, when the newest is new, one read.
+        Below them may lie what was not deleted yet, and what a delayed write brought back after it was collected.
+        Costs a listing and, when the newest is new, one read.
         """
         while entries := self.entries():
             try:

@@ -91,7 +91,7 @@ class Thread:
         self.is_idle = False
         """Whether it waits for something to do, rather than for somebody to be done."""
         self.turn = 0
-        """The number of the turn that it waits for: any other one is overtaken, as a timeout is by a wake-up."""
+        """The number of the turn that it waits for: any other one is out of date, as a timeout is after a wake-up."""
         self.ambience: Ambience | None = None
         self.was_woken = False
         self.handle: object | None = None

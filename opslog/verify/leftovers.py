@@ -27,7 +27,7 @@ def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: 
     """What of a listing of all files is not part of the store.
 
     :param retained: the retained manifests, oldest first, read after the listing was made: so a run that is not named
-        was either collected since, or is an orphan.
+        was either collected since, or is garbage.
     :param now: by the storage's clock.
     """
     named = {run.name for manifest in retained for run in manifest.runs}

@@ -34,7 +34,7 @@ class LogCheck:
         self.missing: list[str] = []
         self._reader = reader
         self._agent = agent
-        # What is before the oldest cut is no part of the log any more: a late write may have used its number anew.
+        # What is before the oldest cut is no part of the log any more: a delayed write may have used its number anew.
         first = manifests[0].cut.get(agent, START).segment if manifests else START.segment
         self._segments = [segment.number for segment in segments if segment.number >= first]
         self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})

@@ -151,8 +151,8 @@ class _Verification:
                 self.report.note(
                     manifest_path(number),
                     None,
-                    "it counts as collected: whoever was to delete it was killed, or a late write brought it back. The "
-                    "next garbage collection deletes it",
+                    "it counts as collected: whoever was to delete it was killed, or a delayed write brought it back. "
+                    "The next garbage collection deletes it",
                 )
 
     # -- the snapshot

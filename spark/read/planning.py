@@ -116,7 +116,7 @@ def _tails(backend: Backend, manifest: Manifest) -> Survey:
 def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> Survey:
     logs = []
     for agent, listed in sorted(all_logs(list_segments(backend), newest.cut).items()):
-        # Segments before it are no part of a log any more: a late write may have used their numbers anew.
+        # Segments before it are no part of a log any more: a delayed write may have used their numbers anew.
         first = oldest.cut.get(agent, START).segment
         segments = [segment for segment in listed if segment.number >= first]
         cut = newest.cut.get(agent, START)

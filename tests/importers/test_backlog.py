@@ -334,10 +334,10 @@ def test_salvage_is_in_order_of_time_but_never_against_a_log(tmp_path: Path) -> 
 
 
 def test_salvage_keeps_what_changed_after_archiving(old: Path) -> None:
-    orphan = [op("z", {"n": 9}), op("y", {"n": True}), op("y", {"n": 1})]
-    write_lines(old / "ops/ops-0.jsonl", orphan)
+    orphaned = [op("z", {"n": 9}), op("y", {"n": True}), op("y", {"n": 1})]
+    write_lines(old / "ops/ops-0.jsonl", orphaned)
     assert replay(read_backlog(old, salvage=True)) == OLD | {"y": {"n": 1}}
-    write_lines(old / "ops/ops-0.jsonl", [*orphan, op("z", {"n": 10})])
+    write_lines(old / "ops/ops-0.jsonl", [*orphaned, op("z", {"n": 10})])
     assert replay(read_backlog(old, salvage=True)) == OLD | {"y": {"n": 1}, "z": {"n": 10}}
 
 

@@ -15,7 +15,7 @@ FOUND: dict[str, tuple[int, str | None]] = {
     "a commit that was folded was reported as not written": (123, "s3"),
     "a refused probe was taken for a server without put-if-absent": (781, "s3"),
     "a manifest came back under a collected number": (521, "s3"),
-    "a listing was overtaken by a collection of all that it had": (1795324622322, None),
+    "all that a listing had was collected meanwhile": (1795324622322, None),
     "a segment came back under a collected number, and history read it": (94, "s3"),
     "a segment came back under a collected number, and verify read it": (98, "s3"),
     "a late seal was taken for the end of the log": (1795391368220, None),

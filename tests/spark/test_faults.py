@@ -129,12 +129,12 @@ def test_a_driver_that_dies_before_the_manifest_leaves_what_is_collected(
         patch.setattr(ManifestStore, "create", die)
         with pytest.raises(DeadError):
             opslog.spark.compact(spark, str(tmp_path))
-    orphans = list(tmp_path.glob("snapshots/*/*"))
-    assert orphans
+    garbage = list(tmp_path.glob("snapshots/*/*"))
+    assert garbage
     assert documents(tmp_path) == before
     assert all("has not published" in problem for problem in problems(tmp_path))
     assert library_compaction(tmp_path).number == 2
-    assert not any(orphan.exists() for orphan in orphans)
+    assert not any(path.exists() for path in garbage)
     assert documents(tmp_path) == before
     assert problems(tmp_path) == []
 
@@ -145,13 +145,13 @@ def test_the_library_may_be_first(spark: SparkSession, tmp_path: Path, monkeypat
     before = documents(tmp_path)
     stretches = compacting._stretches
 
-    def overtaken(lengths: object) -> object:
+    def too_late(lengths: object) -> object:
         backend = open_backend(str(tmp_path))
         assert compaction.fold(backend, opslog.Environment()).number == 2
         backend.close()
         return stretches(lengths)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compacting, "_stretches", overtaken)
+    monkeypatch.setattr(compacting, "_stretches", too_late)
     assert opslog.spark.compact(spark, str(tmp_path)) == Compaction()
     assert len(list(tmp_path.glob("snapshots/*"))) == 1
     assert documents(tmp_path) == before

@@ -63,7 +63,7 @@ def stalled_bucket(url: str) -> Iterator[threading.Event]:
 def test_a_crash_loses_less_than_two_buffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, writers: int, size: int
 ) -> None:
-    """The storage stands still, and writers go on until each of them waits; what is acknowledged by then and not in the
+    """The storage pauses, and writers go on until each of them waits; what is acknowledged by then and not in the
     log is what a crash would lose."""
     url = str(tmp_path / "store") if storage == "directory" else f"bucket://buffers-{tmp_path.name}"
     options: dict[str, Any] = {"buffer_seconds": 3600, "buffer_bytes": BUFFER_BYTES, "compact_after": None}

@@ -273,18 +273,18 @@ def test_closing_beside_everything(place: Place, durability: Any) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any) -> None:
     """The store is closed by another thread when `set` has begun and not yet queued its commit."""
-    overtaken = threading.Event()
+    is_past = threading.Event()
 
     def monotonic() -> float:
-        if overtaken.is_set():
-            overtaken.clear()
+        if is_past.is_set():
+            is_past.clear()
             at_once(store.close)
         return 0.0
 
     environment = opslog.Environment(monotonic=monotonic)
     store = opslog.open(tmp_path, agent="a", durability=durability, environment=environment)
     store["before"] = {}
-    overtaken.set()
+    is_past.set()
     with pytest.raises(opslog.ClosedError, match="closed"):
         store["after"] = {}
     with opslog.open(tmp_path, agent="a") as again:

@@ -1,4 +1,4 @@
-"""What a process that stood still for longer than the grace period brings back: a manifest, or a segment, under a
+"""What a process that was paused for longer than the grace period brings back: a manifest, or a segment, under a
 number that was used, folded and collected."""
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
         assert "late" not in reader
 
 
-# -- writers that stood still
+# -- writers that were paused
 
 
 def use_numbers(url: str) -> None:
@@ -218,7 +218,7 @@ def test_a_process_paused_before_its_append_looks_before_it_acknowledges(
 def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was written under the number it had, and who stood still that long opens again."""
+    """Nothing was written under the number it had, and who was paused that long opens again."""
     backend = open_backend(bucket_url)
     with opslog.open(bucket_url, agent="a") as store:
         seal = segment_path("a", 2)
@@ -245,7 +245,7 @@ def test_an_import_that_stood_still_looks_before_it_says_done(bucket_url: str, m
         assert "late" not in store
 
 
-# -- readers that stood still
+# -- readers that were paused
 
 
 def collect(url: str) -> list[int]:
@@ -259,7 +259,7 @@ def collect(url: str) -> list[int]:
 
 
 def collect_and_bring_back(url: str) -> None:
-    """Then a process that stood still writes under the numbers that were used."""
+    """Then a process that was paused writes under the numbers that were used."""
     backend = open_backend(url)
     for number in collect(url):
         late = Set(format_ts(0.0), 100 + number, "a", "late", msgspec.Raw(b"{}"))
@@ -292,7 +292,7 @@ def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
 def test_what_a_reload_hands_out_was_read_while_nothing_was_collected(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction collects, and late writes come, between the listing of a log and its reading."""
+    """A compaction collects, and delayed writes come, between the listing of a log and its reading."""
     backend = open_backend(bucket_url)
     with opslog.open(bucket_url, read_only=True) as reader:
         write(bucket_url, "a", 3)
