@@ -20,9 +20,9 @@ from opslog.backends import Backend, Entry
 from opslog.environment import format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
 from opslog.format.commits import Commit, Record, Stamp, Undo
-from opslog.format.layout import segment_path
-from opslog.format.manifest import START, Cut, Manifest
-from opslog.log.reader import Cursor, LogSource, Segment, all_logs, list_segments, log_source
+from opslog.format.manifest import Manifest
+from opslog.log.reader import Cursor, LogSource, Segment, log_source
+from opslog.log.survey import check_reaches, retained
 from opslog.merge.stamps import stamp_of
 from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
@@ -123,13 +123,11 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
 
 def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | None) -> Iterator[Commit]:
     """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from where the segments begin
-    in which those are. Segments before them are no part of a log any more: a delayed write may have used their numbers
-    anew."""
-    segments = all_logs(list_segments(backend), newest.cut)
+    in which those are."""
+    found = retained(backend, oldest, newest, whole_segments=since is None)
     logs = []
-    for agent, listed in segments.items():
-        start = oldest.cut.get(agent, START)
-        cursor = Cursor.at(agent, Cut(start.segment, 0, 0, start.there) if since is None else start)
+    for agent, listed in found.segments.items():
+        cursor = found.cursors.get(agent) or Cursor(agent)
         logs.append(_read_retained(log_source(backend, {agent: cursor}, {agent: listed}), cursor, listed, newest))
     merged = heapq.merge(*logs, key=stamp_of)
     return (commit for commit in merged if since is None or commit.clock > since)
@@ -154,12 +152,7 @@ def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], new
     """One log from the cursor on, at least up to where the newest manifest has seen it."""
     for _, commit in cursor.read(source, listed):
         yield commit
-    cut = newest.cut.get(cursor.agent, START)
-    if not cursor.has_reached(cut):
-        path = segment_path(cursor.agent, cut.segment)
-        raise MissingFileError(
-            f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
-        )
+    check_reaches(cursor, newest)
 
 
 def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> list[Revision]:

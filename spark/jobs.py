@@ -13,7 +13,7 @@ from opslog.bulk.replay import Format
 from opslog.environment import REAL
 from opslog.history import Point
 from opslog.spark.read.output import write_state
-from opslog.spark.read.planning import find_recent, survey
+from opslog.spark.read.planning import find_recent, survey_state
 from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
 
@@ -33,7 +33,7 @@ def replay_into(
     :param watched: show on stderr how far Spark is.
     """
     with closing(open_backend(url, create=False)) as backend:
-        found = survey(backend, as_of)
+        found = survey_state(backend, as_of)
         clocks = [found.manifest.clock]
         if as_of is None:
             clocks += [find_recent(backend, log, 1).clock for log in found.logs]

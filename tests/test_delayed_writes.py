@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 import opslog
-from opslog import store as store_module
 from opslog.backends import Backend, open_backend
 from opslog.backends.objects.backend import ObjectAppender
 from opslog.bulk import ingest as ingest_module
@@ -22,9 +21,11 @@ from opslog.format.commits import Seal, Set, encode_commit
 from opslog.format.layout import manifest_path, segment_path
 from opslog.format.manifest import Manifest, encode_manifest
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.log import fencing
+from opslog.log import fencing, survey
 from opslog.log.reader import Cursor, list_log, list_segments
-from opslog.replica.state import Loader, State
+from opslog.replica import following
+from opslog.replica.refresh import RefreshDecision, Step
+from opslog.replica.state import Loader
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.support import bucket
@@ -274,7 +275,7 @@ def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
 
     def and_pause(*arguments: Any) -> Any:
         listed = real(*arguments)
-        monkeypatch.setattr(store_module, "list_segments", real)
+        monkeypatch.setattr(survey, "list_segments", real)
         compact(open_backend(bucket_url), REAL)
         collect_and_bring_back(bucket_url)
         now[0] += 1000
@@ -282,7 +283,7 @@ def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
 
     with opslog.open(bucket_url, read_only=True, environment=replace(REAL, monotonic=lambda: now[0])) as reader:
         write(bucket_url, "a", 3)
-        monkeypatch.setattr(store_module, "list_segments", and_pause)
+        monkeypatch.setattr(survey, "list_segments", and_pause)
         commits = reader.refresh()
         assert "late" not in reader
         assert reader["a-2"] == {"n": 2}
@@ -306,7 +307,7 @@ def test_what_a_reload_hands_out_was_read_while_nothing_was_collected(
             collect_and_bring_back(bucket_url)
             return real(*arguments)
 
-        monkeypatch.setattr(State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(following, "refresh_decision", lambda *_, **__: RefreshDecision(Step.RELOAD, {}))
         monkeypatch.setattr(Cursor, "read", after_a_while)
         commits = reader.refresh()
         assert "late" not in reader
@@ -331,7 +332,7 @@ def test_a_load_after_which_the_own_log_was_collected_is_made_again(
             return state
 
         compact(backend, REAL)
-        monkeypatch.setattr(State, "is_behind", lambda *_: True)  # it loads anew
+        monkeypatch.setattr(following, "refresh_decision", lambda *_, **__: RefreshDecision(Step.RELOAD, {}))
         monkeypatch.setattr(Loader, "load", and_collect)
         store.refresh()
         assert set(store) == {"a-0", "meanwhile-0", "meanwhile-1", "meanwhile-2"}

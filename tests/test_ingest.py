@@ -18,7 +18,7 @@ from opslog.bulk.ingest import Ingested, ingest
 from opslog.format.layout import segment_path
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.log.reader import list_segments
-from opslog.replica.state import read_on
+from opslog.log.survey import read_on
 from opslog.verify.verify import verify
 
 TS = "2020-02-02T02:02:02.020202Z"

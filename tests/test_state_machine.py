@@ -9,6 +9,7 @@ the agent's newest commit that is within the window; clocks only grow; nothing n
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -22,6 +23,7 @@ from opslog.compaction.compact import Tail
 from opslog.errors import AlreadyExistsError, MissingFileError
 from opslog.format.commits import Batch, Commit, Set, Undo
 from opslog.log.reader import Cursor, list_log
+from opslog.log.survey import survey
 from opslog.merge.merge import reference
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
@@ -194,7 +196,7 @@ class Agents(RuleBasedStateMachine):
     @rule(target=plans, full=st.booleans())
     def begin_compaction(self, full: bool) -> compaction._Plan:
         """Computed now, from what is there now; published later, or never."""
-        tail = Tail.read(self.backend, ManifestStore(self.backend).newest())
+        tail = survey(ManifestStore(self.backend), partial(Tail.read, self.backend))
         manifest = tail.manifest
         return compaction._Plan(self.backend, manifest, tail.folded(self.backend, (), None), manifest.settings, full)
 

@@ -23,9 +23,9 @@ from opslog.format.manifest import START, Cut, Manifest, Settings
 from opslog.format.torn import joined
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.log.fencing import Fence
-from opslog.log.reader import Cursor, all_logs, list_log, list_segments
+from opslog.log.reader import Cursor, list_log
 from opslog.log.sealing import take_name
-from opslog.replica.state import read_on
+from opslog.log.survey import Survey, at_cut, read_on, survey, unread
 from opslog.snapshot.manifests import ManifestStore
 
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -159,22 +159,16 @@ class _Writer:
 
     def _look(self) -> Manifest:
         """Read what is new in all logs, for its clocks."""
-        return self._manifests.read_consistently(self._manifests.newest, self._read_to_ends)
+        # What lies before a cut is in the manifest's clock.
+        return survey(self._manifests, self._read_to_ends, begin=lambda manifest: at_cut(manifest, self._cursors))
 
-    def _read_to_ends(self, manifest: Manifest) -> Manifest:
-        self.clock = max(self.clock, manifest.clock)
-        cursors = self._cursors
-        for agent, cut in manifest.cut.items():
-            # What lies before the cut is in the manifest's clock, and its segments may be gone, or used anew.
-            cursor = cursors.get(agent)
-            if cursor is None or cursor.commits < cut.commits:
-                cursors[agent] = Cursor.at(agent, cut)
-            else:
-                cursors[agent] = cursor.moved_to(cut)
-        for commits, cursor in read_on(self._backend, cursors, all_logs(list_segments(self._backend), cursors)):
+    def _read_to_ends(self, found: Survey) -> Manifest:
+        self.clock = max(self.clock, found.manifest.clock)
+        cursors = found.cursors
+        for commits, cursor in read_on(self._backend, cursors, unread(cursors, found.segments)):
             cursors[cursor.agent] = cursor
             self.clock = max([self.clock, *(commit.clock for commit in commits)])
-        return manifest
+        return found.manifest
 
     def _append(self, agent: str, lines: bytes, fence: Fence) -> None:
         appender = take_name(self._backend, agent, self._environment)

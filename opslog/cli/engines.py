@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from opslog.backends import Backend
 from opslog.errors import OpslogError
-from opslog.log.reader import Cursor, bytes_after, list_segments
+from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 
 Engine = Literal["auto", "python", "spark"]
@@ -57,9 +57,8 @@ def choose(size: int, cores: float, memory: float, missing: str | None) -> Choic
 def bytes_to_read(backend: Backend) -> int:
     """How many bytes the newest state is made of: the snapshot, and the logs behind it. Two listings."""
     manifest = ManifestStore(backend).newest()
-    cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
-    logs = bytes_after(list_segments(backend, cursors), manifest.cut)
-    return logs + sum(run.bytes for run in manifest.runs)
+    found = list_logs(backend, manifest, at_cut(manifest))
+    return found.log_bytes + found.snapshot_bytes
 
 
 def cores_of(master: str | None) -> float:

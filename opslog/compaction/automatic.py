@@ -11,7 +11,7 @@ from opslog.concurrency.background import Worker
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
 from opslog.format.manifest import Manifest
-from opslog.log.reader import cost_after, list_segments
+from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 
 COMPACT_AFTER = 10_000
@@ -87,7 +87,7 @@ class AutoCompaction:
         self.folded = newest.commits
         if self._after is not None:
             self._due_at = max(self._due_at, newest.commits + self._after)
-            self.tail_cost = cost_after(list_segments(self._backend), newest.cut)
+            self.tail_cost = list_logs(self._backend, newest, at_cut(newest)).log_cost
 
     @property
     def is_far_behind(self) -> bool:

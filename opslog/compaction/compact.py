@@ -32,8 +32,9 @@ from opslog.format.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
 from opslog.log.fencing import Fence
-from opslog.log.reader import Cursor, Segments, Stretch, all_logs, list_log, list_segments, read_logs
+from opslog.log.reader import Cursor, Segments, Stretch, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
+from opslog.log.survey import Survey, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
@@ -97,7 +98,7 @@ def fold(
     """One compaction without the lock: as safe, but of two at once one works in vain."""
     manifests = ManifestStore(backend)
     looked = environment.monotonic()
-    tail = manifests.read_consistently(manifests.newest, lambda manifest: Tail.read(backend, manifest))
+    tail = survey(manifests, lambda found: Tail.read(backend, found))
     fence = Fence(manifests, environment, tail.manifest, looked)
 
     def read() -> Folded:
@@ -203,20 +204,18 @@ def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Setti
 class Tail:
     """Everything after a manifest's cut, merged, with the places where the next cut may be."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def __init__(self, found: Survey) -> None:
+        self.manifest = manifest = found.manifest
         self.merge = Merge(manifest.settings.undo_window)
-        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
+        self.cursors, self.segments = found.cursors, found.segments
         self.clock, self.ts = manifest.clock, manifest.ts
-        self.segments: Segments = {}
         self._starts = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
         """Per agent where the newest commits of its log begin, as many as may be recent."""
 
     @classmethod
-    def read(cls, backend: Backend, manifest: Manifest) -> Tail:
+    def read(cls, backend: Backend, found: Survey) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
-        tail = cls(manifest)
-        tail.segments = all_logs(list_segments(backend, tail.cursors), manifest.cut)
+        tail = cls(found)
         tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
         return tail
 

@@ -359,12 +359,14 @@ def log_source(
 def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) -> Iterator[tuple[str, Stretch]]:
     """All logs from the cursors on, in stretches, each with its agent; adds the cursors of new logs. Of each log the
     newest stretch comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
-    in groups; each cursor moves when the last stretch of its log was taken. Errors as in `Cursor.read`."""
-    logs = all_logs(segments, cursors)
-    for agent in logs:
+    in groups; each cursor moves when the last stretch of its log was taken. Errors as in `Cursor.read`.
+
+    :param segments: a listing with all logs that have a cursor (`all_logs`).
+    """
+    for agent in segments:
         cursors.setdefault(agent, Cursor(agent))
-    source = log_source(backend, cursors, logs, newest_first=True)
-    readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in logs.items())
+    source = log_source(backend, cursors, segments, newest_first=True)
+    readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in segments.items())
     return by_turns(source, readers, lambda stretch: stretch.commits[0].clock)
 
 

@@ -18,12 +18,14 @@ from opslog.format.commits import Commit
 from opslog.format.documents import Schema
 from opslog.format.layout import segment_path
 from opslog.log.fencing import Fence, OwnLog
-from opslog.log.reader import Cursor, all_logs, cost_after, list_log, list_segments
+from opslog.log.reader import Cursor, Segments, cost_after, list_log
+from opslog.log.survey import Survey, read_on
 from opslog.log.writer import LogWriter
 from opslog.merge.clock import LamportClock
 from opslog.replica.news import GAP, News
 from opslog.replica.reading import Documents
-from opslog.replica.state import Loader, State, read_between, read_on
+from opslog.replica.refresh import Step, refresh_decision
+from opslog.replica.state import Loader, State, read_between
 
 T = TypeVar("T")
 
@@ -176,33 +178,35 @@ class Following(Documents[T]):
         newest = self._loader.manifests.newest()
         self._fence.look(newest, at)
         self._compaction.note_manifest(newest)
-        if self._state.is_behind(newest, self._agent):
-            self._reload()
-            return
         state = self._state
-        state.go_by(newest)
-        segments = list_segments(self._backend, state.cursors)
-        logs = all_logs(segments, state.listed)
-        state.listed = frozenset(logs)
-        # What it writes itself is counted when it is written.
-        if self._own.has_more(logs.pop(self._agent or "", [])):
+        found: Survey | None = None
+        progress = state.progress(self._agent)
+        decision = refresh_decision(progress, newest)
+        if decision.step is Step.LIST_LOGS:
+            found = state.list_logs(self._backend, newest)
+            has_more = self._own.has_more(found.segments.get(self._agent or "", []))
+            decision = refresh_decision(progress, newest, found.segments, own_has_more=has_more)
+        if found is None or decision.step is Step.RELOAD or not self._read_on(decision.logs):
             self._reload()
             return
-        cost = cost_after(logs, state.cursors)
+        state.listed = found.listed
+        self._looked = at
+
+    def _read_on(self, logs: Segments) -> bool:
+        """Take in what these logs have behind the cursors; False where loading again is the only way on."""
+        cursors = self._state.cursors
+        cost = cost_after(logs, cursors)
         # Where names are held by locks, nobody uses a number again.
         check = None if self._backend.segments_grow else self._fence.check_recent
         try:
-            for commits, cursor in read_on(self._backend, state.cursors, logs, check):
+            for commits, cursor in read_on(self._backend, cursors, logs, check):
                 self._take(commits, cursor)
         except MissingFileError:
-            self._reload()
-            return
+            return False
         if self._state.is_torn:  # by a write of another thread, so that it has not taken in what came since
-            self._reload()
-            return
-        state.listed = frozenset(segments)
+            return False
         self._compaction.tail_cost += cost
-        self._looked = at
+        return True
 
     def _take(self, commits: Sequence[Commit], cursor: Cursor) -> None:
         """Commits of another agent come into the state and the news; the cursor is where they end."""
@@ -234,9 +238,10 @@ class Following(Documents[T]):
             self._one_at_a_time(self._load_again_if_heavy)
 
     def _load_again_if_heavy(self) -> None:
-        is_old = self._loader.manifests.newest_number() != self._state.manifest.number
-        if is_old and self._state.is_heavy and not self._closed:
-            self._load_again()
+        if self._state.is_heavy and not self._closed:
+            decision = refresh_decision(self._state.progress(self._agent), self._loader.manifests.newest())
+            if decision.step is Step.RELOAD:
+                self._load_again()
 
     def _load_again(self) -> None:
         """Load beside ongoing writes; only what they add meanwhile is read while they wait."""

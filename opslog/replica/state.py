@@ -6,37 +6,24 @@ locking of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
 
 from opslog.backends import Backend
-from opslog.chunks import batched
 from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import (
-    Cursor,
-    LogSource,
-    Segments,
-    Stretch,
-    bytes_after,
-    cost_after,
-    list_log,
-    list_segments,
-    log_source,
-    read_logs,
-)
+from opslog.log.reader import Cursor, Stretch, list_log, read_logs
+from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
+from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
-
-_TOGETHER = 64
-"""How many commits are taken into a state at once: a fraction of a millisecond, for which those who read it wait."""
 
 _HEAVY = 10_000
 """So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
@@ -61,18 +48,18 @@ class State:
     compaction has replaced it and collected it meanwhile. The caller then loads again.
     """
 
-    def __init__(self, manifest: Manifest, runs: list[StoredRun]) -> None:
-        self.manifest = manifest
+    def __init__(self, found: Survey, runs: list[StoredRun]) -> None:
+        self.manifest = manifest = found.manifest
         self.runs = runs
         self.merge = Merge(manifest.settings.undo_window)
         self.winners: dict[str, Record] = {}
         self.clock = manifest.clock
         self.commits = manifest.commits
-        self.tail_cost = 0
-        self.cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
-        self.listed: frozenset[str] = frozenset()
-        self._known = manifest.number
-        """The newest manifest of which this state is known not to be behind."""
+        self.tail_cost = found.log_cost
+        self.cursors = found.cursors
+        self.listed = found.listed
+        self._passed = manifest.number
+        """The number of the newest manifest that asked for no other load."""
         self._documents = manifest.documents
         self._counted: dict[str, bool] = {}
         """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
@@ -181,32 +168,22 @@ class State:
         while self._uncounted:
             self._uncounted.pop()
 
-    def is_behind(self, newest: Manifest, skip: str | None) -> bool:
-        """Whether it has to be loaded again before it can read on: it is torn, or commits were folded that were not
-        read here, or so much of it is in the snapshot by now that the winners of the old tail had better be forgotten,
-        or runs that are looked into on storage were replaced.
-
-        :param skip: an agent whose log is known anyway.
-        """
-        if self.is_torn or newest.number == self.manifest.number:
-            return self.is_torn
-        if self.is_heavy or newest.number == self._known:
-            return self.is_heavy
-        retained = {run.name for run in newest.runs}
-        return any(isinstance(run, BlockRun) and run.run.name not in retained for run in self.runs) or any(
-            cut.commits > (self.cursors[agent].commits if agent in self.cursors else 0)
-            for agent, cut in newest.cut.items()
-            if agent != skip
+    def progress(self, agent: str | None) -> Progress:
+        """What was read. :param agent: whose log is known anyway."""
+        runs = frozenset(run.run.name for run in self.runs if isinstance(run, BlockRun))
+        return Progress(
+            self.manifest.number, self._passed, self.cursors, agent, runs, is_heavy=self.is_heavy, is_torn=self.is_torn
         )
 
-    def go_by(self, newest: Manifest) -> None:
-        """Read on from a manifest of which this state is not behind. What lies before its cut is not asked for any
-        more."""
-        if newest.number != self._known:
-            for agent, cut in newest.cut.items():
-                if agent in self.cursors:
-                    self.cursors[agent] = self.cursors[agent].moved_to(cut)
-            self._known = newest.number
+    def list_logs(self, backend: Backend, newest: Manifest) -> Survey:
+        """The logs behind what was read, by a manifest that asks for no other load. From now on, until everything is
+        read, what is in this listing must be there."""
+        if newest.number != self._passed:
+            at_cut(newest, self.cursors)
+            self._passed = newest.number
+        found = list_logs(backend, newest, self.cursors, self.listed)
+        self.listed = frozenset(found.segments)
+        return found
 
     def get(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
@@ -307,15 +284,11 @@ class Loader:
 
     def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool] | None) -> State:
         """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
-        return self.manifests.read_consistently(choose, lambda manifest: self._load(manifest, included))
+        return survey(self.manifests, lambda found: self._load(found, included), choose=choose)
 
-    def _load(self, manifest: Manifest, included: Callable[[Commit], bool] | None) -> State:
-        state = State(manifest, self._load_runs(manifest.runs))
-        segments = list_segments(self.backend, state.cursors)
-        state.listed = frozenset(segments)
-        state.tail_cost = cost_after(segments, manifest.cut)
-        total = bytes_after(segments, manifest.cut)
-        stretches = self._told(read_logs(self.backend, state.cursors, segments), total)
+    def _load(self, found: Survey, included: Callable[[Commit], bool] | None) -> State:
+        state = State(found, self._load_runs(found.manifest.runs))
+        stretches = self._told(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
         if included is not None:
             stretches = ((agent, list(filter(included, commits))) for agent, commits in stretches)
         state.load(stretches)
@@ -332,45 +305,6 @@ class Loader:
     def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
         self._runs = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
         return list(self._runs.values())
-
-
-def read_on(
-    backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, check: Callable[[], None] | None = None
-) -> Iterator[tuple[Sequence[Commit], Cursor]]:
-    """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
-    (None of them, where it only moves.) The cursors that are given stay where they are.
-
-    :param segments: a listing made just before of the logs to read, with those that may be gone (`all_logs`).
-    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading.
-    :raises MissingFileError: a log does not go on where its cursor is; load again.
-    """
-    starts: dict[str, Cursor] = {}
-    for agent, listed in segments.items():
-        cursor = cursors.get(agent) or Cursor(agent)
-        if not cursor.is_at_end(listed):
-            starts[agent] = msgspec.structs.replace(cursor)
-    logs = {agent: segments[agent] for agent in starts}
-    source = log_source(backend, starts, logs)
-    if check is not None:
-        source = _Checked(source, check)
-    for agent, listed in logs.items():
-        cursor = starts[agent]
-        commits = (commit for _, commit in cursor.read(source, listed))
-        for some in batched(commits, _TOGETHER):
-            yield some, msgspec.structs.replace(cursor)
-        yield (), cursor
-
-
-class _Checked:
-    def __init__(self, source: LogSource, check: Callable[[], None]) -> None:
-        self._source = source
-        self._check = check
-        self.segments_grow = source.segments_grow
-
-    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        data = self._source.read(path, start, stop)
-        self._check()
-        return data
 
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:

@@ -34,12 +34,12 @@ class ManifestStore:
     """The manifests of one store. Reading the newest costs one listing and, when it is new, one read."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self._newest: Manifest | None = None
 
     def entries(self, after: int = 0) -> list[tuple[int, Entry]]:
         """(number, entry) of every manifest with a number greater than `after`, oldest first."""
-        listed = self._backend.list(MANIFESTS, manifest_path(after) if after else "")
+        listed = self.backend.list(MANIFESTS, manifest_path(after) if after else "")
         numbered = ((manifest_number(entry.path), entry) for entry in listed)
         return [(number, entry) for number, entry in numbered if number is not None]
 
@@ -82,7 +82,7 @@ class ManifestStore:
             if number == 0:
                 # In this order: a manifest is created before any log, so logs seen first and no manifest after is
                 # damage.
-                has_logs = any(segment_of(entry.path) for entry in self._backend.list(OPS))
+                has_logs = any(segment_of(entry.path) for entry in self.backend.list(OPS))
                 if self.newest_number():
                     continue
                 raise self._missing(has_logs)
@@ -100,11 +100,11 @@ class ManifestStore:
     def read(self, number: int) -> Manifest:
         """:raises MissingFileError: it never existed or was collected. :raises CorruptError, FormatVersionError:"""
         path = manifest_path(number)
-        return decode_manifest(self._backend.read(path), path, number)
+        return decode_manifest(self.backend.read(path), path, number)
 
     def create(self, manifest: Manifest) -> None:
         """:raises AlreadyExistsError: somebody else made this number first; see also `Backend.create`."""
-        self._backend.create(manifest_path(manifest.number), encode_manifest(manifest))
+        self.backend.create(manifest_path(manifest.number), encode_manifest(manifest))
 
     def create_first(self, settings: Settings, environment: Environment) -> None:
         """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
@@ -123,7 +123,7 @@ class ManifestStore:
             return
         # Whoever is creating it may be killed before it is durable. (One that was collected has a durable successor.)
         with suppress(MissingFileError):
-            self._backend.persist([manifest_path(newest.number)])
+            self.backend.persist([manifest_path(newest.number)])
 
     def read_consistently(self, choose: Callable[[], Manifest], read: Callable[[Manifest], T]) -> T:
         """What `read` makes of the manifest that `choose` picks, once nothing was collected meanwhile.
@@ -149,13 +149,13 @@ class ManifestStore:
             if choose().number == manifest.number:
                 return result
         raise RetryError(
-            f"{self._backend.url}: compactions follow each other faster than the store can be read; try again"
+            f"{self.backend.url}: compactions follow each other faster than the store can be read; try again"
         )
 
     def lost(self, manifest: Manifest, error: MissingFileError) -> CorruptError:
         """What to raise where a file is missing and no newer manifest explains it."""
         return CorruptError(
-            f"{self._backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
+            f"{self.backend.url}: manifest {manifest.number} needs what is not there: {error}. Something other than "
             "opslog removed it or cut it short: restore it from a copy; `opslog verify` lists all such places",
             error.path,
         )
@@ -163,8 +163,8 @@ class ManifestStore:
     def _missing(self, has_logs: bool) -> NotFoundError | CorruptError:
         if has_logs:
             return CorruptError(
-                f"{self._backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a "
+                f"{self.backend.url}: there are logs but no manifest: {MANIFESTS} was removed. Restore it from a "
                 "copy; without it nobody can say what the snapshots and the logs mean together",
                 MANIFESTS,
             )
-        return NotFoundError(f"no store at {self._backend.url}: open it for writing to create one, or check the name")
+        return NotFoundError(f"no store at {self.backend.url}: open it for writing to create one, or check the name")

@@ -1,8 +1,7 @@
 """What a Spark job is to read, decided once, by the driver: plain values that are small to pickle. Without Spark.
 
-`survey` looks at a store once, as a reader does: it takes a manifest and a listing of all logs, and accepts them only
-if that manifest is still the choice afterwards. Everything else follows from these values without another look, and
-each task reads just what it is told. So the tasks of a job, also those that are tried again, see one and the same
+It follows from one survey of the store (`opslog.log.survey`) without another look, and each task reads just what it is
+given. So the tasks of a job, also those that are tried again, see one and the same
 store, whatever is written meanwhile:
 
 - A piece of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
@@ -22,12 +21,11 @@ from typing import NamedTuple
 import msgspec
 
 from opslog.backends import Backend
-from opslog.errors import MissingFileError
 from opslog.format.commits import Commit, Undo
-from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.history import Point, conditions, manifest_before
-from opslog.log.reader import SEGMENT_COST, Cursor, Segment, all_logs, list_segments, log_source
+from opslog.log.reader import SEGMENT_COST, Cursor, Segment, log_source
+from opslog.log.survey import Survey, check_reaches, retained, survey
 from opslog.merge.reach import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
@@ -57,82 +55,54 @@ class Log(msgspec.Struct, frozen=True):
         return sum(segment.bytes for segment in self.segments) - (self.start.offset if self.segments else 0)
 
 
-class Survey(msgspec.Struct, frozen=True):
-    """A store as it was found.
+class JobSurvey(Survey, frozen=True):
+    """A survey for a job, which takes from it what each task is to read.
 
-    :ivar manifest: where the snapshot and the settings are from.
     :ivar logs: what lies behind the manifest's cut, or everything that is retained, in order of agents.
     """
 
-    manifest: Manifest
     logs: tuple[Log, ...]
 
-    @property
-    def log_bytes(self) -> int:
-        return sum(log.bytes for log in self.logs)
 
-    @property
-    def log_cost(self) -> int:
-        """What it takes to read the logs: their bytes, and `SEGMENT_COST` for each segment."""
-        return self.log_bytes + SEGMENT_COST * sum(len(log.segments) for log in self.logs)
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return sum(run.bytes for run in self.manifest.runs)
-
-
-def survey(backend: Backend, as_of: Point | None = None) -> Survey:
-    """What the state is made of: the snapshot of a manifest and the logs behind its cut. Costs two listings of the
-    manifests and one of the logs.
+def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
+    """What the state is made of: the snapshot of a manifest and the logs behind its cut. Costs and errors as of
+    `opslog.log.survey.survey`, and:
 
     :param as_of: begin at a manifest that saw nothing beyond this point; the logs go on beyond it.
-    :raises NotFoundError: there is no store. :raises HistoryGoneError: that point was compacted away.
-    :raises CorruptError: what the manifest needs is missing. :raises RetryError: compactions follow each other faster
-        than the store can be listed.
+    :raises HistoryGoneError: that point was compacted away.
     """
     manifests = ManifestStore(backend)
     if as_of is None:
-        return manifests.read_consistently(manifests.newest, lambda manifest: _tails(backend, manifest))
+        return survey(manifests, _tails)
     before, _ = conditions(as_of)
-    return manifests.read_consistently(
-        lambda: manifest_before(manifests, before, as_of), lambda manifest: _tails(backend, manifest)
-    )
+    return survey(manifests, _tails, choose=lambda: manifest_before(manifests, before, as_of))
 
 
-def survey_retained(backend: Backend) -> Survey:
+def survey_retained(backend: Backend) -> JobSurvey:
     """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
-    oldest retained manifest is. Costs and errors as of `survey`, and one more listing and read."""
+    oldest retained manifest is. Costs and errors as of `survey_state`, and one more listing and read."""
     manifests = ManifestStore(backend)
     return manifests.read_consistently(manifests.newest, lambda newest: _retained(backend, manifests.oldest(), newest))
 
 
-def _tails(backend: Backend, manifest: Manifest) -> Survey:
-    cursors = {agent: Cursor.at(agent, cut) for agent, cut in manifest.cut.items()}
-    listed = all_logs(list_segments(backend, cursors), cursors)
-    logs = [_log(agent, manifest.cut.get(agent, START), segments) for agent, segments in sorted(listed.items())]
-    return Survey(manifest, tuple(logs))
+def _tails(found: Survey) -> JobSurvey:
+    logs = (_log(found, agent, found.manifest.cut.get(agent, START)) for agent in sorted(found.segments))
+    return JobSurvey(found.manifest, found.cursors, found.segments, tuple(logs))
 
 
-def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> Survey:
+def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> JobSurvey:
+    found = retained(backend, oldest, newest, whole_segments=True)
     logs = []
-    for agent, listed in sorted(all_logs(list_segments(backend), newest.cut).items()):
-        # Segments before it are no part of a log any more: a delayed write may have used their numbers anew.
-        first = oldest.cut.get(agent, START).segment
-        segments = [segment for segment in listed if segment.number >= first]
-        cut = newest.cut.get(agent, START)
-        log = _log(agent, Cut(segments[0].number, 0, 0) if segments else cut, segments)
-        number, size = log.end
-        if not Cursor(agent, number, size).has_reached(cut):
-            path = segment_path(agent, cut.segment)
-            raise MissingFileError(
-                f"{path} does not reach up to byte {cut.offset}, which manifest {newest.number} knows", path
-            )
-        logs.append(log)
-    return Survey(newest, tuple(logs))
+    for agent in sorted(found.segments):
+        start = Cut(oldest.cut.get(agent, START).segment, 0, 0)
+        logs.append(_log(found, agent, start))
+        check_reaches(Cursor(agent, *logs[-1].end), newest)
+    return JobSurvey(newest, found.cursors, found.segments, tuple(logs))
 
 
-def _log(agent: str, start: Cut, segments: list[Segment]) -> Log:
-    return Log(agent, start, tuple(Cursor.at(agent, start).coming(segments)))
+def _log(found: Survey, agent: str, start: Cut) -> Log:
+    cursor = found.cursors.get(agent) or Cursor(agent)
+    return Log(agent, start, tuple(cursor.coming(found.segments[agent])))
 
 
 # -- logs in pieces

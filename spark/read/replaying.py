@@ -19,7 +19,7 @@ from opslog.environment import machine_memory
 from opslog.history import Point
 from opslog.merge import stamps
 from opslog.spark.read.columns import ddl
-from opslog.spark.read.planning import SPLIT_BYTES, Survey, survey
+from opslog.spark.read.planning import SPLIT_BYTES, JobSurvey, survey_state
 from opslog.spark.read.tasks import read_task
 from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
 from opslog.spark.stores import open_store, url_of
@@ -63,7 +63,7 @@ def replay(
     """
     path = url_of({"path": os.fspath(url)})
     with closing(open_store(path, storage_options)) as backend:
-        found = survey(backend, as_of)
+        found = survey_state(backend, as_of)
         if partitions is None and found.log_bytes <= TAIL_BYTES:
             state = StateView(as_of)
             return _rows_of(spark, path, storage_options, state, state.tasks(backend, found))
@@ -99,7 +99,7 @@ def _read_tasks(
             yield from read_task(url, options, view, pickle.loads(zlib.decompress(tasks[number])))
 
 
-def _task_bytes(spark: SparkSession, found: Survey) -> int:
+def _task_bytes(spark: SparkSession, found: JobSurvey) -> int:
     """How much one task reads. On one machine as much as there is for each core, as far as there is memory for all;
     elsewhere, where a worker's memory is not known, the usual."""
     if not _is_local(spark):
@@ -110,7 +110,7 @@ def _task_bytes(spark: SparkSession, found: Survey) -> int:
     return max(SPLIT_BYTES, math.ceil(total / (cores * math.ceil(total / (cores * most)))))
 
 
-def _partitions(spark: SparkSession, found: Survey) -> int:
+def _partitions(spark: SparkSession, found: JobSurvey) -> int:
     shuffled = (found.log_bytes + found.snapshot_bytes) // _COMPRESSED
     return max(2 * _cores(spark), shuffled // _SHUFFLE_BYTES)
 

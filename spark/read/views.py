@@ -30,7 +30,15 @@ from opslog.history import Point
 from opslog.replica.state import live_records
 from opslog.spark.read import columns
 from opslog.spark.read.columns import Op, ops_of
-from opslog.spark.read.planning import SPLIT_BYTES, LogSplit, Survey, share, split_logs, survey, survey_retained
+from opslog.spark.read.planning import (
+    SPLIT_BYTES,
+    JobSurvey,
+    LogSplit,
+    share,
+    split_logs,
+    survey_retained,
+    survey_state,
+)
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
 from opslog.spark.read.splits import LogReader, cancelled, winners
 
@@ -85,7 +93,7 @@ class View(Protocol):
     schema: ClassVar[pa.Schema]
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        """All tasks. :raises NotFoundError, HistoryGoneError, CorruptError: as of `survey`."""
+        """All tasks. :raises NotFoundError, HistoryGoneError, CorruptError: as of `survey_state`."""
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
         """The rows of one task. :raises CorruptError: names file and offset. :raises MissingFileError:"""
@@ -100,9 +108,9 @@ class StateView:
     schema: ClassVar[pa.Schema] = columns.STATE
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        return self.tasks(backend, survey(backend, self.as_of), asked)
+        return self.tasks(backend, survey_state(backend, self.as_of), asked)
 
-    def tasks(self, backend: Backend, found: Survey, asked: Asked = EVERYTHING) -> list[Task]:
+    def tasks(self, backend: Backend, found: JobSurvey, asked: Asked = EVERYTHING) -> list[Task]:
         """All tasks, given what there is."""
         logs = tuple(split_logs(found.logs, _WHOLE))
         weights, limit = part_weights(found.manifest.runs), self.split_bytes
@@ -121,11 +129,13 @@ class StateView:
             if range is not None
         ]
 
-    def _winners(self, backend: Backend, found: Survey, logs: tuple[LogSplit, ...], asked: Asked) -> dict[str, Record]:
+    def _winners(
+        self, backend: Backend, found: JobSurvey, logs: tuple[LogSplit, ...], asked: Asked
+    ) -> dict[str, Record]:
         reader = LogReader(backend, logs, found.manifest.settings.undo_window, self.as_of)
         return winners(reader, logs, asked.wants)
 
-    def _task(self, found: Survey, range: IdRange) -> Task:
+    def _task(self, found: JobSurvey, range: IdRange) -> Task:
         runs = [part for run in found.manifest.runs if (part := range.run(run)).parts]
         return Task(found.manifest.number, found.manifest.settings.undo_window, runs=tuple(runs), range=range)
 
@@ -162,9 +172,9 @@ class CandidatesView:
     schema: ClassVar[pa.Schema] = columns.STATE
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        return self.tasks(survey(backend, self.as_of))
+        return self.tasks(survey_state(backend, self.as_of))
 
-    def tasks(self, found: Survey) -> list[Task]:
+    def tasks(self, found: JobSurvey) -> list[Task]:
         """All tasks, given what there is."""
         number, window = found.manifest.number, found.manifest.settings.undo_window
         logs = [Task(number, window, logs=some) for some in share(found.logs, self.split_bytes)]

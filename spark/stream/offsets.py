@@ -25,7 +25,8 @@ from opslog.backends import Backend
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import SEGMENT_COST, Cursor, Segment, Segments, list_segments
+from opslog.log.reader import SEGMENT_COST, Cursor, Segment, list_segments
+from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import IdRange, cut_ranges, part_weights
@@ -151,9 +152,12 @@ class Follower:
 
     def ends(self) -> dict[str, tuple[int, int]]:
         """Per log the last segment and its length; the place of the cut, where nothing is left of it."""
-        folded = {agent: cut.place for agent, cut in self._manifests.newest().cut.items()}
-        segments = list_segments(self._backend)
-        return folded | {agent: (listed[-1].number, listed[-1].bytes) for agent, listed in segments.items()}
+        newest = self._manifests.newest()
+        found = list_logs(self._backend, newest, at_cut(newest))
+        return {
+            agent: (listed[-1].number, listed[-1].bytes) if listed else found.cursors[agent].place
+            for agent, listed in found.segments.items()
+        }
 
     def advance(
         self, start: Offset, limit: int | None = None, ends: Mapping[str, tuple[int, int]] | None = None
@@ -217,10 +221,10 @@ class Follower:
 
     def _look(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
         """The newest manifest, and all logs from `start` on."""
-        cursors = {agent: Cursor.at(agent, place) for agent, place in start.logs.items()}
-        manifest, logs = self._manifests.read_consistently(
-            self._manifests.newest,
-            lambda manifest: (manifest, self._resumed(start, manifest, list_segments(self._backend, cursors))),
+        manifest, logs = survey(
+            self._manifests,
+            lambda found: (found.manifest, self._resumed(start, found)),
+            begin=lambda _: {agent: Cursor.at(agent, place) for agent, place in start.logs.items()},
         )
         gap = next((agent for agent, log in logs.items() if log.gap), None)
         if gap is not None and not self._resyncs and not start.is_first:
@@ -234,9 +238,10 @@ class Follower:
             )
         return manifest, logs
 
-    def _resumed(self, start: Offset, newest: Manifest, segments: Segments) -> dict[str, Log]:
+    def _resumed(self, start: Offset, found: Survey) -> dict[str, Log]:
         """Every log that is listed, that the stream has read from, or of which something is folded."""
-        places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *start.logs, *newest.cut})}
+        newest, segments = found.manifest, found.segments
+        places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *newest.cut})}
         oldest = newest
         if any(place.segment < newest.cut.get(agent, START).segment for agent, place in places.items()):
             oldest = self._manifests.oldest()

@@ -12,7 +12,7 @@ from opslog.log.fencing import Fence
 from opslog.log.reader import list_log
 from opslog.log.sealing import seal_all
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.read.planning import Recent, Survey, find_recent, survey
+from opslog.spark.read.planning import JobSurvey, Recent, find_recent, survey_state
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Ends(msgspec.Struct, frozen=True):
     :ivar looked: when reading them began, by the monotonic clock.
     """
 
-    found: Survey
+    found: JobSurvey
     recent: dict[str, Recent]
     looked: float
 
@@ -62,11 +62,11 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 def look(backend: Backend, environment: Environment) -> Ends:
-    """Reads the undo window of each log, and lists all of them; errors as of `survey`."""
+    """Reads the undo window of each log, and lists all of them; errors as of `survey_state`."""
     looked = environment.monotonic()
 
     def ends(_: Manifest) -> Ends:
-        found = survey(backend)
+        found = survey_state(backend)
         window = found.manifest.settings.undo_window
         return Ends(found, {log.agent: find_recent(backend, log, window) for log in found.logs}, looked)
 

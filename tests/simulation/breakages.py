@@ -33,6 +33,7 @@ from opslog.format.manifest import Cut, Manifest, Settings
 from opslog.format.snapshot import Ages, Row
 from opslog.log.fencing import Fence
 from opslog.log.reader import Segments
+from opslog.log.survey import Survey
 from opslog.log.writer import Group, LogWriter
 from opslog.merge.clock import LamportClock
 from opslog.merge.merge import Merge, Recent
@@ -244,8 +245,8 @@ def _oldest_first(self: Merge, agent: str) -> Commit | None:
 # -- compaction and garbage
 
 
-def _fold_everything(self: Tail, manifest: Manifest) -> None:
-    _tail_init(self, manifest)
+def _fold_everything(self: Tail, found: Survey) -> None:
+    _tail_init(self, found)
     self.merge = Merge(0)
 
 
@@ -322,10 +323,6 @@ def _find_in_last(self: BlockRun, id: str) -> Record | None:
 
 
 _get = BlockRun.get
-
-
-def _never_behind(self: Any, newest: Manifest, skip: str | None) -> bool:
-    return False
 
 
 ALL = [

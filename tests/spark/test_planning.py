@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from opslog.compaction.compact import Tail, compact
 from opslog.environment import Environment, format_ts
 from opslog.errors import CorruptError, NotFoundError
 from opslog.format.layout import segment_path
+from opslog.log.survey import Survey, at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.read import planning
 from opslog.spark.read.planning import (
@@ -25,8 +25,8 @@ from opslog.spark.read.planning import (
     find_recent,
     split_before,
     split_logs,
-    survey,
     survey_retained,
+    survey_state,
 )
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
@@ -61,8 +61,8 @@ def lines(backend: Backend, log: Log) -> bytes:
 
 
 @pytest.mark.parametrize("split_bytes", [1, 64, 1000, SPLIT_BYTES])
-@pytest.mark.parametrize("find", [survey, survey_retained])
-def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[Backend], planning.Survey]) -> None:
+@pytest.mark.parametrize("find", [survey_state, survey_retained])
+def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[Backend], planning.JobSurvey]) -> None:
     for seed in range(5):
         fill(url, seed)
         backend = open_backend(url)
@@ -77,8 +77,8 @@ def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[
             assert all(0 < len(part) <= split_bytes for part in read)
 
 
-@pytest.mark.parametrize("find", [survey, survey_retained])
-def test_there_are_logs_to_cut(url: str, find: Callable[[Backend], planning.Survey]) -> None:
+@pytest.mark.parametrize("find", [survey_state, survey_retained])
+def test_there_are_logs_to_cut(url: str, find: Callable[[Backend], planning.JobSurvey]) -> None:
     """Otherwise the test above would show nothing."""
     fill(url, 1)
     found = find(open_backend(url))
@@ -92,8 +92,8 @@ def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
     fill(url, seed)
     backend = open_backend(url)
     manifest = ManifestStore(backend).newest()
-    tail = Tail.read(backend, manifest)
-    found = survey(backend)
+    tail = Tail.read(backend, list_logs(backend, manifest, at_cut(manifest)))
+    found = survey_state(backend)
     cuts = {}
     for log in found.logs:
         recent = find_recent(backend, log, manifest.settings.undo_window)
@@ -128,9 +128,9 @@ def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytes
     calls: list[int] = []
     tails = planning._tails
 
-    def meddle(backend: Backend, manifest: Any) -> planning.Survey:
-        found = tails(backend, manifest)
-        calls.append(manifest.number)
+    def meddle(survey: Survey) -> planning.JobSurvey:
+        found = tails(survey)
+        calls.append(survey.manifest.number)
         if len(calls) == 1:
             with opslog.open(url, agent="d") as store:
                 for n in range(10):
@@ -139,7 +139,7 @@ def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(planning, "_tails", meddle)
-    found = survey(open_backend(url))
+    found = survey_state(open_backend(url))
     assert len(calls) == 2
     assert found.manifest.number == calls[1] == calls[0] + 1
     assert "d" in {log.agent for log in found.logs}
@@ -147,7 +147,7 @@ def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytes
 
 def test_no_store(url: str) -> None:
     with pytest.raises(NotFoundError):
-        survey(open_backend(url))
+        survey_state(open_backend(url))
 
 
 def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
@@ -162,7 +162,7 @@ def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
     with opslog.open(url, agent="a") as store:
         store["z"] = {}
     backend.delete([last])
-    for find in (survey, survey_retained):
+    for find in (survey_state, survey_retained):
         with pytest.raises(CorruptError, match=last):
             find(backend)
 
@@ -180,6 +180,6 @@ def test_a_commit_from_the_future_takes_away_no_past() -> None:
             store["x"] = {}
         now[0] += 1
         compact(backend, environment)
-        found = survey(backend, format_ts(now[0]))
+        found = survey_state(backend, format_ts(now[0]))
         assert found.manifest == ManifestStore(backend).newest()
         now[0] += 1

@@ -19,7 +19,7 @@ from opslog.backends import open_backend
 from opslog.format.commits import Undo
 from opslog.spark import replay
 from opslog.spark.read import replaying
-from opslog.spark.read.planning import survey
+from opslog.spark.read.planning import survey_state
 from tests.support.random_stores import live, row, state, tear
 
 
@@ -103,7 +103,7 @@ def many(spark: SparkSession, folder: Path, seeds: range, through: Through) -> N
     for seed in seeds:
         url, chance = str(folder / str(seed)), random.Random(seed)
         live(url, chance, tear=tear)
-        split_bytes = survey(open_backend(url)).log_bytes // 3 + 1
+        split_bytes = survey_state(open_backend(url)).log_bytes // 3 + 1
         with opslog.open(url, read_only=True) as library:
             clocks = [commit.clock for commit in library.ops()]
         as_of = max(clocks) - chance.randrange(2) if chance.random() < 0.5 and clocks else None
