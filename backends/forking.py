@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 
 from opslog.backends import posix
+from opslog.errors import ClosedError
 
 generation = 0
 
@@ -64,6 +65,51 @@ class Descriptor:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self.number >= 0 and not is_finalizing():
             self.close()
+
+
+class ProcessBound:
+    """What only the process that opened it may use: a child of a fork has to open its own."""
+
+    def __init__(self) -> None:
+        self._generation = generation
+        self._closed = False
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a child of the one that opened it."""
+        return self._generation != generation
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _check_open(self) -> None:
+        """:raises ClosedError: it was closed, or opened by the parent of this process."""
+        if self._is_forked:
+            raise ClosedError(
+                f"{self._name()} was opened by the parent of this process: {self._again()} after the fork"
+            )
+        if self._is_closed:
+            raise ClosedError(f"{self._name()} is closed: {self._again()}")
+
+    def _name(self) -> str:
+        """What it is, for a message."""
+        raise NotImplementedError
+
+    def _again(self) -> str:
+        return "open it again"
+
+
+class BoundAppender(ProcessBound):
+    """The same of an agent's log."""
+
+    _agent: str
+
+    def _name(self) -> str:
+        return f"the log of agent {self._agent!r}"
+
+    def _again(self) -> str:
+        return "open the store again"
 
 
 def _in_child() -> None:

@@ -24,7 +24,6 @@ from opslog.environment import REAL
 from opslog.errors import (
     AgentBusyError,
     AlreadyExistsError,
-    ClosedError,
     LockedError,
     MissingFileError,
     NotFoundError,
@@ -88,7 +87,7 @@ class _Storage:
 _shared: dict[str, _Storage] = {}
 
 
-class MemoryBackend:
+class MemoryBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param name: the shared storage of that name; empty: a new private one.
@@ -108,8 +107,7 @@ class MemoryBackend:
     ) -> None:
         self.url = f"memory://{name}"
         self._segment_bytes = segment_bytes
-        self._generation = forking.generation
-        self._closed = False
+        super().__init__()
         storage = _shared.get(name) if name else None
         if storage is None:
             if not create:
@@ -212,7 +210,7 @@ class MemoryBackend:
                 )
             yield
         finally:
-            if self._generation == forking.generation:
+            if not self._is_forked:
                 locks.release(name, holder)
 
     def now(self) -> float:
@@ -222,14 +220,11 @@ class MemoryBackend:
     def close(self) -> None:
         self._closed = True
 
-    def _check_open(self) -> None:
-        if self._generation != forking.generation:
-            raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
-        if self._closed:
-            raise ClosedError(f"{self.url} is closed: open it again")
+    def _name(self) -> str:
+        return self.url
 
 
-class MemoryAppender:
+class MemoryAppender(forking.BoundAppender):
     """The appender of `MemoryBackend`. An append either happens whole or not at all."""
 
     def __init__(self, storage: _Storage, agent: str, url: str, segment_bytes: int) -> None:
@@ -237,8 +232,7 @@ class MemoryAppender:
         self._agent = agent
         self._url = url
         self._segment_bytes = segment_bytes
-        self._generation = forking.generation
-        self._closed = False
+        super().__init__()
         self._floor = 0
         self._number = 0
         self._path = ""
@@ -273,15 +267,9 @@ class MemoryAppender:
         self._floor = max(self._floor, segment)
 
     def close(self) -> None:
-        if self._generation == forking.generation:
+        if not self._is_forked:
             self._closed = True
             self._storage.agents.release(self._agent, self)
-
-    def _check_open(self) -> None:
-        if self._generation != forking.generation:
-            raise ClosedError(f"{self._url} was opened by the parent of this process: open it again after the fork")
-        if self._closed:
-            raise ClosedError(f"the log of agent {self._agent!r} is closed: open the store again")
 
 
 def open_url(url: str, *, create: bool = True, now: Callable[[], float] = REAL.time) -> MemoryBackend:

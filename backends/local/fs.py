@@ -49,7 +49,6 @@ from opslog.environment import REAL
 from opslog.errors import (
     AgentBusyError,
     AlreadyExistsError,
-    ClosedError,
     CommitUnknownError,
     InvalidNameError,
     LockedError,
@@ -71,7 +70,7 @@ _TRIES_MAX = 10
 """How often what somebody removed at the same time is made again."""
 
 
-class FsBackend:
+class FsBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param root: the store's directory.
@@ -96,7 +95,7 @@ class FsBackend:
         self.url = self.root
         self.segment_bytes = segment_bytes
         self._nonce = nonce
-        self._generation = forking.generation
+        super().__init__()
         self._durable: set[str] = set()
         """Directories whose entries this backend has fsynced."""
         self._spelled: set[str] = set()
@@ -348,7 +347,7 @@ class FsBackend:
         try:
             yield
         finally:
-            if self._generation == forking.generation:
+            if not self._is_forked:
                 flock.release(held)
 
     def _take_lock(self, tree: Tree, path: str) -> forking.Descriptor:
@@ -395,12 +394,18 @@ class FsBackend:
 
     def tree(self) -> Tree:
         """The directory to work in. To be kept until the call ends, which keeps it open."""
-        if self._generation != forking.generation:
-            raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
         tree = self._opened
-        if tree is None:
-            raise ClosedError(f"{self.url} is closed: open it again")
+        if tree is None or self._is_forked:
+            self._check_open()
+        assert tree is not None
         return tree
+
+    def _name(self) -> str:
+        return self.url
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._opened is None
 
     def _make_root(self, create: bool) -> None:
         if os.path.lexists(self.root) and not os.path.isdir(self.root):

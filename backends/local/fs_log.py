@@ -67,7 +67,7 @@ class Directory(Protocol):
     def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError: ...
 
 
-class FsAppender:
+class FsAppender(forking.BoundAppender):
     """The appender of `FsBackend`.
 
     :param lock: holds the lock of the file `lock_path`; the appender releases it.
@@ -78,7 +78,7 @@ class FsAppender:
         self._agent = agent
         self._lock = lock
         self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock.number)
-        self._generation = forking.generation
+        super().__init__()
         self._refusal: tuple[type[OpslogError], str] | None = None
         """Why no append is possible any more, None while all is well."""
         self._floor = 0
@@ -110,7 +110,7 @@ class FsAppender:
                 self._backend.persist([self._path])
 
     def append(self, data: bytes) -> Position:
-        if self._refusal is not None or self._generation != forking.generation:
+        if self._refusal is not None or self._is_forked:
             self._refuse()
         self._check_name()
         descriptor = self._segment.number
@@ -137,12 +137,12 @@ class FsAppender:
         return position
 
     def advance(self, segment: int) -> None:
-        if self._refusal is not None or self._generation != forking.generation:
+        if self._refusal is not None or self._is_forked:
             self._refuse()
         self._floor = max(self._floor, segment)
 
     def close(self) -> None:
-        if self._generation != forking.generation:
+        if self._is_forked:
             return
         self._abandon_segment()
         self._refusal = ClosedError, f"the log of agent {self._agent!r} is closed: open the store again"
@@ -152,11 +152,7 @@ class FsAppender:
             flock.release(self._lock)
 
     def _refuse(self) -> NoReturn:
-        if self._generation != forking.generation:
-            raise ClosedError(
-                f"the log of agent {self._agent!r} was opened by the parent of this process: "
-                "open the store again after the fork"
-            )
+        self._check_open()
         assert self._refusal is not None
         kind, message = self._refusal
         raise kind(message)

@@ -41,7 +41,6 @@ from opslog.errors import (
     AgentBusyError,
     AgentFencedError,
     AlreadyExistsError,
-    ClosedError,
     CommitUnknownError,
     LockedError,
     MissingFileError,
@@ -130,7 +129,7 @@ _held = Holders()
 """Which appender of this process has which (store, agent): two under one name are refused at once."""
 
 
-class ObjectBackend:
+class ObjectBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param url: how messages name the storage; `prefix`: what all keys begin with, empty or with a slash at its end.
@@ -154,8 +153,7 @@ class ObjectBackend:
         self._prefix = prefix
         self._deadline_seconds = deadline_seconds
         self._lease_seconds = lease_seconds
-        self._generation = forking.generation
-        self._closed = False
+        super().__init__()
         self._is_conditional = False
         """Whether the server was seen to honour put-if-absent."""
 
@@ -345,7 +343,7 @@ class ObjectBackend:
             self._give_back(path, lease)
 
     def _give_back(self, path: str, lease: bytes) -> None:
-        if self._generation == forking.generation and self._read_back(path) == lease:
+        if not self._is_forked and self._read_back(path) == lease:
             self.driver.delete([self._prefix + path])
 
     def _take_lease(self, name: str, path: str, lease: bytes) -> None:
@@ -376,7 +374,7 @@ class ObjectBackend:
             yield
         finally:
             done.set()
-            if self._generation == forking.generation and renewing.is_alive():
+            if not self._is_forked and renewing.is_alive():
                 renewing.join()  # or it could write the lease anew after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
@@ -400,14 +398,11 @@ class ObjectBackend:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            if self._generation == forking.generation:
+            if not self._is_forked:
                 self.driver.close()
 
-    def _check_open(self) -> None:
-        if self._generation != forking.generation:
-            raise ClosedError(f"{self.url} was opened by the parent of this process: open it again after the fork")
-        if self._closed:
-            raise ClosedError(f"{self.url} is closed: open it again")
+    def _name(self) -> str:
+        return self.url
 
     def _check_conditional(self) -> None:
         """Find out, once, whether the server honours put-if-absent.
@@ -437,14 +432,13 @@ class ObjectBackend:
         self._is_conditional = second is Put.EXISTS
 
 
-class ObjectAppender:
+class ObjectAppender(forking.BoundAppender):
     """The appender of `ObjectBackend`: each append is the next segment."""
 
     def __init__(self, backend: ObjectBackend, agent: str) -> None:
         self._backend = backend
         self._agent = agent
-        self._generation = forking.generation
-        self._closed = False
+        super().__init__()
         self._refusal: tuple[Callable[[str], OpslogError], str] | None = None
         self._number = 0
 
@@ -480,7 +474,7 @@ class ObjectAppender:
 
     def close(self) -> None:
         self._closed = True
-        if self._generation == forking.generation:
+        if not self._is_forked:
             _held.release((self._backend.url, self._agent), self)
 
     def _fenced(self, path: str) -> AgentFencedError:
@@ -497,13 +491,7 @@ class ObjectAppender:
         return self._refusal is not None and isinstance(self._refusal[0], partial)
 
     def _check_open(self) -> None:
-        if self._generation != forking.generation:
-            raise ClosedError(
-                f"the log of agent {self._agent!r} was opened by the parent of this process: open the store again "
-                "after the fork"
-            )
-        if self._closed:
-            raise ClosedError(f"the log of agent {self._agent!r} is closed: open the store again")
+        super()._check_open()
         if self._refusal is not None:
             kind, message = self._refusal
             raise kind(message)
