@@ -44,7 +44,7 @@ class AsyncAgent(SharingAgent):
         sessions = [self.session(process, crew, f"task-{number}", store) for number in range(self.users)]
         working = [asyncio.create_task(self.work(session, crew)) for session in sessions]
         watcher = self.session(process, crew, "watch", store)
-        watching = [asyncio.create_task(self.watch(watcher, crew))] * watches
+        watching = [asyncio.create_task(self.watch(watcher, crew))] if watches else []
         await asyncio.wait(working)
         crew.ending = True
         for task in watching:

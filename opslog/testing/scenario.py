@@ -21,6 +21,7 @@ from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
 from opslog.testing.invariants import ViolationError
 from opslog.testing.jobs import Compactor, Importer, Inspector
 from opslog.testing.names import random_ids, random_names
+from opslog.testing.preemption import preempting
 from opslog.testing.shared import Shared
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import EndlessError, Event, Simulation
@@ -92,7 +93,8 @@ class Scenario:
     :ivar threaded: how many of the agents have several threads, so many: `threads`; `leaving`: how likely one that
         watches leaves its loop, and begins another one, at each commit.
     :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
-    :ivar switching: how likely another thread goes on at an operation on a lock.
+    :ivar switching: how likely another thread goes on at an operation on a lock; `statements`: and every how many
+        statements it does, on average, with neither lock nor storage in them; 0: never.
     :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 
@@ -117,6 +119,7 @@ class Scenario:
     threads: int = 3
     asynchronous: int = 0
     switching: float = 0.2
+    statements: int = 0
     leaving: float = 0.2
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
@@ -203,6 +206,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         threaded=threads.choice([1, agents] if concurrent else [0, 0, 1, agents]),
         threads=threads.choice([2, 3, 5]),
         asynchronous=threads.choice([0, 1, 2]),
+        statements=threads.choice([0, 0, 0, 30, 300]),
     )
 
 
@@ -231,7 +235,13 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
     )
     simulation.storages.append(shared)
     audit = Audit(simulation, storage, shared, names[: min(2, scenario.agents)])
-    with storage.installed(), _sizes(scenario.large), _unlogged(), shared.ledger.listening():
+    with (
+        preempting(simulation, scenario.statements),
+        storage.installed(),
+        _sizes(scenario.large),
+        _unlogged(),
+        shared.ledger.listening(),
+    ):
         _start_all(simulation, shared, scenario, names)
         try:
             _judged(simulation.run)

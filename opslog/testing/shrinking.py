@@ -39,6 +39,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
                 yield replace(scenario, **{name: fewer})
     if scenario.threaded and scenario.threads > 2:
         yield replace(scenario, threads=scenario.threads - 1)
+    if scenario.statements:
+        yield replace(scenario, statements=0)
     if scenario.compact_after is not None:
         yield replace(scenario, compact_after=None)
     for calls in sorted({scenario.calls // 2, scenario.calls * 3 // 4, scenario.calls - 1}):

@@ -154,6 +154,8 @@ class Process:
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
+    :ivar turns: the random numbers by which a thread loses its turn between two statements; `statements_left`: how many
+        places like that are left until then. See `opslog.testing.preemption`.
     :ivar signals: what interrupts its main thread; `is_tough`: whether it goes on after a MemoryError.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
     """
@@ -176,6 +178,8 @@ class Process:
         self.finished = False
         self.is_tough = False
         self.signals = Signals(self.note)
+        self.turns = random.Random(f"{simulation.seed}/{name}/{run}/turns")
+        self.statements_left = 0
         self._threads_made = 0
         self.main = Thread(self, "", self._main)
         self.threads = [self.main]
@@ -340,7 +344,11 @@ class Simulation:
         if len(thread.process.threads) > 1:
             choices = thread.process.random
             if choices.random() < self._switching:
-                self.wait(self._latency(choices, 0.1))  # a thread that lost the processor may be away for long
+                self.lose_turn(choices)
+
+    def lose_turn(self, choices: random.Random) -> None:
+        """The running thread has lost the processor, and may be away for long."""
+        self.wait(self._latency(choices, 0.1))
 
     def _check_signals(self, signals: Signals) -> None:
         """Signals come, too, where a call comes to no storage, as with a buffer."""

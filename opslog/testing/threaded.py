@@ -88,7 +88,7 @@ class ThreadedAgent(SharingAgent):
         sessions[0].is_main = True
         working = [_started(process, session.name, partial(self._work, session, crew)) for session in sessions[1:]]
         watcher = self.session(process, crew, "watch")
-        watching = [_started(process, "watch", partial(self._watch, watcher, crew))] * watches
+        watching = [_started(process, "watch", partial(self._watch, watcher, crew))] if watches else []
         self._work(sessions[0], crew)
         for thread in working:
             thread.join()

@@ -41,6 +41,7 @@ from opslog.replica.state import State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 from opslog.store import Store
+from opslog.testing import preemption
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
 from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.system import System
@@ -99,6 +100,7 @@ def likely(
             "odd": False,
             "threaded": 0,
             "asynchronous": 0,
+            "statements": 0,
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []
@@ -129,7 +131,10 @@ class Breakage:
 
     @contextmanager
     def made(self) -> Iterator[None]:
+        modules = {*preemption.MODULES, getattr(self.broken, "__module__", __name__)}
         with ExitStack() as stack:
+            # What stands in for the product loses its turn as that does.
+            stack.enter_context(patch.object(preemption, "MODULES", sorted(modules)))
             for target, attribute, broken in ((self.target, self.attribute, self.broken), *self.more):
                 stack.enter_context(patch.object(target, attribute, broken))
             yield

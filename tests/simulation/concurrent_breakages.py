@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from opslog.aio import AsyncStore
 from opslog.archive import Chosen
-from opslog.errors import ClosedError
+from opslog.errors import ClosedError, MissingFileError
 from opslog.format.commits import Commit, Set
 from opslog.log.reader import Cursor
 from opslog.replica.following import Following
+from opslog.replica.reading import Documents
 from opslog.replica.state import State
 from tests.simulation.breakages import Breakage, likely
 
@@ -65,6 +66,17 @@ def _is_always_of(self: Chosen, state: State) -> bool:
     return True
 
 
+def _look_unlocked(self: Documents[Any], read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Also while a commit is half taken in."""
+    try:
+        return read(self._state, *args, **kwargs)
+    except MissingFileError:
+        return _look(self, read, *args, **kwargs)
+
+
+_look = Documents._look
+
+
 CONCURRENT = [
     Breakage(
         "observe a clock after what came with it can be read",
@@ -93,5 +105,12 @@ CONCURRENT = [
         "unchanged",
         _all_chosen,
         likely("posix", {}, **BUSY, weights={"set": 1, "archive": 4}),
+    ),
+    Breakage(
+        "read while commits are taken in",
+        Documents,
+        "_look",
+        _look_unlocked,
+        likely("posix", {}, **BUSY, statements=5, weights={"batch": 4, "refresh": 2}),
     ),
 ]
