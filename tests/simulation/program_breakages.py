@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from opslog.aio import AsyncStore
 from opslog.concurrency import locking
 from opslog.concurrency.background import Worker
 from opslog.errors import OpslogError
@@ -13,7 +14,31 @@ from opslog.log import writer
 from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
 from opslog.replica.following import Following
+from opslog.testing.faults import PAUSE_SECONDS_MAX
 from tests.simulation.breakages import Breakage, likely
+
+LONG_AWAY: dict[str, Any] = {
+    "agents": 4,
+    "documents": 12,
+    "compactors": 3,
+    "readers": 0,
+    "calls": 30,
+    "undo_window": 0,
+    "tombstone_ttl_seconds": 400.0,
+    "think_seconds": 15.0,
+    "nap_seconds": 3000.0,
+    "weights": {"set": 6, "delete": 6},
+}
+"""Agents that are away for longer than tombstones are kept, while others delete and compact."""
+
+
+def _count_when_begun(self: Following[Any]) -> None:
+    """Whether the refresh comes to its end or not."""
+    self._looked = self._environment.monotonic()
+    _read_new(self)
+
+
+_read_new = Following._read_new
 
 
 def _move_cursor_first(self: Following[Any], commits: list[Commit], cursor: Cursor) -> None:
@@ -77,7 +102,21 @@ def _again_and_again(self: Following[Any], work: Any) -> None:
         work()
 
 
+async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None:
+    """However long ago others' commits were read."""
+    if commit is not None:
+        log = self._store._writable_log()
+        await self._finish(log, log.queue(commit))
+
+
 PROGRAM = [
+    Breakage(
+        "count a refresh that failed",
+        Following,
+        "_read_new",
+        _count_when_begun,
+        likely("posix", {"fail": 1}, 300, 9_000, {"fail": "list /store/ops"}, **LONG_AWAY),
+    ),
     Breakage(
         "move the cursor before what it stands for is taken in",
         Following,
@@ -128,5 +167,22 @@ PROGRAM = [
         "_one_at_a_time",
         _again_and_again,
         likely("s3", {"signal": 1}, 30, 1500, weights={"set": 3, "refresh": 3}),
+    ),
+    Breakage(
+        "write for tasks with a view that is too old",
+        AsyncStore,
+        "_commit",
+        _commit_as_it_is,
+        likely(
+            "posix",
+            {},
+            threaded=3,
+            asynchronous=2,
+            leaving=0.0,
+            readers=0,
+            calls=80,
+            nap_seconds=3.0 * PAUSE_SECONDS_MAX,
+            weights={"set": 6},
+        ),
     ),
 ]
