@@ -167,6 +167,19 @@ def test_a_segment_that_is_lost_is_an_error(url: str) -> None:
             find(backend)
 
 
+def test_a_log_that_lost_its_beginning_is_damaged(url: str) -> None:
+    """`Store.ops` says the same."""
+    for number in range(3):
+        with opslog.open(url, agent="a", compact_after=None) as store:
+            store["x"] = {"n": number}
+    backend = open_backend(url)
+    first, *_ = sorted(entry.path for entry in backend.list("ops/"))
+    backend.delete([first])
+    for find in (survey_state, survey_retained):
+        with pytest.raises(CorruptError, match=first):
+            find(backend)
+
+
 def test_a_commit_from_the_future_takes_away_no_past() -> None:
     """By the rule of the library: what is folded was written by then, whatever time it claims."""
     now = [1_800_000_000.0]
