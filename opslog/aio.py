@@ -208,7 +208,7 @@ class AsyncStore(Generic[T]):
             return
         store = self._store
         log = store._writable_log()
-        if store._is_stale:
+        if store._freshness.is_stale:
             await _in_thread(store._refresh_if_stale)
         await self._finish(log, log.queue(commit))
         if store._compaction.is_far_behind:

@@ -13,7 +13,7 @@ from opslog.format.documents import Document, Migrate, Schema, check_version
 from opslog.format.layout import check_name
 from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
-from opslog.log.sealing import take_name
+from opslog.log.session import take_name
 from opslog.log.writer import Buffer
 from opslog.options import OPEN, Durability, OpenOptions, check_storage_options
 from opslog.replica.state import Loader
@@ -96,15 +96,13 @@ def open(
             # The name first: what is loaded of one's own log must not change any more.
             appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
-        looked = environment.monotonic()
+        read_at = environment.monotonic()
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
-        if appender is not None and agent in state.manifest.cut:
-            appender.advance(state.manifest.cut[agent].last_segment)
         return Store(
             backend,
             loader,
             state,
-            looked=looked,
+            read_at=read_at,
             agent=agent if writes else None,
             appender=appender,
             schema=Schema(type, version, migrate),

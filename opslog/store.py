@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
 from opslog import archive, history
-from opslog.backends import Appender, Backend, Position
+from opslog.backends import Appender, Backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.automatic import AutoCompaction
 from opslog.compaction.compact import Compaction, KeepHistory, Progress
@@ -28,12 +28,13 @@ from opslog.errors import (
     ReopenError,
     SealedError,
 )
-from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Seal, Set, Undo
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, Undo
 from opslog.format.documents import Schema, check_id
 from opslog.format.layout import ARCHIVE, check_name
 from opslog.history import Revision
-from opslog.log.reader import SEGMENT_COST, list_segments
-from opslog.log.writer import Buffer, Hooks, LogWriter, Pending
+from opslog.log.reader import Cursor, list_segments
+from opslog.log.session import WriterSession
+from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.replica.batch import Block, OpenBatch
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
@@ -58,7 +59,7 @@ class Store(Following[T]):
         loader: Loader,
         state: State,
         *,
-        looked: float,
+        read_at: float,
         agent: str | None,
         appender: Appender | None,
         schema: Schema[T],
@@ -72,32 +73,18 @@ class Store(Following[T]):
             loader,
             state,
             schema,
-            looked=looked,
+            read_at=read_at,
             agent=agent,
             environment=environment,
             included=included,
         )
         self._buffered = buffer is not None
-        self._failed: OpslogError | None = None
         self._failure_told = False
-        self._log = (
-            LogWriter(
-                agent,
-                appender,
-                Hooks(
-                    stamp=self._stamp,
-                    apply=self._apply_own,
-                    append=self._append,
-                    pass_seal=self._pass_seal,
-                    restamped=self._tear_state,
-                    written=self._on_written,
-                    failed=self._on_failed,
-                ),
-                buffer,
-            )
-            if agent and appender
-            else None
-        )
+        self._log: LogWriter | None = None
+        if agent and appender:
+            own = state.cursors.get(agent, Cursor(agent))
+            session = WriterSession(backend, appender, own, self._freshness, self._clock)
+            self._log = LogWriter(session, _Replica(self), buffer)
         self._compaction = AutoCompaction(
             backend,
             environment,
@@ -250,44 +237,6 @@ class Store(Following[T]):
         if self._compaction.is_far_behind:
             self._compaction.wait()
 
-    def _stamp(self, commit: Commit) -> float:
-        """A commit of ours comes into the queue, whose order is the log's."""
-        commit.ts = format_ts(self._environment.time())
-        commit.clock = self._clock.tick()
-        return self._looked
-
-    def _pass_seal(self, number: int) -> int | None:
-        return self._own.pass_seal(number, self._take_in_seal)
-
-    def _take_in_seal(self, seal: Seal) -> None:
-        self._apply((seal,))
-        self._clock.observe(seal.clock)
-
-    def _apply_own(self, pendings: list[Pending]) -> None:
-        """Take commits of ours into the state, each once."""
-        self._apply(_not_applied(pendings))
-
-    def _tear_state(self) -> None:
-        """Commits of ours in the state get other stamps."""
-        with self._state_lock:
-            self._state.is_torn = True
-
-    def _on_failed(self, error: OpslogError) -> None:
-        if self._buffered:
-            self._failed = self._failed or error  # memory holds what the log does not; the next call will say so
-            logger().error("buffered commits were not written: %s", error)
-
-    def _append(self, appender: Appender, lines: bytes, looked: float) -> Position:
-        position = self._own.append(appender, lines, looked)
-        if position.offset == 0:
-            self._compaction.tail_cost += SEGMENT_COST
-        return position
-
-    def _on_written(self, length: int) -> None:
-        """So many bytes more are in the log."""
-        self._compaction.tail_cost += length
-        self._compaction.note_commits(self._state.commits)
-
     # -- the past
 
     def ops(self, since: int | None = None) -> Iterator[Commit]:
@@ -325,7 +274,7 @@ class Store(Following[T]):
             self._backend, self._environment, full=full, keep_history=keep_history, progress=progress
         )
         if done.number is not None:
-            self._compaction.note_manifest(self._fence.read_newest())
+            self._compaction.note_manifest(self._freshness.read_newest())
             self._forget_folded()
         return done
 
@@ -419,9 +368,10 @@ class Store(Following[T]):
             if self._log is not None:
                 self._log.close()
             self._backend.close()
-        if self._failed is not None and not self._failure_told:
+        failure = self._failure
+        if failure is not None and not self._failure_told:
             self._failure_told = True
-            raise self._failed
+            raise failure
 
     def __repr__(self) -> str:
         return f"<opslog.Store {self._backend.url} agent={self._agent!r}{' closed' if self._closed else ''}>"
@@ -453,11 +403,15 @@ class Store(Following[T]):
                 f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another "
                 "agent name"
             )
-        if self._failed is not None:
+        failure = self._failure
+        if failure is not None:
             self._failure_told = True
-            raise ReopenError(
-                f"buffered commits could not be written: close this store and open it again: {self._failed}"
-            )
+            raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
+
+    @property
+    def _failure(self) -> OpslogError | None:
+        """Why buffered commits are in memory and not in the log, or may not be. None while all is well."""
+        return None if self._log is None else self._log.failure
 
     def _writable_log(self, call: str | None = None) -> LogWriter:
         """The log to write to. :param call: the name of a call that cannot be part of a batch."""
@@ -470,10 +424,18 @@ class Store(Following[T]):
         return self._log
 
 
-def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
-    """Those commits that are not in memory yet. Each is noted as applied when it is taken: whatever ends the taking
-    after that leaves the state torn."""
-    for pending in pendings:
-        if not pending.applied:
-            pending.applied = True
-            yield pending.commit
+class _Replica(Generic[T]):
+    """A store as the writer of its log calls it (`opslog.log.writer.Replica`). Not the store itself, whose methods are
+    all for its users."""
+
+    def __init__(self, store: Store[T]) -> None:
+        self._store = store
+
+    def apply(self, commits: Iterable[Commit]) -> None:
+        self._store._apply(commits)
+
+    def invalidate(self) -> None:
+        self._store._invalidate()
+
+    def appended(self, cost: int) -> None:
+        self._store._compaction.note_append(cost, self._store._state.commits)

@@ -14,6 +14,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.environment import Environment
+from opslog.log.session import WriterSession
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]
@@ -104,7 +105,7 @@ def test_a_failure_on_the_way_loses_nothing(url: str, monkeypatch: pytest.Monkey
             patch.setattr(MemoryBackend, "create", fail)
             if failing == "delete":
                 assert store._log is not None
-                patch.setattr(type(store._log._appender), "append", broken)
+                patch.setattr(WriterSession, "append", broken)
             with pytest.raises(opslog.WriteFailedError):
                 store.archive(even, "p")
         assert dict(store.items()) == before
@@ -113,7 +114,7 @@ def test_a_failure_on_the_way_loses_nothing(url: str, monkeypatch: pytest.Monkey
         assert len(store.load_archive("p")) == 3
 
 
-def broken(self: object, data: bytes) -> None:
+def broken(self: object, *arguments: object) -> None:
     raise opslog.WriteFailedError("the disk is full")
 
 

@@ -15,12 +15,12 @@ from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, compact, fold
-from opslog.environment import REAL, Environment
+from opslog.environment import REAL
 from opslog.format import snapshot
 from opslog.format.commits import Record, Set
 from opslog.format.layout import segment_path
 from opslog.format.manifest import Manifest
-from opslog.log.fencing import Fence
+from opslog.log.freshness import Freshness
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 from opslog.verify.verify import verify
@@ -309,10 +309,10 @@ def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> No
     """Let `between` happen when the next compaction has read everything and not written anything yet."""
     seal = compaction.Tail.seal_idle
 
-    def pause(self: compaction.Tail, backend: Backend, environment: Environment, fence: Fence) -> tuple[str, ...]:
+    def pause(self: compaction.Tail, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
         monkeypatch.setattr(compaction.Tail, "seal_idle", seal)
         between()
-        return seal(self, backend, environment, fence)
+        return seal(self, backend, freshness)
 
     monkeypatch.setattr(compaction.Tail, "seal_idle", pause)
 

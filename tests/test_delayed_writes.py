@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.backends import Backend, open_backend
-from opslog.backends.objects.backend import ObjectAppender
+from opslog.backends import Backend, Position, open_backend
 from opslog.bulk import ingest as ingest_module
 from opslog.compaction.compact import compact
 from opslog.environment import REAL, Environment, format_ts
@@ -21,8 +20,10 @@ from opslog.format.commits import Seal, Set, encode_commit
 from opslog.format.layout import manifest_path, segment_path
 from opslog.format.manifest import Manifest, encode_manifest
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.log import fencing, survey
+from opslog.log import session, survey
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log, list_segments
+from opslog.log.session import WriterSession
 from opslog.replica import following
 from opslog.replica.refresh import RefreshDecision, Step
 from opslog.replica.state import Loader
@@ -206,7 +207,7 @@ def test_who_was_paused_while_another_process_took_over_its_name_is_fenced(
 def test_a_process_paused_before_its_append_looks_before_it_acknowledges(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = paused(monkeypatch, ObjectAppender, "_check_open", bucket_url)
+    environment = paused(monkeypatch, Freshness, "check_age", bucket_url)
     with (
         opslog.open(bucket_url, agent="a", environment=environment) as store,
         pytest.raises(opslog.CommitUnknownError, match="paused for long"),
@@ -224,26 +225,41 @@ def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
     with opslog.open(bucket_url, agent="a") as store:
         seal = segment_path("a", 2)
         backend.create(seal, encode_commit(Seal(format_ts(0.0), 2, "a")))
-        read = fencing._read_seals
+        read = session._read_seals
 
         def late(backend: Backend, path: str) -> list[Seal] | None:
             backend.delete([seal])
             return read(backend, path)
 
-        monkeypatch.setattr(fencing, "_read_seals", late)
+        monkeypatch.setattr(session, "_read_seals", late)
         with pytest.raises(opslog.AgentFencedError):
             store["late"] = {}
     with opslog.open(bucket_url, read_only=True) as store:
         assert "late" not in store
 
 
-def test_an_import_that_stood_still_looks_before_it_says_done(bucket_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = paused(monkeypatch, ingest_module._Writer, "_check_quiet", bucket_url)
+def test_an_import_paused_before_its_append_looks_before_it_returns(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = paused(monkeypatch, Freshness, "check_age", bucket_url)
     commit = ImportedCommit("a", None, (ImportedOp("set", "late", {}),), "file:1")
     with pytest.raises(opslog.CommitUnknownError, match="paused for long"):
         ingest_module.ingest(open_backend(bucket_url), [commit], environment=environment)
     with opslog.open(bucket_url, read_only=True) as store:
         assert "late" not in store
+
+
+def test_an_import_paused_before_it_looks_where_its_log_goes_on_writes_nothing(
+    bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = paused(monkeypatch, ingest_module._Writer, "_own_end", bucket_url)
+    commit = ImportedCommit("a", None, (ImportedOp("set", "late", {}),), "file:1")
+    with pytest.raises(opslog.RetryError, match="run the import again"):
+        ingest_module.ingest(open_backend(bucket_url), [commit], environment=environment)
+    assert list_log(open_backend(bucket_url), "a") == []
+    ingest_module.ingest(open_backend(bucket_url), [commit])
+    with opslog.open(bucket_url, read_only=True) as store:
+        assert "late" in store
 
 
 # -- readers that were paused
@@ -353,7 +369,14 @@ def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds:
     def options(agent: str) -> dict[str, Any]:
         return {"agent": agent, "environment": environment, "settings": settings, "compact_after": None}
 
-    def pause(agent: str) -> None:
+    append = WriterSession.append
+
+    def append_late(self: WriterSession, *arguments: Any) -> Position:
+        if self.agent == "imported":
+            pause()
+        return append(self, *arguments)
+
+    def pause() -> None:
         with opslog.open(url, **options("other")) as other:
             for number in range(20):
                 other["more"] = {"n": number}
@@ -365,7 +388,7 @@ def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds:
 
     imported = [ImportedCommit("imported", None, (ImportedOp("set", "x", {"by": "import"}),), "file:1")]
     with opslog.open(url, **options("witness")) as witness, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingest_module._Writer, "_check_quiet", lambda self, agent, cut: pause(agent))
+        patch.setattr(WriterSession, "append", append_late)
         if pause_seconds > 0.6 * 7 * DAY:
             with pytest.raises(opslog.WriteFailedError, match="paused for most of the tombstone TTL"):
                 ingest_module.ingest(open_backend(url), imported, environment=environment)

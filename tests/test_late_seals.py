@@ -191,7 +191,7 @@ def test_a_storage_that_does_not_answer_beside_a_seal_leaves_the_store_usable(wo
     def fail(request: Request) -> Fault | None:
         return Fault("unknown") if request.method == "list" else None
 
-    live._fence.look(live._state.manifest, world.seconds)
+    live._freshness.note(live._state.manifest, world.seconds)
     with world.bucket.failing(fail), pytest.raises(opslog.WriteFailedError):
         live["busy"] = {"by": "a"}
     live["busy"] = {"by": "a"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from opslog.backends import Backend, Position, open_backend
+from opslog.environment import REAL
 from opslog.errors import (
     ClosedError,
     CommitUnknownError,
@@ -24,11 +25,15 @@ from opslog.errors import (
 )
 from opslog.format.commits import Commit, Set, encode_commit
 from opslog.format.layout import segment_path
-from opslog.format.manifest import Cut
+from opslog.format.manifest import Cut, Manifest
 from opslog.format.torn import joined
 from opslog.log import reader as log_module
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, bytes_after, list_log, list_segments, read_logs
-from opslog.log.writer import Buffer, Hooks, LogWriter, Pending
+from opslog.log.session import WriterSession
+from opslog.log.writer import Buffer, LogWriter, Pending
+from opslog.merge.clock import LamportClock
+from opslog.snapshot.manifests import ManifestStore
 
 TS = "2026-11-20T12:00:00.000000Z"
 
@@ -245,45 +250,34 @@ class Disk:
         return Position(1, 0)
 
     def advance(self, segment: int) -> None:
-        raise AssertionError("not called by a writer")
+        assert segment == 0, "the log is new"
 
     def close(self) -> None:
         self.closed = True
 
 
 class Log:
-    """A writer on such a disk, with what it reported."""
+    """A writer on such a disk, with what it put into memory: the clocks in `applied`."""
 
     def __init__(self, *, buffered: bool = False) -> None:
         self.disk = Disk()
         self.applied: list[int] = []
-        self.failures: list[OpslogError] = []
-        self.clock = 0
-        self.writer = LogWriter(
-            "a",
-            self.disk,
-            Hooks(
-                stamp=self.stamp,
-                apply=self.apply,
-                append=lambda appender, lines, looked: appender.append(lines),
-                pass_seal=lambda number: None,
-                restamped=lambda: None,
-                written=lambda length: None,
-                failed=self.failures.append,
-            ),
-            Buffer(0.1, 1000) if buffered else None,
-        )
+        self.grown = 0
+        self.clock = LamportClock()
+        backend = open_backend("memory://")
+        manifest = Manifest(number=1, created=TS)
+        freshness = Freshness(ManifestStore(backend), REAL, manifest, REAL.monotonic())
+        session = WriterSession(backend, self.disk, Cursor("a"), freshness, self.clock)
+        self.writer = LogWriter(session, self, Buffer(0.1, 1000) if buffered else None)
 
-    def stamp(self, commit: Commit) -> float:
-        self.clock += 1
-        commit.clock = self.clock
-        return 0.0
+    def apply(self, commits: Iterable[Commit]) -> None:
+        self.applied.extend(commit.clock for commit in commits)
 
-    def apply(self, pendings: list[Pending]) -> None:
-        for pending in pendings:
-            if not pending.applied:
-                pending.applied = True
-                self.applied.append(pending.commit.clock)
+    def invalidate(self) -> None:
+        raise AssertionError("there is no seal")
+
+    def appended(self, cost: int) -> None:
+        self.grown += cost
 
     def queue(self) -> Pending:
         return self.writer.queue(self.commit())
@@ -321,7 +315,7 @@ def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log)
     (leader,) = run_all([log.set])
     assert log.disk.entered.acquire(timeout=60)
     followers = run_all([log.set] * 20)
-    while log.clock < 21:
+    while log.clock.value < 21:
         pass
     log.disk.may_go.set()
     for thread in (leader, *followers):
@@ -340,7 +334,8 @@ def test_a_partial_failure_acknowledges_what_is_durable(log: Log) -> None:
         with pytest.raises(WriteFailedError, match=f"commit {one.commit.clock} of 'a' is not in the log: disk full"):
             log.writer.wait(one)
     assert log.applied == [1, 2]
-    assert len(log.failures) == 1
+    assert log.grown == length + 5, "so many bytes are in the log, and no segment was begun"
+    assert log.writer.failure is None
     assert log.set() == 5, "the log can be written to again"
 
 
@@ -372,7 +367,7 @@ def test_what_was_queued_behind_an_unknown_outcome_is_not_written(log: Log) -> N
     (leader,) = run_all([work])
     assert log.disk.entered.acquire(timeout=60)
     followers = run_all([work] * 3)
-    while log.clock < 4:
+    while log.clock.value < 4:
         pass
     log.disk.may_go.set()
     for thread in (leader, *followers):
@@ -382,13 +377,15 @@ def test_what_was_queued_behind_an_unknown_outcome_is_not_written(log: Log) -> N
     assert len(log.disk.groups) == 1
 
 
-def test_a_buffered_failure_ends_writing_though_its_outcome_is_known() -> None:
+def test_a_buffered_failure_ends_writing_though_its_outcome_is_known(caplog: pytest.LogCaptureFixture) -> None:
     """Later commits may rest on it: memory had them in this order."""
     log = Log(buffered=True)
     log.queue()
     log.disk.outcomes.append(WriteFailedError("disk full"))
-    log.writer.flush()
-    assert len(log.failures) == 1
+    with caplog.at_level("ERROR", logger="opslog"):
+        log.writer.flush()
+    assert caplog.messages == ["buffered commits were not written: disk full"]
+    assert isinstance(log.writer.failure, WriteFailedError)
     with pytest.raises(ReopenError):
         log.queue()
 

@@ -20,7 +20,7 @@ from opslog.compaction.compact import compact, fold
 from opslog.environment import REAL, Environment
 from opslog.format.layout import segment_path
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.log import sealing
+from opslog.log import sealing, session
 from opslog.testing import Process, Simulation, make_storage, open_store
 from opslog.verify.verify import verify
 from tests.support import bucket
@@ -56,7 +56,7 @@ def refuse_to_wait(seconds: float) -> None:
 def test_a_name_is_waited_for_while_its_log_is_sealed(url: str) -> None:
     backend = open_backend(url)
     compaction = ExitStack()
-    compaction.enter_context(backend.lock(sealing.LOCK))
+    compaction.enter_context(backend.lock(session.SEALING_LOCK))
     compaction.callback(backend.appender("planner").close)
     slept: list[float] = []
 
@@ -74,7 +74,7 @@ def test_a_name_is_waited_for_while_its_log_is_sealed(url: str) -> None:
 def test_a_name_is_free_as_soon_as_its_own_log_is_sealed(url: str) -> None:
     """Not when those of thousands of other agents are."""
     backend = open_backend(url)
-    with backend.lock(sealing.LOCK):
+    with backend.lock(session.SEALING_LOCK):
         held = backend.appender("planner")
         opslog.open(url, agent="planner", environment=waiting(lambda _: held.close())).close()
 
@@ -83,10 +83,10 @@ def test_a_name_is_not_waited_for_without_end(url: str) -> None:
     backend = open_backend(url)
     slept: list[float] = []
     held = backend.appender("planner")
-    with backend.lock(sealing.LOCK), pytest.raises(opslog.AgentBusyError, match="planner"):
+    with backend.lock(session.SEALING_LOCK), pytest.raises(opslog.AgentBusyError, match="planner"):
         opslog.open(url, agent="planner", environment=waiting(slept.append))
     held.close()
-    assert sealing.WAIT_SECONDS <= sum(slept) < sealing.WAIT_SECONDS + 1
+    assert session.WAIT_SECONDS <= sum(slept) < session.WAIT_SECONDS + 1
 
 
 def test_the_name_of_a_live_agent_is_refused_at_once(url: str) -> None:
@@ -110,7 +110,7 @@ def test_a_name_that_was_given_back_while_its_opener_looked_is_taken(url: str, m
 
 def test_an_import_waits_for_a_name_too(url: str) -> None:
     backend = open_backend(url)
-    with backend.lock(sealing.LOCK):
+    with backend.lock(session.SEALING_LOCK):
         held = backend.appender("planner")
         commit = ImportedCommit("planner", None, (ImportedOp("set", "second", {}),), "file:1")
         ingest(backend, [commit], environment=waiting(lambda _: held.close()))
@@ -120,7 +120,7 @@ def test_an_import_waits_for_a_name_too(url: str) -> None:
 
 def test_of_two_compactions_one_seals(url: str) -> None:
     backend = open_backend(url)
-    with backend.lock(sealing.LOCK):
+    with backend.lock(session.SEALING_LOCK):
         assert compact(backend, REAL).sealed == ()
     assert compact(backend, REAL).sealed == ("planner",)
 
@@ -154,13 +154,13 @@ def test_what_was_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest
     backend = open_backend(tmp_path)
     seal = sealing.seal_all
 
-    def late(backend: Backend, agents: list[str], seal_one: Any) -> tuple[str, ...]:
+    def late(backend: Backend, agents: list[str], *arguments: Any) -> tuple[str, ...]:
         monkeypatch.setattr(compaction, "seal_all", seal)
         assert agents == ["planner"]
         while (tmp_path / segment_path("planner", 1)).exists():
             work()
             fold(backend, REAL)
-        return seal(backend, agents, seal_one)
+        return seal(backend, agents, *arguments)
 
     monkeypatch.setattr(compaction, "seal_all", late)
     assert fold(backend, REAL) == compaction.Compaction()

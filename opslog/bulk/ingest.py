@@ -22,10 +22,11 @@ from opslog.format.layout import check_name
 from opslog.format.manifest import START, Cut, Manifest, Settings
 from opslog.format.torn import joined
 from opslog.importers import ImportedCommit, ImportedOp
-from opslog.log.fencing import Fence
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
-from opslog.log.sealing import take_name
+from opslog.log.session import WriterSession, take_name
 from opslog.log.survey import Survey, at_cut, read_on, survey, unread
+from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -82,7 +83,7 @@ def ingest(
             chunk, chunk_bytes = [], 0
     if chunk:
         writer.write(chunk)
-    return Ingested(count, ops, len(names), writer.clock)
+    return Ingested(count, ops, len(names), writer.clock.value)
 
 
 def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> Commit:
@@ -135,11 +136,11 @@ def ingest_archives(
 class _Writer:
     """Stamps commits above everything in the store, and appends them.
 
-    :ivar clock: the greatest clock seen or given.
+    :ivar clock: has observed everything that was read.
     """
 
     def __init__(self, backend: Backend, environment: Environment) -> None:
-        self.clock = 0
+        self.clock = LamportClock()
         self._backend = backend
         self._environment = environment
         self._manifests = ManifestStore(backend)
@@ -147,59 +148,55 @@ class _Writer:
 
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
-        looked = self._environment.monotonic()
-        fence = Fence(self._manifests, self._environment, self._look(), looked)
+        read_at = self._environment.monotonic()
+        # What lies before a cut is in the manifest's clock.
+        newest = survey(self._manifests, self._read_to_ends, begin=lambda manifest: at_cut(manifest, self._cursors))
+        freshness = Freshness(self._manifests, self._environment, newest, read_at)
         lines: dict[str, list[bytes]] = {}
         for commit in commits:
-            self.clock = commit.clock = self.clock + 1
+            commit.clock = self.clock.tick()
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
             lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
-            self._append(agent, lines_of_one_append, fence)
-
-    def _look(self) -> Manifest:
-        """Read what is new in all logs, for its clocks."""
-        # What lies before a cut is in the manifest's clock.
-        return survey(self._manifests, self._read_to_ends, begin=lambda manifest: at_cut(manifest, self._cursors))
+            self._append(agent, lines_of_one_append, freshness)
 
     def _read_to_ends(self, found: Survey) -> Manifest:
-        self.clock = max(self.clock, found.manifest.clock)
+        """Read what is new in all logs, for its clocks."""
+        self.clock.observe(found.manifest.clock)
         cursors = found.cursors
-        for commits, cursor in read_on(self._backend, cursors, unread(cursors, found.segments)):
+        for _, cursor in read_on(self._backend, cursors, unread(cursors, found.segments)):
             cursors[cursor.agent] = cursor
-            self.clock = max([self.clock, *(commit.clock for commit in commits)])
+            self.clock.observe(cursor.clock)
         return found.manifest
 
-    def _append(self, agent: str, lines: bytes, fence: Fence) -> None:
+    def _append(self, agent: str, lines: bytes, freshness: Freshness) -> None:
         appender = take_name(self._backend, agent, self._environment)
         try:
             # Read after the name was taken: of a log that was collected since, only the cut says which numbers it used.
-            newest = fence.read_newest() if self._backend.segments_grow else fence.newest
-            cut = newest.cut.get(agent, START)
-            self._check_quiet(agent, cut)
-            appender.advance(cut.last_segment)
-            fence.append(appender, agent, lines)
+            newest = freshness.read_newest() if self._backend.segments_grow else freshness.newest
+            own = self._own_end(agent, newest.cut.get(agent, START))
+            WriterSession(self._backend, appender, own, freshness, self.clock).append(lines)
         except AgentFencedError as error:
             raise self._not_quiet(agent) from error
         finally:
             appender.close()
 
-    def _check_quiet(self, agent: str, cut: Cut) -> None:
-        """Now that the agent's name is held: nothing may have come after what was read, for its clocks may be above
-        those given here.
+    def _own_end(self, agent: str, cut: Cut) -> Cursor:
+        """Where the log of an agent ends, whose name is held. Nothing may have come after what was read, since its
+        clocks may be above those given here.
 
         :param cut: of this log in the newest manifest.
         """
-        cursor = self._cursors.get(agent) or Cursor(agent)
-        if cut.commits > cursor.commits:
-            raise self._not_quiet(agent)
-        cursor = cursor.moved_to(cut)
+        cursor = msgspec.structs.replace((self._cursors.get(agent) or Cursor(agent)).moved_to(cut))
         try:
-            came = any(True for _ in cursor.read(self._backend, list_log(self._backend, agent)))
+            is_quiet = cut.commits <= cursor.commits and not any(
+                True for _ in cursor.read(self._backend, list_log(self._backend, agent))
+            )
         except MissingFileError:
-            came = True
-        if came:
+            is_quiet = False
+        if not is_quiet:
             raise self._not_quiet(agent)
+        return cursor
 
     def _not_quiet(self, agent: str) -> RetryError:
         return RetryError(

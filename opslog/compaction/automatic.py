@@ -79,6 +79,11 @@ class AutoCompaction:
             self._due_at = max(self._due_at, commits + 1 + self._after // _NEXT_START)
             self._due_at_cost = max(self._due_at_cost, self.tail_cost + COMPACT_AFTER_COST // _NEXT_START)
 
+    def note_append(self, cost: int, commits: int) -> None:
+        """The tail has grown by what costs so much to read; `commits` as of `note_commits`."""
+        self.tail_cost += cost
+        self.note_commits(commits)
+
     def note_manifest(self, newest: Manifest) -> None:
         """Somebody, or this thread, may have compacted. Costs a listing if so, for the length of what is left."""
         if newest.number == self._manifest:

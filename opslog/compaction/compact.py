@@ -22,19 +22,20 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from opslog.backends import Appender, Backend
+from opslog.backends import Backend
 from opslog.chunks import batched
 from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
-from opslog.format.commits import Commit, Record, Seal, Set, encode_commit
+from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
-from opslog.log.fencing import Fence
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segments, Stretch, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
 from opslog.log.survey import Survey, survey
+from opslog.merge.clock import LamportClock
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
@@ -97,12 +98,12 @@ def fold(
 ) -> Compaction:
     """One compaction without the lock: as safe, but of two at once one works in vain."""
     manifests = ManifestStore(backend)
-    looked = environment.monotonic()
+    read_at = environment.monotonic()
     tail = survey(manifests, lambda found: Tail.read(backend, found))
-    fence = Fence(manifests, environment, tail.manifest, looked)
+    freshness = Freshness(manifests, environment, tail.manifest, read_at)
 
     def read() -> Folded:
-        sealed = tail.seal_idle(backend, environment, fence)
+        sealed = tail.seal_idle(backend, freshness)
         return tail.folded(backend, sealed, progress)
 
     return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
@@ -237,21 +238,16 @@ class Tail:
         segment, offset = self._starts[cursor.agent][-recent]
         return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
 
-    def seal_idle(self, backend: Backend, environment: Environment, fence: Fence) -> tuple[str, ...]:
+    def seal_idle(self, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
         log can be folded. Returns their names.
 
         :raises MissingFileError: another compaction came first, and has collected what was to be read.
         """
 
-        def seal(agent: str, appender: Appender) -> bool:
-            if self._read_on(backend, agent):
-                return False  # it came back, wrote and left since its log was read
-            appender.advance(self.cursors[agent].cut.last_segment)
-            line = encode_commit(Seal(format_ts(environment.time()), self.clock + 1, agent))
-            fence.append(appender, agent, line)
-            self._read_on(backend, agent)
-            return True
+        def find_end(agent: str) -> Cursor | None:
+            has_grown = self._read_on(backend, agent)  # it came back, wrote and left since its log was read
+            return None if has_grown else self.cursors[agent]
 
         now = backend.now()
         idle = [
@@ -259,7 +255,10 @@ class Tail:
             for agent, recent in self.merge.recent.items()
             if recent and now - self.segments[agent][-1].modified > self.manifest.settings.undo_ttl_seconds
         ]
-        return seal_all(backend, idle, seal)
+        sealed = seal_all(backend, idle, find_end, freshness, LamportClock(self.clock))
+        for agent in sealed:
+            self._read_on(backend, agent)
+        return sealed
 
     def _noted(self, stretches: Iterable[tuple[str, Stretch]]) -> Iterator[tuple[str, list[Commit]]]:
         for agent, stretch in stretches:

@@ -1,1 +1,1 @@
-"""Logs of operations: reading them, writing one, fencing and sealing them."""
+"""Logs of operations: reading them, being the writer of one, sealing them."""

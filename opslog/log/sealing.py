@@ -1,16 +1,14 @@
-"""Ending the undo window of agents that are gone, and coming back while that is done.
+"""Ending the undo window of agents that are gone, and finding out which of them are.
 
-Who seals a log holds its agent's name for as long as one append. Nobody else uses the name, so whoever opens under it
-just then must not be told that somebody does. Therefore logs are sealed under a lock, `LOCK`, that is taken before any
-name: a name that is in use while nobody has the lock is its agent's, and while somebody has it is worth waiting for.
+A seal is one append to the log of another agent, in a `WriterSession` of its own. While logs are sealed their names are
+in use, so that is done under `SEALING_LOCK`: an agent that comes back just then waits for its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from opslog.backends import Appender, Backend
-from opslog.environment import Environment
+from opslog.backends import Backend
 from opslog.errors import (
     AgentBusyError,
     AgentFencedError,
@@ -19,31 +17,31 @@ from opslog.errors import (
     LockedError,
     WriteFailedError,
 )
+from opslog.format.commits import Seal
 from opslog.format.manifest import Cut, Manifest
-from opslog.log.reader import Segment, list_segments
+from opslog.log.freshness import Freshness
+from opslog.log.reader import Cursor, Segment, list_segments
+from opslog.log.session import SEALING_LOCK, WriterSession
+from opslog.merge.clock import LamportClock
 
-LOCK = "sealing"
-
-WAIT_SECONDS = 10.0
-"""How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents
-stay in use all the while."""
-
-_PAUSE_SECONDS = 0.01
-_PAUSE_SECONDS_MAX = 0.2
+FindEnd = Callable[[str], Cursor | None]
+"""The end of an agent's log, whose name is held; None where the log has grown since it was read."""
 
 
-def seal_all(backend: Backend, agents: Iterable[str], seal: Callable[[str, Appender], bool]) -> tuple[str, ...]:
-    """Have each of these logs sealed under its agent's name; returns whose were. Live agents hold their names and are
-    left alone. Where somebody else is sealing all are: the next compaction comes to them.
+def seal_all(
+    backend: Backend, agents: Iterable[str], find_end: FindEnd, freshness: Freshness, clock: LamportClock
+) -> tuple[str, ...]:
+    """Seal each of these logs under its agent's name, unless it has grown; returns whose were. Live agents hold their
+    names and are left alone. Where somebody else is sealing all are: the next compaction comes to them.
 
-    :param seal: appends the seal, through a `Fence`, unless the log has grown since it was read; says whether it did.
+    :param freshness: of what was read of the logs. :param clock: has observed all of it.
     """
     waiting = tuple(agents)
     if not waiting:
         return ()
     try:
-        with backend.lock(LOCK):
-            return tuple(agent for agent in waiting if _seal(backend, agent, seal))
+        with backend.lock(SEALING_LOCK):
+            return tuple(agent for agent in waiting if _seal(backend, agent, find_end, freshness, clock))
     except LockedError:
         return ()
 
@@ -75,7 +73,7 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
     if not idle:
         return {}
     try:
-        with backend.lock(LOCK):  # since a name is in use for a moment while it is tried
+        with backend.lock(SEALING_LOCK):  # since a name is in use for a moment while it is tried
             free = [agent for agent in idle if _is_free(backend, agent)]
     except LockedError:
         return {}
@@ -96,38 +94,20 @@ def _ends_at(listed: list[Segment], cut: Cut) -> bool:
     return bool(listed) and cut.offset > 0 and (listed[-1].number, listed[-1].bytes) == cut.place
 
 
-def _seal(backend: Backend, agent: str, seal: Callable[[str, Appender], bool]) -> bool:
+def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness, clock: LamportClock) -> bool:
     try:
         appender = backend.appender(agent)
     except AgentBusyError:
         return False
     try:
-        return seal(agent, appender)
-    except AgentFencedError:
-        return False  # it is alive in another process, and wrote just now
-    except CommitUnknownError:
-        return False  # whether it counts, the next compaction sees: nothing rests on it here
+        end = find_end(agent)
+        if end is None:
+            return False
+        session = WriterSession(backend, appender, end, freshness, clock)
+        session.append(session.stamp(Seal("", 0, "")))
+    except (AgentFencedError, CommitUnknownError):
+        # It is alive in another process, and wrote just now. Or whether the seal counts, the next compaction sees.
+        return False
     finally:
         appender.close()
-
-
-def take_name(backend: Backend, agent: str, environment: Environment) -> Appender:
-    """Become the one live writer of an agent's log, as `Backend.appender`, but wait for a compaction that seals it.
-
-    :raises AgentBusyError: a live process writes under this name, or the sealing took longer than `WAIT_SECONDS`.
-    """
-    deadline = environment.monotonic() + WAIT_SECONDS
-    pause = _PAUSE_SECONDS
-    while True:
-        try:
-            return backend.appender(agent)
-        except AgentBusyError as error:
-            busy = error
-        try:
-            with backend.lock(LOCK):
-                return backend.appender(agent)  # nobody seals now; somebody may have done so a moment ago
-        except LockedError:
-            if environment.monotonic() >= deadline:
-                raise busy from None
-        environment.sleep(pause)
-        pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+    return True

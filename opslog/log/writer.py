@@ -21,16 +21,14 @@ nothing more is written here. A call from a handler that interrupted one of the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from opslog.backends import Appender, Position
-from opslog.concurrency.background import Worker
+from opslog.concurrency.background import Worker, logger
 from opslog.concurrency.locking import Bell, Section, reentered
 from opslog.errors import (
     AgentFencedError,
@@ -41,9 +39,10 @@ from opslog.errors import (
     SealedError,
     WriteFailedError,
 )
-from opslog.format.commits import Commit, Undo, encode_commit
-from opslog.format.layout import segment_of
+from opslog.format.commits import Commit, Undo
 from opslog.format.torn import joined
+from opslog.log.reader import SEGMENT_COST
+from opslog.log.session import WriterSession
 
 R = TypeVar("R")
 
@@ -58,7 +57,7 @@ class Buffer(NamedTuple):
 class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
-    :ivar looked: when what it rests on was looked at.
+    :ivar read_at: when what it rests on was read.
     :ivar applied: whether it is in memory. :ivar done: whether its outcome is known; `error`: what went wrong, if
         anything did.
     :ivar bell: of the thread that waits for it, if one does.
@@ -66,7 +65,7 @@ class Pending(msgspec.Struct, eq=False):
 
     commit: Commit
     line: bytes
-    looked: float
+    read_at: float
     applied: bool = False
     done: bool = False
     error: OpslogError | None = None
@@ -102,7 +101,7 @@ class Group(msgspec.Struct):
         somebody else's segment stands there (`fence`), and what that is has to be found out. "ended": what is in the
         log is known.
     :ivar size: about how many bytes they take; `lines`: as they are in the log.
-    :ivar durable: how many bytes of them are there; `error`: why not all.
+    :ivar durable: how many bytes of them are there; `error`: why not all. :ivar segments: how many segments they begin.
     """
 
     pendings: list[Pending]
@@ -112,6 +111,7 @@ class Group(msgspec.Struct):
     fence: AgentFencedError | None = None
     durable: int = 0
     error: OpslogError | None = None
+    segments: int = 0
 
     def data(self) -> bytes:
         first, *others = [pending.line for pending in self.pendings]
@@ -131,42 +131,35 @@ class Group(msgspec.Struct):
         return self.pendings[: sum(end <= self.durable for end in accumulate(map(len, self.lines)))]
 
 
-class Hooks(NamedTuple):
-    """What the owner of a log does on the way of a commit; all of it in the order of the log.
+class Replica(Protocol):
+    """What the owner of a log has in memory of it: the one interface through which a `LogWriter` calls up.
 
-    :ivar stamp: called with a commit as it is queued, to give it its ts and clock; says when others' commits were last
-        looked for.
-    :ivar apply: called with commits that are to be in memory from now on; passes over those that are, and notes which.
-    :ivar append: called with the lines of a group and the earliest time of such a look among them, to write them;
-        raises what `Fence.append` does.
-    :ivar pass_seal: called with the number of the segment that stands where an append was to be: the segment to go on
-        after, or None where another process writes this log. A seal has been taken in then.
-    :ivar restamped: with a buffer, called when commits that are in memory are about to get other stamps: memory has to
-        be loaded anew.
-    :ivar written: called with how many bytes are in the log now, after each append.
-    :ivar failed: called once for each group of commits of which some are not, or may not be, in the log.
+    It cannot be the other way round: the thread that leads writes the commits of all others, and each of them may
+    return as soon as its own is in the log, so the leader alone can put them into memory first, and in their order.
     """
 
-    stamp: Callable[[Commit], float]
-    apply: Callable[[list[Pending]], None]
-    append: Callable[[Appender, bytes, float], Position]
-    pass_seal: Callable[[int], int | None]
-    restamped: Callable[[], None]
-    written: Callable[[int], None]
-    failed: Callable[[OpslogError], None]
+    def apply(self, commits: Iterable[Commit]) -> None:
+        """Take these commits in, the next ones of the log. What ends this early leaves the memory to be loaded anew."""
+
+    def invalidate(self) -> None:
+        """Commits that are in memory get other stamps, or nobody knows which are: it has to be loaded anew."""
+
+    def appended(self, cost: int) -> None:
+        """The log has grown by what costs so much to read, as of `opslog.log.reader.cost_after`."""
 
 
 class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
+    :param session: of this log; closed by `close`. :param replica: what is in memory of it.
     :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
         nothing that was queued behind it is written. None: they wait.
     """
 
-    def __init__(self, agent: str, appender: Appender, hooks: Hooks, buffer: Buffer | None = None) -> None:
-        self.agent = agent
-        self._appender = appender
-        self._hooks = hooks
+    def __init__(self, session: WriterSession, replica: Replica, buffer: Buffer | None = None) -> None:
+        self.session = session
+        self.agent = session.agent
+        self._replica = replica
         self._buffer = buffer
         self._flusher = Worker(
             "opslog-flush",
@@ -218,6 +211,12 @@ class LogWriter:
             self._run_alone(self._make_room)
 
     @property
+    def failure(self) -> OpslogError | None:
+        """With a buffer, why nothing more can be written: memory has commits that the log does not have, or may not
+        have. None while all is well."""
+        return None if self._buffer is None else self._broken
+
+    @property
     def is_full(self) -> bool:
         """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
         group, buffer = self._group, self._buffer
@@ -249,13 +248,6 @@ class LogWriter:
         """Write what is queued and give the agent's name back. What comes later is refused. Idempotent."""
         self._run_alone(self._close)
         self._flusher.close()
-
-    def advance(self, segment: int) -> None:
-        """The next segment is to have a number greater than `segment`. To be called in `quiet`. Changes nothing where
-        nothing can be written any more."""
-        if self._broken is None and not self._closed:
-            with suppress(AgentFencedError):  # it goes on raising that, until it is told of a segment behind its own
-                self._appender.advance(segment)
 
     # -- inside `_alone`
 
@@ -297,7 +289,7 @@ class LogWriter:
                 self._flush()  # an interrupt came into the first
                 raise
         finally:
-            self._appender.close()
+            self.session.close()
             self._abandon()
 
     def _abandon(self) -> None:
@@ -334,7 +326,8 @@ class LogWriter:
                 raise ReopenError(f"close this store and open it again: {self._broken}")
             data = group.data()
             group.step = "appending"
-            self._hooks.append(self._appender, data, group.pendings[0].looked)
+            position = self.session.append(data, group.pendings[0].read_at)
+            group.segments = 1 if position.offset == 0 else 0
             group.end(None, len(data))
         except WriteFailedError as failed:
             group.end(failed, failed.durable)
@@ -347,14 +340,17 @@ class LogWriter:
         """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal.
         Whatever has a clock already has one that is too small by now."""
         assert group.fence is not None
-        taken = segment_of(group.fence.path)
         try:
-            after = None if taken is None else self._hooks.pass_seal(taken[1])
-            if after is None:
-                group.end(group.fence, 0)
-                return
-            self._appender.advance(after)
+            passage = self.session.pass_seal(group.fence)
+            try:
+                self._replica.apply(passage.seals)
+                self.session.go_on(passage)
+            except BaseException:
+                self._replica.invalidate()  # the next try may take them in once more
+                raise
             self._queueing.run(self._stamp_anew, group)
+        except AgentFencedError as error:
+            group.end(error, 0)
         except OpslogError as error:
             group.end(WriteFailedError(f"going on after {group.fence.path} failed: {error}"), 0)
 
@@ -364,15 +360,16 @@ class LogWriter:
         if self._broken is None and error is not None and (self._buffer is not None or isinstance(error, ReopenError)):
             self._broken = error
         if self._buffer is None:
-            self._hooks.apply(written)
+            self._apply(written)
+        elif error is not None:
+            logger().error("buffered commits were not written: %s", error)
         if error is not None:
-            self._hooks.failed(error)
             for pending in group.pendings[len(written) :]:
                 pending.end(_error_of(error, pending.commit))
         for pending in written:
             pending.end()
         self._group = None
-        self._hooks.written(group.durable)
+        self._replica.appended(group.durable + SEGMENT_COST * group.segments)
 
     def _settle_interrupted(self) -> None:
         """Something ended a call early. Where that leaves the outcome unknown, or where it was known, say so."""
@@ -392,14 +389,13 @@ class LogWriter:
                 f"nothing more can be written: close this store and open it again, because {self._broken}"
             )
         self._apply_last()
-        commit.agent = self.agent
-        looked = self._hooks.stamp(commit)
-        pending = Pending(commit, encode_commit(commit), looked)
+        read_at = self.session.freshness.read_at
+        pending = Pending(commit, self.session.stamp(commit), read_at)
         try:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
             if self._buffer is not None:
-                self._hooks.apply([pending])
+                self._apply([pending])
         except BaseException:
             self._apply_last()
             raise
@@ -408,7 +404,11 @@ class LogWriter:
     def _apply_last(self) -> None:
         """With a buffer, all that is queued is in memory, but for the last one if it was interrupted just then."""
         if self._buffer is not None and self._queue and not self._queue[-1].applied:
-            self._hooks.apply(self._queue[-1:])
+            self._apply(self._queue[-1:])
+
+    def _apply(self, pendings: list[Pending]) -> None:
+        """Put commits into memory, each once."""
+        self._replica.apply(_not_applied(pendings))
 
     def _take(self) -> None:
         if self._queue:
@@ -420,7 +420,7 @@ class LogWriter:
         """After a seal. An undo is not: what it takes back came before the seal, which is the end of that."""
         group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
         if self._buffer is not None:
-            self._hooks.restamped()
+            self._replica.invalidate()
         kept = []
         for pending in group.pendings:
             if isinstance(pending.commit, Undo):
@@ -428,11 +428,20 @@ class LogWriter:
                 continue
             # A copy: memory may hold the other one, until it is loaded anew.
             commit = msgspec.structs.replace(pending.commit)
-            self._hooks.stamp(commit)
-            pending.commit, pending.line = commit, encode_commit(commit)
+            line = self.session.stamp(commit)
+            pending.commit, pending.line = commit, line
             kept.append(pending)
         group.size = sum(len(pending.line) for pending in kept)
         group.pendings, group.step = kept, "taken"
+
+
+def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
+    """Those commits that are not in memory yet. Each is noted as applied when it is taken: whatever ends the taking
+    after that leaves the memory to be loaded anew."""
+    for pending in pendings:
+        if not pending.applied:
+            pending.applied = True
+            yield pending.commit
 
 
 _CLOSED = "this store was closed meanwhile: open it again"

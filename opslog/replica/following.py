@@ -17,7 +17,7 @@ from opslog.errors import ClosedError, HistoryGoneError, MissingFileError, Reope
 from opslog.format.commits import Commit
 from opslog.format.documents import Schema
 from opslog.format.layout import segment_path
-from opslog.log.fencing import Fence, OwnLog
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on
 from opslog.log.writer import LogWriter
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Following(Documents[T]):
     """The part of a store that follows what others write. Safe to use from many threads.
 
-    :param looked: when what the state rests on was looked at, by the monotonic clock.
+    :param read_at: when reading what the state rests on began, by the monotonic clock.
     :param included: which commits belong to the point in the past that this is a view of; None: it is of the present.
     """
 
@@ -47,7 +47,7 @@ class Following(Documents[T]):
         state: State,
         schema: Schema[T],
         *,
-        looked: float,
+        read_at: float,
         agent: str | None,
         environment: Environment,
         included: Callable[[Commit], bool] | None,
@@ -64,10 +64,7 @@ class Following(Documents[T]):
         self._is_refreshing = False
         """Whether somebody is in a block under `_refresh_lock`; see `_in_state`."""
         self._news = News(state.cursors)
-        self._looked = looked
-        """From when on, at the latest, everything that others wrote is in the state."""
-        self._fence = Fence(loader.manifests, environment, state.manifest, looked)
-        self._own = OwnLog(self._fence, backend, state.cursors.get(agent or "", Cursor(agent or "")))
+        self._freshness = Freshness(loader.manifests, environment, state.manifest, read_at)
 
     @property
     def _is_forked(self) -> bool:
@@ -126,7 +123,7 @@ class Following(Documents[T]):
         return commit
 
     def _refresh_if_stale(self) -> None:
-        if self._is_stale:
+        if self._freshness.is_stale:
             self._refresh_quietly()
 
     def _check_may_wait(self) -> None:
@@ -138,12 +135,6 @@ class Following(Documents[T]):
         self._check_not_in_state()
         if self._log is not None:
             self._log.check_entry()
-
-    @property
-    def _is_stale(self) -> bool:
-        """A tombstone may leave the snapshot after its TTL; so nobody may write with a view older than half of that."""
-        age = self._environment.monotonic() - self._looked
-        return age > self._state.manifest.settings.tombstone_ttl_seconds / 2
 
     def _refresh_quietly(self) -> None:
         """Refresh, and keep the commits for the caller's own `refresh` or `watch`."""
@@ -176,7 +167,7 @@ class Following(Documents[T]):
         self._catch_up()
         at = self._environment.monotonic()
         newest = self._loader.manifests.newest()
-        self._fence.look(newest, at)
+        self._freshness.note(newest, at)
         self._compaction.note_manifest(newest)
         state = self._state
         found: Survey | None = None
@@ -184,20 +175,21 @@ class Following(Documents[T]):
         decision = refresh_decision(progress, newest)
         if decision.step is Step.LIST_LOGS:
             found = state.list_logs(self._backend, newest)
-            has_more = self._own.has_more(found.segments.get(self._agent or "", []))
+            own = found.segments.get(self._agent or "", [])
+            has_more = self._log is not None and self._log.session.has_more(own)
             decision = refresh_decision(progress, newest, found.segments, own_has_more=has_more)
         if found is None or decision.step is Step.RELOAD or not self._read_on(decision.logs):
             self._reload()
             return
         state.listed = found.listed
-        self._looked = at
+        self._freshness.read_at = at
 
     def _read_on(self, logs: Segments) -> bool:
         """Take in what these logs have behind the cursors; False where loading again is the only way on."""
         cursors = self._state.cursors
         cost = cost_after(logs, cursors)
         # Where names are held by locks, nobody uses a number again.
-        check = None if self._backend.segments_grow else self._fence.check_recent
+        check = None if self._backend.segments_grow else self._freshness.check_recent
         try:
             for commits, cursor in read_on(self._backend, cursors, logs, check):
                 self._take(commits, cursor)
@@ -256,7 +248,7 @@ class Following(Documents[T]):
                 # Folded and collected since it was loaded, as a newer manifest says.
                 if self._loader.manifests.newest_number() == state.manifest.number:
                     raise self._loader.manifests.lost(state.manifest, error) from error
-        self._looked = at
+        self._freshness.read_at = at
         self._compaction.note_manifest(state.manifest)
         old.empty()
 
@@ -273,29 +265,35 @@ class Following(Documents[T]):
 
     def _swap(self, state: State, log: LogWriter | None) -> None:
         if log is not None:
-            self._read_own(state, log.agent)
+            self._read_own(state, log)
         with self._state_lock:
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self._clock.observe(state.clock)
             self._state = state
         if log is not None:
             try:
-                log.advance(self._own.loaded(state.cursors[log.agent], state.manifest))
+                log.session.resume(state.cursors[log.agent], state.manifest)
             except BaseException:
                 state.is_torn = True  # or nobody would know how much of the own log is in it
                 raise
 
-    def _read_own(self, state: State, agent: str) -> None:
+    def _read_own(self, state: State, log: LogWriter) -> None:
         """What was written here since the state was loaded. :raises MissingFileError: it is not there any more."""
-        own = state.cursors.setdefault(agent, Cursor(agent))
-        state.apply(commit for _, commit in own.read(self._backend, list_log(self._backend, agent)))
-        if not self._backend.segments_grow and own.segment <= self._own.segment:
-            path = segment_path(agent, self._own.segment)
+        own = state.cursors.setdefault(log.agent, Cursor(log.agent))
+        state.apply(commit for _, commit in own.read(self._backend, list_log(self._backend, log.agent)))
+        last = log.session.last_segment
+        if not self._backend.segments_grow and own.cut.last_segment < last:
+            path = segment_path(log.agent, last)
             raise MissingFileError(f"{path} is missing, and was written here", path)
 
     def _apply(self, commits: Iterable[Commit]) -> None:
         """Take commits into the state."""
         self._with_state(lambda state: state.apply(commits))
+
+    def _invalidate(self) -> None:
+        """Nobody may read the state as it is."""
+        with self._state_lock:
+            self._state.is_torn = True
 
     def _mend_state(self) -> None:
         """Load the state anew if it is torn."""

@@ -93,7 +93,7 @@ class Audit:
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
             process.sleep(_BACKGROUND_SECONDS / 20)
         for owner, store in list(stores.items()):
-            if store._failed is None:
+            if store._failure is None:
                 invariants.background_work_is_done(left_to_do(store), owner.name)
                 self.shared.ledger.flushed(self.shared.ledger.buffered(store))
             else:

@@ -151,6 +151,6 @@ def view(store: Store[Any]) -> State:
 def left_to_do(store: Store[Any]) -> str | None:
     """What a store has to do by itself and has not done yet, None if nothing."""
     log, error = store._log, store._compaction.error
-    if log is not None and store._failed is None and (log._queue or log._group):
+    if log is not None and store._failure is None and (log._queue or log._group):
         return "its buffer is not written"
     return None if error is None or error == NO_MORE_THREADS else f"automatic compaction failed: {error}"

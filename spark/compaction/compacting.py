@@ -76,7 +76,7 @@ def compact(
     try:
         with backend.lock(LOCK), _Frames() as frames:
             tails = look(backend, environment)
-            sealed = tails.seal_idle(backend, environment)
+            sealed = tails.seal_idle(backend)
             if sealed:
                 tails = look(backend, environment)
             read = _Fold(spark, place, tails, sealed, frames).read

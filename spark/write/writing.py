@@ -29,9 +29,10 @@ from opslog.backends import Backend, open_backend
 from opslog.environment import REAL, format_ts
 from opslog.errors import AgentFencedError, NotFoundError, UsageError
 from opslog.format.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
-from opslog.format.layout import STAGING, check_name, segment_of
+from opslog.format.layout import STAGING, check_name
 from opslog.format.manifest import Settings
-from opslog.log.sealing import take_name
+from opslog.log.session import WriterSession, take_name
+from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import look
@@ -156,38 +157,27 @@ class Log:
 
     def look(self) -> None:
         """See everything that is in the store: what is appended from now on comes after it."""
-        self._ends = look(self._backend, REAL)
-        self._fence = self._ends.fence(self._backend, REAL)
-        self._clock = self._ends.clock
-        cut = self._ends.manifest.cut.get(self._agent)
-        if cut is not None:
-            self._appender.advance(cut.last_segment)
+        ends = look(self._backend, REAL)
+        clock = LamportClock(ends.clock)
+        own = ends.end(self._agent)
+        self._session = WriterSession(self._backend, self._appender, own, ends.freshness, clock, in_memory=False)
 
     def append(self, ops: list[Op]) -> None:
-        """One commit; it is durable on return. :raises WriteFailedError: nothing was written.
-        :raises CommitUnknownError: it may have been. :raises AgentFencedError: another process has taken the name."""
+        """One commit; it is durable on return. Where a compaction has sealed this log, which nobody had written to for
+        long, it comes after the seal.
+
+        :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been.
+        :raises AgentFencedError: another process has taken the name.
+        """
         while True:
-            if REAL.monotonic() - self._ends.looked > self._ends.manifest.settings.tombstone_ttl_seconds / 2:
+            if self._session.freshness.is_stale:
                 self.look()
-            self._clock += 1
-            line = encode_commit(Batch(format_ts(REAL.time()), self._clock, self._agent, ops))
             try:
-                self._fence.append(self._appender, self._agent, line)
+                self._session.append(self._session.stamp(Batch("", 0, "", ops)))
             except AgentFencedError as error:
-                self._pass_seal(error)
+                self._session.go_on(self._session.pass_seal(error))
             else:
                 return
-
-    def _pass_seal(self, error: AgentFencedError) -> None:
-        """A compaction may have sealed this log, which nobody had written to for long; then it goes on after that."""
-        taken = segment_of(error.path)
-        passage = self._fence.pass_seal(self._backend, *taken) if taken else None
-        if passage is None:
-            raise error
-        if not passage.seals:
-            self.look()
-        self._clock = max(self._clock, *(seal.clock for seal in passage.seals), 0)
-        self._appender.advance(passage.after)
 
     def close(self) -> None:
         self._appender.close()

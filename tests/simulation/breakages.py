@@ -31,7 +31,7 @@ from opslog.format.commits import Batch, Commit, Record
 from opslog.format.layout import run_of, segment_of
 from opslog.format.manifest import Cut, Manifest, Settings
 from opslog.format.snapshot import Ages, Row
-from opslog.log.fencing import Fence
+from opslog.log.freshness import Freshness
 from opslog.log.reader import Segments
 from opslog.log.survey import Survey
 from opslog.log.writer import Group, LogWriter
@@ -196,7 +196,7 @@ def _acknowledge_first(self: LogWriter, group: Group) -> None:
     group.end(None, len(data))
     self._settle(group)
     with suppress(OpslogError):
-        self._appender.append(data)
+        self.session.append(data)
 
 
 def _clock_from_zero(self: LamportClock, value: int = 0) -> None:
@@ -390,8 +390,8 @@ ALL = [
     ),
     Breakage(
         "take the manifest that was read last for the newest",
-        Fence,
-        "_is_recent",
+        Freshness,
+        "is_recent",
         property(lambda self: True),
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from opslog.backends import Backend
 from opslog.backends.local.fs_log import FsAppender
 from opslog.backends.local.tree import OpenFile, Tree
-from opslog.format.layout import segment_path
-from opslog.log import fencing
-from opslog.log.fencing import Fence, Passage
+from opslog.errors import AgentFencedError
+from opslog.format.layout import segment_of
+from opslog.log import session
+from opslog.log.freshness import Freshness
+from opslog.log.session import Passage, WriterSession
 from opslog.log.writer import Group, LogWriter
 from opslog.testing.system import System
 from tests.simulation.breakages import Breakage, likely
 
 
-def _any_seal(self: Fence, backend: Backend, agent: str, number: int) -> Passage | None:
+def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
     """What stands there is the end of the log if it is a seal, whatever the newest manifest says of that number."""
-    passage = _passage(self, backend, agent, number)
-    seals = vars(fencing)["_read_seals"](backend, segment_path(agent, number))
-    return Passage(number, seals) if seals else passage
+    self.freshness.read_newest()
+    named = segment_of(fenced.path)
+    seals = vars(session)["_read_seals"](self._backend, fenced.path) if named else None
+    return Passage(named[1], seals) if named and seals else _passage(self, fenced)
 
 
-_passage = Fence.pass_seal
+_passage = WriterSession.pass_seal
 
 
 def _refuse_buffered(self: LogWriter, group: Group) -> None:
@@ -49,7 +51,7 @@ def _no(*arguments: object) -> bool:
 FENCES = [
     Breakage(
         "take any seal for the end of the log",
-        Fence,
+        WriterSession,
         "pass_seal",
         _any_seal,
         likely(
@@ -77,8 +79,8 @@ FENCES = [
     ),
     Breakage(
         "append what rests on what was read long ago",
-        Fence,
-        "_check_age",
+        Freshness,
+        "check_age",
         _nothing,
         likely(
             "posix",

@@ -34,7 +34,7 @@ LONG_AWAY: dict[str, Any] = {
 
 def _count_when_begun(self: Following[Any]) -> None:
     """Whether the refresh comes to its end or not."""
-    self._looked = self._environment.monotonic()
+    self._freshness.read_at = self._environment.monotonic()
     _read_new(self)
 
 
@@ -51,9 +51,9 @@ def _move_cursor_first(self: Following[Any], commits: list[Commit], cursor: Curs
 def _apply_before_queueing(self: LogWriter, commit: Commit) -> Pending:
     if self._buffer is None or self._closed or self._broken is not None:
         return _append(self, commit)
-    commit.agent = self.agent
-    pending = Pending(commit, b"", self._hooks.stamp(commit))
-    self._hooks.apply([pending])
+    read_at = self.session.freshness.read_at
+    pending = Pending(commit, self.session.stamp(commit), read_at)
+    self._apply([pending])
     pending.line = encode_commit(commit)
     self._queued_bytes += len(pending.line)
     self._queue.append(pending)

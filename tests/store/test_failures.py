@@ -411,7 +411,7 @@ class TestBuffered:
             patch.setattr(os, "write", write)
             store["lost"] = {}
             assert done.wait(60)
-            assert wait_until(lambda: store._failed is not None)
+            assert wait_until(lambda: store._failure is not None)
 
     @staticmethod
     def calls(store: Store) -> dict[str, Callable[[], object]]:

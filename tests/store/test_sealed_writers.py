@@ -234,6 +234,7 @@ def test_an_exception_anywhere_on_the_way_past_a_seal_loses_nothing(
             # One that was not queued has not happened.
             assert "y" in live or (durability == "fsync" and outcome is not None), place
             assert dict(live.items()) == read(url), place
+            assert live.stats().commits == len(list(live.ops())), f"none counts twice: {place}"
         except opslog.ReopenError:
             unknown += 1
         live.close()

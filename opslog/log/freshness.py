@@ -1,0 +1,101 @@
+"""How recent a process's view of a store is: the newest manifest it has read, and what others wrote.
+
+Two limits follow from it. Each is half of a time for which something is kept, so that the other half is left for acting
+on what was read:
+
+- **Grace.** A segment is collected only when a manifest whose cut is beyond it has been the newest for the grace
+  period. A process that read the newest manifest less than half a grace period ago has seen that cut, so it knows that
+  the number is taken.
+- **Tombstones.** A tombstone may leave the snapshot after its TTL. A process whose view is older than half of that
+  reads what is new before it writes: it might bring back what was deleted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from opslog.environment import Environment
+from opslog.errors import MissingFileError, WriteFailedError
+from opslog.format.manifest import Manifest
+from opslog.snapshot.manifests import ManifestStore
+
+_WRITE_SECONDS = 1.0
+"""However short the tombstone TTL is, a write may take as long."""
+
+
+class _Read(NamedTuple):
+    """A manifest, and a time of the monotonic clock at which, or after which, it was the newest."""
+
+    manifest: Manifest
+    at: float
+
+
+class Freshness:
+    """Remembers the newest manifest and when what others wrote was read. Safe to use from many threads.
+
+    All times are of the monotonic clock, and from before the reading began: a process can be paused after it.
+
+    :param newest: the newest manifest; `at`: when it, and what others wrote, was read.
+    :ivar read_at: when what others wrote was last read to its end.
+    """
+
+    def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest, at: float) -> None:
+        self.environment = environment
+        self.read_at = at
+        self._manifests = manifests
+        self._read = _Read(newest, at)
+
+    @property
+    def newest(self) -> Manifest:
+        """The newest manifest that was read."""
+        return self._read.manifest
+
+    def note(self, newest: Manifest, at: float) -> None:
+        """This manifest was read as the newest."""
+        if newest.number >= self._read.manifest.number:
+            self._read = _Read(newest, at)
+
+    def read_newest(self) -> Manifest:
+        """The newest manifest, read now. Costs a listing, and a read where it is new."""
+        at = self.environment.monotonic()
+        newest = self._manifests.newest()
+        self.note(newest, at)
+        return newest
+
+    def recent(self) -> Manifest:
+        """The newest manifest, read again unless it is recent."""
+        return self._read.manifest if self.is_recent else self.read_newest()
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the newest manifest was read less than half a grace period ago."""
+        manifest, at = self._read
+        return self.environment.monotonic() - at <= manifest.settings.grace_seconds / 2
+
+    def check_recent(self) -> None:
+        """What was read until now was not collected before: it is what was there when the manifest was read.
+
+        :raises MissingFileError: that was too long ago. Where there are no locks, what was read may stand under a
+            number that others used, folded and collected; load again.
+        """
+        if not self.is_recent:
+            raise MissingFileError("this process was paused for long between listing the logs and reading them")
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what others wrote has to be read before the next commit is stamped."""
+        age = self.environment.monotonic() - self.read_at
+        return age > self._read.manifest.settings.tombstone_ttl_seconds / 2
+
+    def check_age(self, read_at: float) -> None:
+        """A commit that rests on what was read at a time may still come into the log. Stamped with a view that was not
+        stale, it must not come much later.
+
+        :raises WriteFailedError: that is too long ago.
+        """
+        limit = max(_WRITE_SECONDS, 0.6 * self._read.manifest.settings.tombstone_ttl_seconds)
+        if self.environment.monotonic() - read_at > limit:
+            raise WriteFailedError(
+                "this process was paused for most of the tombstone TTL since it last read what others wrote. What it "
+                "was about to write may have been deleted meanwhile, and the tombstone dropped: nothing was written"
+            )

@@ -1,0 +1,278 @@
+"""Being the writer of a log, from taking its name to giving it back: stores, imports, Spark's jobs and seals append
+through a `WriterSession`, and nothing else does.
+
+On a filesystem the holder of an agent's name is alone with its log. On an object storage it may be paused for as long
+as others use its numbers, fold what they wrote and collect it; and a compaction may seal a log whose agent only seemed
+to be gone. These invariants guarantee that an acknowledged commit is read by everybody, and brings nothing back that
+was deleted. After each stands the test that shows it:
+
+1. **Name.** A session's name is taken before the end of its log is read. A name in use is waited for while logs are
+   sealed, and at no other time.
+   (tests/test_ingest.py: test_an_agent_that_wrote_meanwhile_is_not_written_over,
+   tests/test_sealing.py: test_a_name_is_waited_for_while_its_log_is_sealed)
+2. **Durable first.** What is found in the log is durable before anything rests on it: `Backend.appender` sees to that.
+   (tests/backends/test_fs_order.py: test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it)
+3. **End.** A session begins behind everything that the cut and a listing show, so it uses no number again.
+   (tests/test_ingest.py: test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew)
+4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
+   (tests/test_late_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
+5. **Age.** A commit that rests on what was read most of a tombstone TTL ago does not enter the log.
+   (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
+   tests/store/test_sealed_writers.py: test_what_was_buffered_for_too_long_is_not_stamped_anew)
+6. **Number.** Before an append, the cut of a manifest that is recent (`opslog.log.freshness`) shows that the next
+   number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
+7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise nobody may ever read the
+   commit, and it is not acknowledged.
+   (tests/test_delayed_writes.py: test_a_process_paused_before_its_append_looks_before_it_acknowledges)
+8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
+   number was used, folded and perhaps collected, and the seal may be a late one that nobody reads.
+   (tests/test_late_seals.py: test_a_late_seal_is_not_taken_for_the_end_of_the_log)
+9. **Going on.** Behind a seal a session goes on, and what has a stamp gets another one.
+   (tests/store/test_sealed_writers.py:
+   test_what_was_buffered_in_front_of_a_seal_is_stamped_anew_and_written_in_its_order)
+10. **Stopping.** Where anything but a seal came, a session whose owner has the log in memory never writes again.
+    (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process)
+
+Where names are held by locks, 5 and 7 cost one comparison each, and the others nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from opslog.backends import Appender, Backend, Position
+from opslog.environment import Environment, format_ts
+from opslog.errors import (
+    AgentBusyError,
+    AgentFencedError,
+    ClosedError,
+    CommitUnknownError,
+    LockedError,
+    MissingFileError,
+    OpslogError,
+    ReopenError,
+    WriteFailedError,
+)
+from opslog.format.commits import Commit, Seal, decode_commits, encode_commit
+from opslog.format.layout import segment_of, segment_path
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.log.freshness import Freshness
+from opslog.log.reader import Cursor, Segment
+from opslog.merge.clock import LamportClock
+
+SEALING_LOCK = "sealing"
+"""Held while logs are sealed, and taken before any of their names: a name that is in use while nobody has this lock is
+its agent's, and refused at once; while somebody has it, the name is worth waiting for."""
+
+WAIT_SECONDS = 10.0
+"""How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents
+stay in use all the while."""
+
+_PAUSE_SECONDS = 0.01
+_PAUSE_SECONDS_MAX = 0.2
+
+
+def take_name(backend: Backend, agent: str, environment: Environment) -> Appender:
+    """Become the one live writer of an agent's log, as `Backend.appender`, but wait for a compaction that seals it.
+
+    :raises AgentBusyError: a live process writes under this name, or the sealing took longer than `WAIT_SECONDS`.
+    """
+    deadline = environment.monotonic() + WAIT_SECONDS
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            return backend.appender(agent)
+        except AgentBusyError as error:
+            busy = error
+        try:
+            with backend.lock(SEALING_LOCK):
+                return backend.appender(agent)  # nobody seals now; somebody may have done so a moment ago
+        except LockedError:
+            if environment.monotonic() >= deadline:
+                raise busy from None
+        environment.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+
+class Passage(NamedTuple):
+    """Where a log goes on whose next number was taken.
+
+    :ivar after: the segment to go on after. :ivar seals: what the session did not know of the log up to there.
+    """
+
+    after: int
+    seals: list[Seal]
+
+
+class WriterSession:
+    """The one live writer of a log. Used by one thread at a time, but for `stamp` and `has_more`.
+
+    :param appender: of the agent's name; closed by `close`.
+    :param own: the end of the log, read after the name was taken.
+    :param freshness: of what the session's commits rest on. :param clock: has observed all of it.
+    :param in_memory: whether the owner has the log in memory, so that it must not miss anything of it. Otherwise it may
+        go on behind whatever was folded, and `own.commits` does not count.
+    :ivar last_segment: the last one that the owner knows.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        appender: Appender,
+        own: Cursor,
+        freshness: Freshness,
+        clock: LamportClock,
+        *,
+        in_memory: bool = True,
+    ) -> None:
+        self.agent = own.agent
+        self.freshness = freshness
+        self.clock = clock
+        self.last_segment = own.cut.last_segment
+        self._backend = backend
+        self._appender = appender
+        self._in_memory = in_memory
+        self._commits = own.commits
+        self._was_taken = False
+        appender.advance(self.last_segment)
+
+    def stamp(self, commit: Commit) -> bytes:
+        """Give a commit its agent, ts and clock; returns its line. Errors as of `encode_commit`."""
+        commit.agent = self.agent
+        commit.ts = format_ts(self.freshness.environment.time())
+        commit.clock = self.clock.tick()
+        return encode_commit(commit)
+
+    def append(self, lines: bytes, read_at: float | None = None) -> Position:
+        """Append the lines of commits, in the order of their stamps. On return they are durable, and part of the log.
+        Errors as of `Appender.append`, and:
+
+        :param read_at: when what the commits rest on was read. None: as `freshness` says.
+        :raises WriteFailedError: that was too long ago, or the storage did not answer; nothing was written.
+        :raises AgentFencedError: the next number was used. With its path, if that may have been by a seal: see
+            `pass_seal`. Nothing was written.
+        :raises CommitUnknownError: the number of the segment may have been used before.
+        """
+        if not self._backend.segments_grow:
+            self._check_number()
+        self.freshness.check_age(self.freshness.read_at if read_at is None else read_at)
+        position = self._appender.append(lines)
+        self._confirm(position)
+        self.last_segment = max(self.last_segment, position.segment)
+        self._commits += lines.count(b"\n")
+        return position
+
+    def pass_seal(self, fenced: AgentFencedError) -> Passage:
+        """What stands in the way of the next append, given its error. If that is a seal, the owner takes it in and
+        calls `go_on`.
+
+        Reads that segment first and the newest manifest after it: if the cut is not beyond the segment then, it was
+        not collected before it was read.
+
+        :raises AgentFencedError: `fenced` itself: another process writes this log.
+        :raises WriteFailedError: the storage did not answer. Nothing was written.
+        """
+        taken = segment_of(fenced.path)
+        if taken is None:
+            raise fenced
+        try:
+            seals = _read_seals(self._backend, fenced.path)
+            newest = self.freshness.read_newest()
+        except OpslogError as error:
+            raise WriteFailedError(f"{fenced.path} exists already, and nobody can say what it is: {error}") from error
+        cut, after = self._cut_in(newest), taken[1]
+        if seals is not None and cut.segment > after:
+            # Folded, and perhaps collected. What stands there now may be another one, that came too late.
+            after = cut.last_segment
+            may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
+            seals = [Seal(newest.ts, newest.clock, self.agent)] if may_go_on else None
+        if not seals:
+            raise fenced
+        return Passage(after, seals if after > self.last_segment else [])
+
+    def go_on(self, passage: Passage) -> None:
+        """The next append goes behind this passage. What has a clock already has to be stamped anew."""
+        for seal in passage.seals:
+            self.clock.observe(seal.clock)
+        if passage.after > self.last_segment:
+            self.last_segment = passage.after
+            self._commits += len(passage.seals)
+        self._appender.advance(passage.after)
+
+    def has_more(self, listed: Sequence[Segment]) -> bool:
+        """Whether the log has more than its owner knows, given its listing: a seal, or what another process wrote."""
+        if self._backend.segments_grow:
+            return False
+        folded = self._cut_in(self.freshness.newest).last_segment
+        return max(folded, listed[-1].number if listed else 0) > self.last_segment
+
+    def resume(self, own: Cursor, manifest: Manifest) -> None:
+        """Note that the owner has loaded its log anew up to a cursor, from a manifest on, and go on behind it."""
+        if self._backend.segments_grow:
+            return
+        self._was_taken = self._was_taken or not self._is_sealed(manifest)
+        self.last_segment = max(self.last_segment, own.cut.last_segment)
+        self._commits = own.commits
+        if not self._was_taken:
+            with suppress(ReopenError, ClosedError):  # the next append says so, too
+                self._appender.advance(self._cut_in(manifest).last_segment)
+
+    def close(self) -> None:
+        """Give the name back. Idempotent."""
+        self._appender.close()
+
+    def _cut_in(self, manifest: Manifest) -> Cut:
+        return manifest.cut.get(self.agent, START)
+
+    def _check_number(self) -> None:
+        try:
+            cut = self._cut_in(self.freshness.recent())
+        except OpslogError as error:
+            raise WriteFailedError(
+                f"nothing was written, since nobody can say where the log of agent {self.agent!r} goes on: {error}"
+            ) from error
+        if self._was_taken or cut.last_segment > self.last_segment:
+            raise AgentFencedError(
+                f"another process wrote under the agent name {self.agent!r} of {self._backend.url}, and what it wrote "
+                "is folded. Nothing of this append is in the log. Close this store; then open it under a name of its "
+                "own, or end the other process first",
+                "" if self._was_taken else segment_path(self.agent, self.last_segment + 1),
+            )
+
+    def _confirm(self, position: Position) -> None:
+        """What was appended at `position` is part of the log.
+
+        :raises CommitUnknownError: nobody can say, or a manifest's cut is beyond it. Then the number may have been used
+            before, and nobody reads what was appended; or it was read and folded before this look.
+        """
+        try:
+            cut = self._cut_in(self.freshness.recent())
+        except OpslogError as error:
+            raise CommitUnknownError(
+                f"nobody can say whether segment {position.segment} of agent {self.agent!r} is part of its log: {error}"
+            ) from error
+        if cut.segment > position.segment:
+            raise CommitUnknownError(
+                f"what is in segment {position.segment} of agent {self.agent!r} was folded by the time this process "
+                "looked: it was paused for long, and the commit is in the snapshot, unless another process had used "
+                "this number before, in which case nobody reads it. Close this store, open it again, and look"
+            )
+
+    def _is_sealed(self, manifest: Manifest) -> bool:
+        """Whether, of commits that the owner does not know, nothing but a seal is folded in a manifest. Where commits
+        are recent for a while, the last commit of a log is never folded, unless it is a seal."""
+        more = self._cut_in(manifest).commits - self._commits
+        return more <= (1 if manifest.settings.undo_window else 0)
+
+
+def _read_seals(backend: Backend, path: str) -> list[Seal] | None:
+    """The seals in a segment that holds nothing else; none where it is not there any more. None where it is another
+    writer's."""
+    try:
+        commits = decode_commits(backend.read(path), path, 0)
+    except MissingFileError:
+        return []
+    seals = [commit for commit in commits if isinstance(commit, Seal)]
+    return seals if len(seals) == len(commits) else None
