@@ -107,10 +107,18 @@ async def _in_thread(call: Callable[[], R]) -> R:
                 done.set_exception(error)
 
     try:
-        asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run)
+        ran = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run)
     except RuntimeError:
         run()
+    else:
+        ran.add_done_callback(partial(_tell_of_error, done))
     return await asyncio.wrap_future(done)
+
+
+def _tell_of_error(done: concurrent.futures.Future[Any], ran: asyncio.Future[None]) -> None:
+    """What keeps a call from being made at all, such as a lack of memory, is raised where its outcome is awaited."""
+    if not ran.cancelled() and (error := ran.exception()) is not None and not done.done():
+        done.set_exception(error)
 
 
 def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:

@@ -181,6 +181,7 @@ class FsBackend(forking.ProcessBound):
         tree = self.tree()
         check_path(path)
         temporary = temporary_path(path, self._nonce())
+        won = False
         try:
             tree.check()
             file = self.open_new(tree, temporary)
@@ -193,12 +194,9 @@ class FsBackend(forking.ProcessBound):
                 # If even this fails, the temporary file harms nobody, and is collected later.
                 with suppress(OSError):
                     os.unlink(tree.checked(temporary), dir_fd=tree.descriptor)
-        except OSError as error:
-            raise self.write_failed(path, error, "nothing was created") from error
-        try:
             self.sync_directory(_parent(path))
         except OSError as error:
-            if won:
+            if won:  # whoever takes it for absent would delete what it names
                 raise CommitUnknownError(
                     f"{self.root}/{path} was created, but may not survive a power cut: {posix.explain(error)}"
                 ) from error
