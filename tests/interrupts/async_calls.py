@@ -23,7 +23,10 @@ from tests.interrupts.stage import Documents, Stage
 
 
 class AsyncCall(NamedTuple):
-    """As `tests.interrupts.calls.Call`."""
+    """As `tests.interrupts.calls.Call`.
+
+    :ivar lost: what the documents may be besides where buffered commits were lost, and the store said so.
+    """
 
     name: str
     run: Callable[[AsyncStore[Any], Stage], Coroutine[Any, Any, object]]
@@ -32,6 +35,7 @@ class AsyncCall(NamedTuple):
     is_write: bool = False
     has_buffered: bool = False
     closes: bool = False
+    lost: Callable[[Documents], States] = lambda before: []
 
 
 async def _batch(store: AsyncStore[Any], stage: Stage) -> None:
@@ -77,6 +81,7 @@ ASYNC_CALLS = [
         _at_once,
         lambda before: [state | {"task-0": {"v": 1}, "task-1": {"v": 1}} for state in sets(before)],
         is_write=True,
+        lost=lambda before: [*sets(before), sets(before)[-1] | {"task-0": {"v": 1}}],
     ),
     AsyncCall(
         "delete",

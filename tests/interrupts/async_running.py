@@ -145,6 +145,7 @@ def _run(case: AsyncCase, call: AsyncCall, setting: Setting, where: list[str]) -
             has_buffered=call.has_buffered,
             closes=call.closes,
             clears=False,
+            undoes=False,
             error=None,
             possible=call.possible(stage.documents()),
         )
@@ -189,12 +190,14 @@ class ThreadCase(NamedTuple):
         return cls(call, setting, thread, int(number), event)
 
 
+BESIDE = "a task beside it"
+
 _BUSY = {"buffer_bytes": 1, "compact_after": 3}
 """So that there is something to do for all threads that a store may have."""
 
 
 def count_thread_places(runner: Runner, name: str, setting: Setting) -> Counter[str]:
-    """How many places there are in each thread behind a call and what comes after it: about, since threads run as they
+    """How many places there are in each thread behind a call, until it has ended: about, since threads run as they
     like."""
     counts = Counter[str]()
 
@@ -216,6 +219,7 @@ def run_thread(runner: Runner, case: ThreadCase) -> Result:
         stepped = _Stepped(case.thread, case.number, injected)
         with resources() as left, complaints_of() as complaints, stopping_threads(stepped.at):
             seen = _run_threads(_call(case.call), setting, stepped, where)
+            forget_frames(injected)
         seen.left, seen.warnings = left, complaints.texts
         return Result(where[0], problems(seen), seen.is_lost) if where else Result("", [])
 
@@ -246,6 +250,7 @@ def _run_threads(call: AsyncCall, setting: Setting, stepped: _Stepped, where: li
     call.prepare(stage)
     if not call.has_buffered:
         stage.store.flush()
+    before = stage.documents()
     seen = Observed(
         MemoryError(),
         is_buffered=setting.durability == "buffered",
@@ -253,8 +258,9 @@ def _run_threads(call: AsyncCall, setting: Setting, stepped: _Stepped, where: li
         has_buffered=call.has_buffered,
         closes=call.closes,
         clears=False,
+        undoes=False,
         error=None,
-        possible=call.possible(stage.documents()),
+        possible=[*call.lost(before), *call.possible(before)],
     )
 
     async def run() -> None:
@@ -264,11 +270,15 @@ def _run_threads(call: AsyncCall, setting: Setting, stepped: _Stepped, where: li
             await call.run(store, stage)
         except BaseException as error:  # noqa: BLE001  (judged)
             seen.error = error
-        await _go_on(store, stage, seen)
         stepped.is_armed = False
+        await _go_on(store, stage, seen)
 
     asyncio.run(run(), debug=True)
     forget_frames(seen.error, *(step.error for step in seen.steps))
+    # It may have come into what a task beside it had to do.
+    seen.steps = [
+        step for step in seen.steps if step.name != BESIDE or not isinstance(step.error, OSError | MemoryError)
+    ]
     finish(stage, seen, lambda stage: [])
     stage.remove()
     if stepped.where:
@@ -299,7 +309,7 @@ async def _go_on(store: AsyncStore[Any], stage: Stage, seen: Observed) -> None:
             await batch.set("right", {"v": 1})
 
     for task in stage.tasks:
-        await step("a task beside it", partial(_awaited, task), is_write=True)
+        await step(BESIDE, partial(_awaited, task), is_write=True)
     _end_threads()
     await step("refresh", refresh)
     stage.write_other("b-late")

@@ -44,6 +44,7 @@ class Observed:
     has_buffered: bool
     closes: bool
     clears: bool
+    undoes: bool
     error: BaseException | None
     possible: list[Documents]
     steps: list[Step] = field(default_factory=list)
@@ -146,6 +147,8 @@ def _of_the_documents(seen: Observed) -> list[str]:
     # What a handler wrote amid a batch is part of that; and a call that deletes all may have come after it.
     is_certain = not seen.handled.is_in_batch and not seen.clears
     right = [state | inner for state in right] + ([] if is_certain else right)
+    if inner and seen.undoes:  # what a handler wrote before an undo has decided is the newest commit, and taken back
+        right.append(seen.possible[0] | seen.written | seen.others)
     if seen.reopened not in right:
         found.append(f"the next session finds {_told(seen.reopened)}, not {' or '.join(map(_told, right))}")
     if seen.fresh != seen.reopened:

@@ -72,9 +72,12 @@ def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after") -> 
 def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
     """Inside the block each thread that begins stops at its places; the handler gets the thread's name, too."""
 
+    begun: list[_Places] = []
+
     def begin(frame: FrameType, event: str, argument: object) -> Any:
         name = threading.current_thread().name
         places = _Places(lambda place: handler(name, place))
+        begun.append(places)
         sys.settrace(places.enter)
         sys.setprofile(places.returned)
         return places.enter(frame, event, argument)
@@ -84,6 +87,8 @@ def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
         yield
     finally:
         threading.settrace(None)
+        for places in begun:
+            places.end()
 
 
 class _Places:
@@ -216,7 +221,17 @@ def _counts(frame: FrameType) -> bool:
     caller = frame.f_back
     if caller is not None and caller.f_code.co_filename.endswith("/tests/support/bucket.py"):
         return False  # what stands for a server has no places
-    return _is_ours(frame.f_code.co_filename)
+    return _is_ours(frame.f_code.co_filename) and not _is_of_asyncio(frame)
+
+
+def _is_of_asyncio(frame: FrameType) -> bool:
+    """Whether a function of Python's library was called by asyncio, and not by opslog."""
+    caller: FrameType | None = frame
+    while caller is not None and "/opslog/" not in caller.f_code.co_filename:
+        if any(part in caller.f_code.co_filename for part in ("/asyncio/", "/concurrent/")):
+            return True
+        caller = caller.f_back
+    return False
 
 
 _OTHERS = ("/tests/", "<frozen", "sortedcontainers", "weakref", "threading.py", "/concurrent/", "/asyncio/", "/queue")

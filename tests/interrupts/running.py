@@ -173,6 +173,7 @@ class Runner:
                 has_buffered=call.has_buffered,
                 closes=call.closes,
                 clears=call.name == "clear",
+                undoes=call.name.startswith("undo"),
                 error=error,
                 possible=call.possible(before),
                 handled=handled,
@@ -233,9 +234,9 @@ class Runner:
 
 def finish(stage: Stage, seen: Observed, also: Callable[[Stage], list[str]]) -> None:
     """What is there after the store was closed."""
-    seen.fresh = stage.documents()
-    seen.faults = _verify(stage)
     try:
+        seen.faults = _verify(stage)
+        seen.fresh = stage.documents()
         with stage.open("a") as again:
             seen.reopened = dict(again.items())
             again["again"] = {"v": 1}

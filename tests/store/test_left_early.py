@@ -15,8 +15,8 @@ import pytest
 
 import opslog
 from opslog.backends.memory import MemoryBackend
+from tests.interrupts.places import Place, at_places
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
-from tests.support.handlers import Place, at_places
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]
