@@ -9,9 +9,9 @@ import pytest
 
 from opslog.format.commits import Commit, Seal, Set, Undo
 from opslog.merge.merge import Merge
-from opslog.merge.reach import farthest, reachable_after
 from opslog.merge.rules import UndoWindow
 from opslog.merge.stamps import FIELDS, is_greater, newer, outranks, stamp_of
+from opslog.merge.undo import farthest, reachable_after
 from opslog.snapshot.manifests import first_retained
 
 TS = "2026-11-20T12:00:00.000000Z"

@@ -2,7 +2,7 @@
 
 The rule: per document the record with the greatest stamp wins, among all records of commits that no undo cancels.
 
-A commit that no undo can reach any more (`opslog.merge.reach`) is *settled*. Everything else follows from that:
+A commit that no undo can reach any more (`opslog.merge.undo`) is *settled*. Everything else follows from that:
 
 - Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
   kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
@@ -20,8 +20,8 @@ from typing import cast
 import msgspec
 
 from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
-from opslog.merge.reach import farthest, reachable_after
 from opslog.merge.stamps import newer, outranks
+from opslog.merge.undo import farthest, reachable_after
 
 _PLAIN = frozenset[type]({Set, Delete})
 """Commits that are their own only record, and say nothing of others."""

@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from opslog.format.commits import Batch, Commit, Seal, Undo
-from opslog.merge.reach import reachable_after
+from opslog.merge.undo import reachable_after
 
 
 def clock_fault(before: int, commit: Commit) -> str | None:

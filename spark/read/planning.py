@@ -26,7 +26,7 @@ from opslog.format.manifest import START, Cut, Manifest
 from opslog.history import Point, conditions, manifest_before
 from opslog.log.reader import SEGMENT_COST, Cursor, Segment, log_source
 from opslog.log.survey import Survey, check_reaches, retained, survey
-from opslog.merge.reach import reachable_after
+from opslog.merge.undo import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
 SPLIT_BYTES = 64 * 1024 * 1024
