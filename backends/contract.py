@@ -51,8 +51,8 @@ class Range(NamedTuple):
     stop: int | None = None
 
 
+# Bytes that can be sliced and searched.
 Buffer = bytes | mmap.mmap
-"""Bytes that can be sliced and searched."""
 
 
 class Appender(Protocol):
@@ -84,8 +84,8 @@ class Appender(Protocol):
 class Backend(Protocol):
     """A storage that holds one store. See the module's docstring for the common rules."""
 
+    # How messages name this storage.
     url: str
-    """How messages name this storage."""
 
     @property
     def segments_grow(self) -> bool:

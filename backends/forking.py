@@ -27,9 +27,9 @@ from opslog.errors import ClosedError
 
 generation = 0
 
+# Forks wait for it, so in a forked child no thread that is gone has it. Reentrant, for a signal's handler that comes
+# while its own thread has it.
 lock = threading.RLock()
-"""Forks wait for it, so in a forked child no thread that is gone has it. Reentrant, for a signal's handler that comes
-while its own thread has it."""
 _numbers: set[int] = set()
 
 
@@ -46,7 +46,10 @@ class Descriptor:
     _generation = 0
 
     def open(self, path: str, flags: int, at: int | None = None) -> None:
-        """`os.open` (mode 0o664 less the umask). :param at: the directory that `path` is relative to."""
+        """`os.open` (mode 0o664 less the umask).
+
+        :param at: the directory that `path` is relative to.
+        """
         global _numbers  # noqa: PLW0603  (one set for the process, changed in place)
         opening = posix.opening(path, flags, at)
         self._generation = generation

@@ -55,8 +55,8 @@ class _Storage:
         self.mutex = threading.RLock()
         self.now = now
         self.files: dict[str, _File] = {}
+        # Sorted, so that a listing costs what it returns.
         self.paths: list[str] = []
-        """Sorted, so that a listing costs what it returns."""
         self.agents = Holders()
         self.locks = Holders()
 
@@ -117,8 +117,8 @@ class MemoryBackend(forking.ProcessBound):
                 storage = _shared.setdefault(name, storage)
         self._storage = storage
 
+    # There is no server.
     requests = 0
-    """There is no server."""
     segments_grow = True
 
     def list(self, prefix: str, after: str = "") -> list[Entry]:
@@ -235,8 +235,8 @@ class MemoryAppender(forking.BoundAppender):
         super().__init__()
         self._floor = 0
         self._number = 0
+        # Of the current segment; empty before the first append.
         self._path = ""
-        """Of the current segment; empty before the first append."""
 
     def append(self, data: bytes) -> Position:
         self._check_open()

@@ -14,7 +14,8 @@ _REFUSED = re.compile("(?:^|/)\\.{0,2}(?:/|\\Z)|[\0\ud800-\udfff]")
 class Place(NamedTuple):
     """Where in an object storage a store is.
 
-    :ivar url: without a query; `bucket_url`: likewise, and without the prefix.
+    :ivar url: without a query.
+    :ivar bucket_url: likewise, and without the prefix.
     :ivar prefix: what all keys begin with, empty or with a slash at its end.
     """
 
@@ -26,7 +27,10 @@ class Place(NamedTuple):
 
 
 def split_url(url: str) -> Place:
-    """The parts of ``scheme://bucket/prefix?query``. :raises InvalidNameError: it is no such URL."""
+    """The parts of ``scheme://bucket/prefix?query``.
+
+    :raises InvalidNameError: it is no such URL.
+    """
     from urllib.parse import urlsplit  # only object storages have such URLs
 
     parts = urlsplit(url)

@@ -14,18 +14,18 @@ from functools import partial
 
 from opslog.backends.contract import Entry
 
+# How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted.
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
-"""How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted."""
 
+# Less the umask. Where that is 0, a store is still not writable for everybody.
 FILE_MODE, DIRECTORY_MODE = 0o664, 0o775
-"""Less the umask. Where that is 0, a store is still not writable for everybody."""
 
+# What one read may take of memory. Readers ask for twice as much as they had until they have a whole line, and no line
+# has more than a quarter of this.
 READ_BYTES_MAX = 1024 * 1024 * 1024
-"""What one read may take of memory. Readers ask for twice as much as they had until they have a whole line, and no line
-has more than a quarter of this."""
 
+# To open a pipe that somebody put there would otherwise wait for one who writes into it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-"""To open a pipe that somebody put there would otherwise wait for one who writes into it."""
 
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -92,7 +92,10 @@ def read_range(path: str, start: int, stop: int | None, at: int | None = None) -
 
 
 def _regular(descriptor: int) -> os.stat_result:
-    """What is known of an open file. :raises OSError: it is a pipe, a device or a socket; or a directory."""
+    """What is known of an open file.
+
+    :raises OSError: it is a pipe, a device or a socket; or a directory.
+    """
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -49,14 +49,20 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
 
 
 class Parameters(NamedTuple):
-    """The options of a storage. :ivar others: whether it takes others besides, unseen from here."""
+    """The options of a storage.
+
+    :ivar others: whether it takes others besides, unseen from here.
+    """
 
     names: frozenset[str]
     others: bool
 
 
 def parameters(url: str | os.PathLike[str]) -> Parameters:
-    """What the storage of `url` takes as options. :raises InvalidNameError: nothing is known of such URLs."""
+    """What the storage of `url` takes as options.
+
+    :raises InvalidNameError: nothing is known of such URLs.
+    """
     from inspect import Parameter, signature
 
     _, *options = signature(_factory_of(os.fspath(url))).parameters.values()

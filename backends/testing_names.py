@@ -35,8 +35,8 @@ ODD_PATHS = [
 class NamesContract:
     """Paths, agents, periods and locks, with every name that they may have."""
 
+    # Names that no store uses. Leave out those that your storage cannot have at all.
     odd_paths: Sequence[str] = ODD_PATHS
-    """Names that no store uses. Leave out those that your storage cannot have at all."""
 
     @pytest.mark.parametrize("path", BAD_PATHS)
     def test_paths_that_could_leave_the_storage_are_refused(self, backend: Backend, path: str) -> None:

@@ -44,8 +44,8 @@ __all__ = ["AsyncBatch", "AsyncStore", "open"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+# How many documents an iteration decodes before it lets other tasks run.
 _AT_ONCE = 1000
-"""How many documents an iteration decodes before it lets other tasks run."""
 
 
 @overload
@@ -186,7 +186,10 @@ class AsyncStore(Generic[T]):
         await self._commit(commit)
 
     async def delete(self, id: str) -> None:
-        """Delete a document. :raises NotFoundError: there is none of this id."""
+        """Delete a document.
+
+        :raises NotFoundError: there is none of this id.
+        """
         await self._commit(await self._look(lambda: self._store._deleting(id)))
 
     @asynccontextmanager
@@ -321,8 +324,11 @@ class AsyncStore(Generic[T]):
     # -- life
 
     async def close(self) -> None:
-        """Write what is queued and give the agent's name back. Idempotent. :raises OpslogError: buffered commits were
-        not written; also where another call has said so before, since that may have been cancelled."""
+        """Write what is queued and give the agent's name back. Idempotent.
+
+        :raises OpslogError: buffered commits were not written; also where another call has said so before, since that
+            may have been cancelled.
+        """
         closing = asyncio.ensure_future(_in_thread(self._close))
         try:
             await asyncio.shield(closing)

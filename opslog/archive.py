@@ -74,7 +74,8 @@ def read_archive(backend: Backend, period: str) -> dict[str, Set]:
     """The records of a period by id; of a document archived twice, the one with the greater stamp. Everything is
     verified.
 
-    :raises NotFoundError: nothing was archived under this period. :raises CorruptError: a file is damaged.
+    :raises NotFoundError: nothing was archived under this period.
+    :raises CorruptError: a file is damaged.
     """
     return newest_archived(
         backend, [(path, read_archive_index(backend, path)) for path in archive_files(backend, period)]
@@ -82,7 +83,10 @@ def read_archive(backend: Backend, period: str) -> dict[str, Set]:
 
 
 def archive_files(backend: Backend, period: str) -> list[str]:
-    """The paths of a period's finished files. :raises NotFoundError: nothing was archived under this period."""
+    """The paths of a period's finished files.
+
+    :raises NotFoundError: nothing was archived under this period.
+    """
     files = [path for _, path in _files(backend, f"{ARCHIVE}{period}/")]
     if not files:
         known = ", ".join(list_periods(backend)) or "none"
@@ -91,7 +95,10 @@ def archive_files(backend: Backend, period: str) -> list[str]:
 
 
 def read_archive_index(backend: Backend, path: str) -> list[Block]:
-    """The blocks of an archive file. :raises CorruptError: its index is damaged."""
+    """The blocks of an archive file.
+
+    :raises CorruptError: its index is damaged.
+    """
     return decode_index(backend.read(index_path(path)), path).blocks
 
 

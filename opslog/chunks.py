@@ -23,7 +23,8 @@ def packed(
     """The items in chunks that cost no more than the limit each. An item that costs more by itself is a chunk of its
     own.
 
-    :param cost: of one item, from 0. :param count: how many items a chunk has at most.
+    :param cost: of one item, from 0.
+    :param count: how many items a chunk has at most.
     """
     chunk: list[T] = []
     spent = 0

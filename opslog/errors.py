@@ -104,7 +104,8 @@ class RetryError(OpslogError):
 class AgentBusyError(RetryError):
     """Another live process writes under this agent name.
 
-    :ivar agent: the name; :ivar holder: what is known of the process that holds it (pid, host).
+    :ivar agent: the name;.
+    :ivar holder: what is known of the process that holds it (pid, host).
     """
 
     def __init__(self, message: str, agent: str = "", holder: str = "") -> None:
@@ -116,7 +117,8 @@ class AgentBusyError(RetryError):
 class LockedError(RetryError):
     """Another process holds this lock.
 
-    :ivar lock: its name; :ivar holder: what is known of its holder (pid, host).
+    :ivar lock: its name;.
+    :ivar holder: what is known of its holder (pid, host).
     """
 
     def __init__(self, message: str, lock: str = "", holder: str = "") -> None:
@@ -181,7 +183,8 @@ class DataError(OpslogError):
 class CorruptError(DataError):
     """Something stored cannot be read.
 
-    :ivar path: the file, relative to the store's root; :ivar offset: the byte offset in it, or None.
+    :ivar path: the file, relative to the store's root;.
+    :ivar offset: the byte offset in it, or None.
     """
 
     def __init__(self, message: str, path: str = "", offset: int | None = None) -> None:
@@ -204,7 +207,8 @@ class FormatVersionError(DataError):
 class SchemaVersionError(DataError):
     """A document was written under a newer schema version than this program knows.
 
-    :ivar id: the document; :ivar version: the version it was written under.
+    :ivar id: the document;.
+    :ivar version: the version it was written under.
     """
 
     def __init__(self, message: str, id: str = "", version: int = 0) -> None:

@@ -28,8 +28,8 @@ from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 
+# A clock, or a time: a `datetime` with a zone, or such a time as text (``2026-11-20T12:00:00Z``).
 Point = int | str | datetime
-"""A clock, or a time: a `datetime` with a zone, or such a time as text (``2026-11-20T12:00:00Z``)."""
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -46,7 +46,8 @@ class Revision(msgspec.Struct, frozen=True):
 def load_as_of(loader: Loader, point: Point) -> State:
     """The state at a point.
 
-    :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises UsageError: it is no point.
+    :raises HistoryGoneError: it was compacted away; says how far back one can go.
+    :raises UsageError: it is no point.
     """
     before, included = conditions(point)
     return loader.load_at(lambda: manifest_before(loader.manifests, before, point), included)
@@ -68,7 +69,8 @@ def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool]
     """The newest retained manifest that saw nothing beyond the point; `before` is the first of its `conditions`. A
     binary search: clock, ts and the time by the storage's clock only grow with the number.
 
-    :raises HistoryGoneError: it was compacted away; says how far back one can go. :raises NotFoundError: no store.
+    :raises HistoryGoneError: it was compacted away; says how far back one can go.
+    :raises NotFoundError: no store.
     """
     manifests.newest()  # there is a store, or this says that there is none
     retained = manifests.retained()

@@ -70,10 +70,11 @@ def open(
     :param environment: clocks and random names, for simulations.
     :param storage_options: what the backend takes.
     :raises UsageError: there is no such option, or not with this value.
-    :raises AgentBusyError: another live process writes under this agent name (a compaction that seals the log of
-        this agent, having found it idle, is waited for). :raises NotFoundError: `read_only`, and
-        there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away. :raises DataError: the
-        store cannot be read; names the file and the byte offset.
+    :raises AgentBusyError: another live process writes under this agent name (a compaction that seals the log of this
+        agent, having found it idle, is waited for).
+    :raises NotFoundError: `read_only`, and there is no store.
+    :raises HistoryGoneError: the state at `as_of` was compacted away.
+    :raises DataError: the store cannot be read; names the file and the byte offset.
     """
     if durability not in ("fsync", "buffered"):
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')

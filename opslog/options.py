@@ -19,16 +19,16 @@ class StorageOptions(TypedDict, total=False):
     """What the storages that come with opslog take; docs/s3.md says more. Pass what another one takes as a dictionary:
     ``opslog.open(url, **options)``."""
 
+    # Of a store in memory: its clock, for tests.
     now: Callable[[], float]
-    """Of a store in memory: its clock, for tests."""
+    # Of a directory: a log begins a new segment once the current one has reached this size.
     segment_bytes: int
-    """Of a directory: a log begins a new segment once the current one has reached this size."""
+    # Of object storages: how long to find out what became of a put.
     deadline_seconds: float
-    """Of object storages: how long to find out what became of a put."""
+    # Of object storages: how long the lock of a compaction that crashed delays the next one.
     lease_seconds: float
-    """Of object storages: how long the lock of a compaction that crashed delays the next one."""
+    # This one and the next ones are of `s3fs.S3FileSystem`.
     anon: bool
-    """This one and the next ones are of `s3fs.S3FileSystem`."""
     key: str
     secret: str
     token: str
@@ -38,8 +38,8 @@ class StorageOptions(TypedDict, total=False):
     client_kwargs: dict[str, Any]
     config_kwargs: dict[str, Any]
     s3_additional_kwargs: dict[str, Any]
+    # This one and the next ones are of obstore's stores, for gs:// and az://.
     config: dict[str, Any]
-    """This one and the next ones are of obstore's stores, for gs:// and az://."""
     client_options: dict[str, Any]
     retry_options: dict[str, Any]
     credential_provider: Any
@@ -61,8 +61,8 @@ class OpenOptions(StorageOptions, total=False):
     environment: Environment
 
 
+# What `opslog.open` takes for itself.
 OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__annotations__})
-"""What `opslog.open` takes for itself."""
 
 
 def check_storage_options(url: str, given: Mapping[str, Any], whose: str, own: Set[str]) -> None:

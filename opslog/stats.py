@@ -13,12 +13,17 @@ from opslog.replica.state import State
 class Stats(msgspec.Struct, frozen=True):
     """Figures of a store, as one process sees it.
 
-    :ivar documents: how many there are; `agents`: how many logs; `clock`: the greatest clock seen.
+    :ivar documents: how many there are.
+    :ivar agents: how many logs.
+    :ivar clock: the greatest clock seen.
     :ivar manifest: number of the manifest that this view started from.
-    :ivar commits: how many commits were ever written, as far as seen; `tail_commits`: how many of them are not folded.
-    :ivar snapshot_runs: how many runs the snapshot has; `snapshot_records`, `snapshot_bytes`: their
-        lines, tombstones included.
-    :ivar log_segments: retained segments on storage; `log_bytes`: their length; `archive_bytes`: archives on storage.
+    :ivar commits: how many commits were ever written, as far as seen.
+    :ivar tail_commits: how many of them are not folded.
+    :ivar snapshot_runs: how many runs the snapshot has; `snapshot_records`.
+    :ivar snapshot_bytes: their lines, tombstones included.
+    :ivar log_segments: retained segments on storage.
+    :ivar log_bytes: their length.
+    :ivar archive_bytes: archives on storage.
     :ivar compaction_error: why the last automatic compaction failed, None if it did not.
     :ivar requests: how many requests this store has sent to a server; 0 where there is none.
     """
@@ -40,7 +45,10 @@ class Stats(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: State, segments: Segments, *, folded: int, **others: Any) -> Self:
-        """:param segments: of all logs. :param folded: how many commits are. :param others: what these do not say."""
+        """:param segments: of all logs.
+        :param folded: how many commits are.
+        :param others: what these do not say.
+        """
         runs = [run.run for run in state.runs]
         return cls(
             documents=state.documents,

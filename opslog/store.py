@@ -102,8 +102,10 @@ class Store(Following[T]):
         """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
 
         :raises InvalidDocumentError: it cannot be stored exactly; or fields would be deleted that the store's type does
-            not know. :raises InvalidNameError: no document can have this id.
-        :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been; reopen and look.
+            not know.
+        :raises InvalidNameError: no document can have this id.
+        :raises WriteFailedError: nothing was written.
+        :raises CommitUnknownError: it may have been; reopen and look.
         """
         self._commit(self._setting(id, document))
 
@@ -220,7 +222,8 @@ class Store(Following[T]):
     def flush(self) -> None:
         """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
 
-        :raises WriteFailedError: some of it is not in the log. :raises CommitUnknownError: it may not be.
+        :raises WriteFailedError: some of it is not in the log.
+        :raises CommitUnknownError: it may not be.
         """
         self._check_open()
         self._check_may_wait()
@@ -325,8 +328,10 @@ class Store(Following[T]):
         return archive.list_periods(self._backend)
 
     def load_archive(self, period: str) -> dict[str, T]:
-        """The documents of an archive by id, verified. :raises NotFoundError: nothing was archived under this
-        period."""
+        """The documents of an archive by id, verified.
+
+        :raises NotFoundError: nothing was archived under this period.
+        """
         self._check_open()
         records = archive.read_archive(self._backend, check_name(period, "period"))
         return {id: self._schema.decode(record) for id, record in records.items()}
@@ -414,7 +419,10 @@ class Store(Following[T]):
         return None if self._log is None else self._log.failure
 
     def _writable_log(self, call: str | None = None) -> LogWriter:
-        """The log to write to. :param call: the name of a call that cannot be part of a batch."""
+        """The log to write to.
+
+        :param call: the name of a call that cannot be part of a batch.
+        """
         self._check_open()
         self._check_not_in_state()
         if call is not None:

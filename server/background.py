@@ -11,8 +11,10 @@ from typing import Any
 class Background:
     """Tasks on the event loop, until it is stopped. One that fails is logged.
 
-    :param log: where failures go. :param failed: what to say of one.
-    :ivar stopping: nothing new is to begin; :ivar tasks: what is under way.
+    :param log: where failures go.
+    :param failed: what to say of one.
+    :ivar stopping: nothing new is to begin;.
+    :ivar tasks: what is under way.
     """
 
     def __init__(self, log: logging.Logger, failed: str) -> None:

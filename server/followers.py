@@ -10,19 +10,21 @@ from typing import NamedTuple
 from opslog.server.protocol.model import Stream
 
 _ANSWERS = 256
+# How many answers are kept for the next follower who needs the same, and how large each may be.
 _ANSWER_BYTES = 256 * 1024
-"""How many answers are kept for the next follower who needs the same, and how large each may be."""
 
 
 class Answer(NamedTuple):
-    """:ivar data: what is sent of a stream; `stop`: the position behind it."""
+    """:ivar data: what is sent of a stream.
+    :ivar stop: the position behind it.
+    """
 
     data: bytes
     stop: int
 
 
+# How many followers are woken at once: between two such turns the loop takes appends and other requests.
 _TURN = 32
-"""How many followers are woken at once: between two such turns the loop takes appends and other requests."""
 
 
 class Followers:

@@ -15,8 +15,9 @@ class Options:
         it is still connected.
     :ivar sse_seconds: after how long an SSE response ends, so that caches in between can bundle readers.
     :ivar chunk_bytes: about how much one answer to a read holds.
-    :ivar max_body_bytes: of an append. :ivar max_buffered_bytes: of all requests that are in memory and not answered
-        yet, whatever they are; what does not fit is answered with 503.
+    :ivar max_body_bytes: of an append.
+    :ivar max_buffered_bytes: of all requests that are in memory and not answered yet, whatever they are; what does not
+        fit is answered with 503.
     :ivar body_seconds: how long a client may take to send a body.
     :ivar send_seconds: how long a client may take to make room for the next part of an answer.
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
@@ -24,8 +25,8 @@ class Options:
         410. What forks read stays. None keeps everything.
     :ivar registry: whether created and deleted streams are told of, see `opslog.server.registry`.
     :ivar compression: whether answers are compressed for those who take it.
-    :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in
-    webhooks; None takes what the client who makes a subscription has called it.
+    :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in webhooks;
+        None takes what the client who makes a subscription has called it.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
     :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
         not, as long as an earlier rotation is under way.

@@ -28,13 +28,13 @@ from opslog.server.storage.writer import Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")
+# Told of each commit that did something, on the event loop, before those who asked for it are answered.
 Observer = Callable[[Events], None]
-"""Told of each commit that did something, on the event loop, before those who asked for it are answered."""
 
 _SWEEP_SECONDS = 60.0
+# An access is recorded when this part of the time to live has passed since the recorded one. So after a crash a stream
+# may end by so much earlier than it should; see `Streams.start`.
 _RENEWALS = 8
-"""An access is recorded when this part of the time to live has passed since the recorded one. So after a crash a
-stream may end by so much earlier than it should; see `Streams.start`."""
 
 
 class _Lock(asyncio.Lock):
@@ -48,7 +48,8 @@ class Streams:
     `start` and `stop`.
 
     :param retain_bytes: how much of each stream is kept at the least; None for everything.
-    :ivar observers: add to it to be told of what happens; :ivar followers: who waits for more.
+    :ivar observers: add to it to be told of what happens;.
+    :ivar followers: who waits for more.
     """
 
     def __init__(

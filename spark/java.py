@@ -23,8 +23,8 @@ import msgspec
 
 from opslog.errors import UsageError
 
+# The oldest Java that Spark 4 runs on.
 OLDEST = 17
-"""The oldest Java that Spark 4 runs on."""
 
 _MODULE = "jdk.incubator.vector"
 

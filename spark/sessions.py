@@ -10,12 +10,12 @@ from pyspark.sql import SparkSession
 
 from opslog.spark.java import java_home
 
+# What makes Spark work well with opslog. A session may be given these while it runs.
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # The predicates of a query reach the data source, which then reads only what can match.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
-"""What makes Spark work well with opslog. A session may be given these while it runs."""
 
 _LOCAL = {
     # A machine that does not know its own name, as containers and laptops often do not, can still talk to itself.

@@ -32,8 +32,8 @@ from opslog.spark.read.typed import converter
 from opslog.spark.read.views import EVERYTHING, ArchiveView, Asked, OpsView, StateView, Task, View
 from opslog.spark.stores import open_store, storage_options, url_of
 
+# The view of a stream.
 CHANGES = "changes"
-"""The view of a stream."""
 
 
 class DefaultSource(DataSource):
@@ -76,7 +76,10 @@ class DefaultSource(DataSource):
 
 
 def view_of(options: Mapping[str, str]) -> View:
-    """The view that the options ask for. :raises UsageError: there is no such view, or it has no such option."""
+    """The view that the options ask for.
+
+    :raises UsageError: there is no such view, or it has no such option.
+    """
     name = options.get("view", "state")
     as_of, period = _point(options.get("asof")), options.get("period")
     split_bytes = _number(options.get("splitbytes", str(SPLIT_BYTES)), "splitBytes")
@@ -103,7 +106,10 @@ def _number(text: str, name: str) -> int:
 
 
 class OpslogPartition(InputPartition):
-    """One task. :ivar value: what it reads."""
+    """One task.
+
+    :ivar value: what it reads.
+    """
 
     value: Task
 

@@ -12,12 +12,12 @@ from opslog.backends import Backend, open_backend
 from opslog.errors import UsageError
 from opslog.options import check_storage_options
 
+# The options that are not the storage's, in lower case, as Spark hands them over.
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
     *("startingat", "ongap", "maxbytespertrigger"),
     "agent",
 }
-"""The options that are not the storage's, in lower case, as Spark hands them over."""
 
 
 def url_of(options: Mapping[str, str]) -> str:
@@ -53,6 +53,9 @@ def _value(name: str, text: str) -> Any:
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Backend:
-    """The storage of a store that exists. :raises UsageError: it has no such option."""
+    """The storage of a store that exists.
+
+    :raises UsageError: it has no such option.
+    """
     check_storage_options(url, options, 'the data source "opslog"', _OWN)
     return open_backend(url, create=False, **options)

@@ -203,3 +203,36 @@ def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
     assert not loaded & HEAVY, "import these inside the function that needs them: everybody waits for them here"
     others = {"opslog.aio", "opslog.importers", *(f"opslog.cli.{name}" for name in ("past", "maintenance", "transfer"))}
     assert not loaded & others, "these belong to other commands"
+
+
+def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+TAG = r":(?:raises|ivar|param|returns)\b[^:\n]*:"
+
+
+def test_docstrings_can_be_read_by_a_tool() -> None:
+    """Each tag begins a line and says something; what is said of a name is in a comment above it or in the docstring,
+    and not in a string that nothing uses."""
+    found = []
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in documented(tree):
+                lines = (ast.get_docstring(node) or "").splitlines()
+                name = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
+                found += [f"{name}: {line.strip()}" for line in lines if re.search(rf"\S.*{TAG}(?:\s|$)", line)]
+                found += [f"{name}: {line.strip()} is empty" for line in lines if re.fullmatch(rf"\s*{TAG}\s*", line)]
+            bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
+            strings = [
+                statement.lineno
+                for body in bodies
+                for statement in body[1:]
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                if isinstance(statement.value.value, str)
+            ]
+            found += [f"{path.relative_to(ROOT)}:{line}: a string as a statement" for line in strings]
+    assert not found, "one tag a line, with what it says; comments for the rest\n" + "\n".join(found)

@@ -18,8 +18,9 @@ def take(full: str, name: str, path: str | None = None, at: int | None = None) -
 
     :param path, at: how to open it: a path and the directory that it is relative to. None: by `full`, which messages
         have.
-    :raises LockedError: another open file, of this process or another one, has it. :raises WriteFailedError: there are
-        no locks on this filesystem. :raises OSError: the file cannot be opened.
+    :raises LockedError: another open file, of this process or another one, has it.
+    :raises WriteFailedError: there are no locks on this filesystem.
+    :raises OSError: the file cannot be opened.
     """
     held = forking.Descriptor()
     try:

@@ -61,13 +61,13 @@ from opslog.errors import (
 )
 from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log_prefix, segment_path, temporary_path
 
+# A log begins a new segment at this size: few enough files to list, small enough to be collected one by one.
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""A log begins a new segment at this size: few enough files to list, small enough to be collected one by one."""
 
 _CLOCK = f"{LOCKS}clock"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+# How often what somebody removed at the same time is made again.
 _TRIES_MAX = 10
-"""How often what somebody removed at the same time is made again."""
 
 
 class FsBackend(forking.ProcessBound):
@@ -96,12 +96,12 @@ class FsBackend(forking.ProcessBound):
         self.segment_bytes = segment_bytes
         self._nonce = nonce
         super().__init__()
+        # Directories whose entries this backend has fsynced.
         self._durable: set[str] = set()
-        """Directories whose entries this backend has fsynced."""
+        # Directories that were listed under these names, and are never removed.
         self._spelled: set[str] = set()
-        """Directories that were listed under these names, and are never removed."""
+        # Whether locks mean something on this filesystem.
         self._is_checked = False
-        """Whether locks mean something on this filesystem."""
         if not os.path.isdir(self.root):
             self._make_root(create)
         try:
@@ -109,8 +109,8 @@ class FsBackend(forking.ProcessBound):
         except OSError as error:
             raise self._read_failed("", error) from error
 
+    # There is no server.
     requests = 0
-    """There is no server."""
     segments_grow = True
 
     # Reading
@@ -305,7 +305,10 @@ class FsBackend(forking.ProcessBound):
         return True
 
     def _take_name(self, agent: str, *, durable: bool) -> FsAppender:
-        """An appender that has its two locks. :param durable: whether what is in its log is to be made durable."""
+        """An appender that has its two locks.
+
+        :param durable: whether what is in its log is to be made durable.
+        """
         tree = self.tree()
         check_name(agent, "agent")
         path = f"{LOCKS}agents/{agent}.lock"

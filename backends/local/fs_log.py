@@ -49,8 +49,8 @@ class _Segment(Enum):
 
     IN_PLACE = "in place"
     DELETED = "deleted"
+    # It is somewhere else, with one of the directories above it, or another file is in its place.
     MOVED = "moved"
-    """It is somewhere else, with one of the directories above it, or another file is in its place."""
 
 
 class Directory(Protocol):
@@ -79,24 +79,24 @@ class FsAppender(forking.BoundAppender):
         self._lock = lock
         self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock.number)
         super().__init__()
+        # Why no append is possible any more, None while all is well.
         self._refusal: tuple[type[OpslogError], str] | None = None
-        """Why no append is possible any more, None while all is well."""
         self._floor = 0
+        # Of the newest segment; 0 where there was none yet.
         self._number = 0
-        """Of the newest segment; 0 where there was none yet."""
+        # Holds the lock of the newest segment; closed where there is none.
         self._segment = forking.Descriptor()
-        """Holds the lock of the newest segment; closed where there is none."""
+        # Where that is.
         self._file: OpenFile | None = None
-        """Where that is."""
+        # Whether the next append goes on in the newest segment; otherwise it begins one.
         self._continues = False
-        """Whether the next append goes on in the newest segment; otherwise it begins one."""
         self._offset = 0
 
     def settle(self) -> None:
         """Lock the newest segment.
 
-        :raises AgentBusyError: a process that has lost its lock file is still writing this log. :raises OSError: the
-            log cannot be opened.
+        :raises AgentBusyError: a process that has lost its lock file is still writing this log.
+        :raises OSError: the log cannot be opened.
         """
         # Until it is locked the next one may be begun, by a process whose lock file was removed.
         while (number := self._highest_number()) > self._number:
@@ -174,7 +174,9 @@ class FsAppender(forking.BoundAppender):
         raise self._fenced("its lock file was removed or replaced")
 
     def _check_directory(self) -> None:
-        """:raises AgentFencedError: another one stands at its path. :raises OSError: none does."""
+        """:raises AgentFencedError: another one stands at its path.
+        :raises OSError: none does.
+        """
         tree = self._backend.tree()
         if tree.is_replaced():
             raise self._fenced(f"another directory stands at {tree.path}, and its lock file was removed from there")

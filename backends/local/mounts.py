@@ -16,6 +16,7 @@ from opslog.errors import FilesystemWarning, UsageError
 
 _PROC = "/proc/self"
 
+# Each machine has locks of its own, or files are not what POSIX says.
 _UNSHARED_LOCKS = frozenset({
     "afs",
     "cifs",
@@ -31,8 +32,8 @@ _UNSHARED_LOCKS = frozenset({
     "smb3",
     "smbfs",
 })  # fmt: skip
-"""Each machine has locks of its own, or files are not what POSIX says."""
 
+# Shared between machines, and can have locks that are, too.
 _UNTESTED = frozenset({
     "9p",
     "beegfs",
@@ -56,7 +57,6 @@ _UNTESTED = frozenset({
     "vboxsf",
     "virtiofs",
 })  # fmt: skip
-"""Shared between machines, and can have locks that are, too."""
 
 
 def check_writable(root: str, descriptor: int) -> None:

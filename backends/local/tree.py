@@ -44,18 +44,25 @@ class Tree:
             self._close(self.descriptor)
 
     def checked(self, path: str) -> str:
-        """The path itself, for a call relative to the descriptor. :raises OSError: there is a link on the way to it."""
+        """The path itself, for a call relative to the descriptor.
+
+        :raises OSError: there is a link on the way to it.
+        """
         beneath.check(path, self.descriptor)
         return path
 
     def is_replaced(self) -> bool:
-        """Whether another directory stands at the path now. :raises OSError: none does."""
+        """Whether another directory stands at the path now.
+
+        :raises OSError: none does.
+        """
         return identity(os.stat(self.path)) != self._identity
 
     def check(self) -> None:
         """Return if the path leads to this directory.
 
-        :raises ReopenError: it leads to another one. :raises OSError: it leads nowhere.
+        :raises ReopenError: it leads to another one.
+        :raises OSError: it leads nowhere.
         """
         if self.is_replaced():
             raise ReopenError(
@@ -73,7 +80,10 @@ class OpenFile:
         self._identity = identity(os.fstat(descriptor))
 
     def is_in_place(self) -> bool:
-        """Whether whoever opens the path now finds this very file. :raises OSError: that cannot be told."""
+        """Whether whoever opens the path now finds this very file.
+
+        :raises OSError: that cannot be told.
+        """
         try:
             return identity(os.lstat(self._path)) == self._identity
         except (FileNotFoundError, NotADirectoryError):

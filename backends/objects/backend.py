@@ -53,8 +53,8 @@ from opslog.format.layout import LOCKS, OPS, check_name, log_prefix, segment_of,
 
 T = TypeVar("T")
 
+# In seconds: how long drivers wait for a connection, and then for each part of an answer.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 10.0
-"""In seconds: how long drivers wait for a connection, and then for each part of an answer."""
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
 
@@ -62,18 +62,18 @@ _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 _PROBES_MAX = 3
+# How often a read is tried, over about a second. It changes nothing, so its failure may be told early.
 _READS_MAX = 4
-"""How often a read is tried, over about a second. It changes nothing, so its failure may be told early."""
 
 
 class Put(Enum):
     """What became of a put-if-absent."""
 
     CREATED = "created"
+    # There is an object of this key; it may be ours, by an earlier try.
     EXISTS = "exists"
-    """There is an object of this key; it may be ours, by an earlier try."""
+    # It may or may not have been carried out, or still be; or the server was busy with another one.
     UNKNOWN = "unknown"
-    """It may or may not have been carried out, or still be; or the server was busy with another one."""
 
 
 class Object(NamedTuple):
@@ -87,8 +87,8 @@ class Object(NamedTuple):
 class Driver(Protocol):
     """Requests to one bucket. Safe to use from many threads. Nothing is sent again by it: that is decided above.
 
-    :raises RetryError: (all reading calls) the storage cannot answer now. :raises WriteFailedError: (all writing calls)
-        it refuses, and nothing was changed.
+    :raises RetryError: (all reading calls) the storage cannot answer now.
+    :raises WriteFailedError: (all writing calls) it refuses, and nothing was changed.
     """
 
     @property
@@ -102,7 +102,10 @@ class Driver(Protocol):
         """Create or replace an object, nothing of which matters but its time."""
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
-        """Some bytes of an object, as `Backend.read`. :raises MissingFileError: there is no such object."""
+        """Some bytes of an object, as `Backend.read`.
+
+        :raises MissingFileError: there is no such object.
+        """
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """Many at once, None for each that is not there."""
@@ -125,14 +128,15 @@ class Lease(msgspec.Struct, frozen=True):
     nonce: str
 
 
+# Which appender of this process has which (store, agent): two under one name are refused at once.
 _held = Holders()
-"""Which appender of this process has which (store, agent): two under one name are refused at once."""
 
 
 class ObjectBackend(forking.ProcessBound):
     """See the module's docstring.
 
-    :param url: how messages name the storage; `prefix`: what all keys begin with, empty or with a slash at its end.
+    :param url: how messages name the storage.
+    :param prefix: what all keys begin with, empty or with a slash at its end.
     :param deadline_seconds: how long to find out what became of a put.
     :param lease_seconds: how long a lock stays after its holder is gone.
     """
@@ -154,8 +158,8 @@ class ObjectBackend(forking.ProcessBound):
         self._deadline_seconds = deadline_seconds
         self._lease_seconds = lease_seconds
         super().__init__()
+        # Whether the server was seen to honour put-if-absent.
         self._is_conditional = False
-        """Whether the server was seen to honour put-if-absent."""
 
     segments_grow = False
 
@@ -244,7 +248,8 @@ class ObjectBackend(forking.ProcessBound):
     def put_new(self, path: str, data: bytes) -> bool:
         """Create an object exclusively; False where there is another one of this name.
 
-        :raises CommitUnknownError: it may or may not have been created. :raises WriteFailedError: it was not.
+        :raises CommitUnknownError: it may or may not have been created.
+        :raises WriteFailedError: it was not.
         """
         now, pause = self.environment.monotonic, _PAUSE_SECONDS
         deadline = now() + self._deadline_seconds

@@ -19,20 +19,20 @@ from opslog.backends.contract import Range
 from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
 from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
 
+# Requests under way at one time.
 _AT_ONCE = 64
-"""Requests under way at one time."""
+# How many objects a listing tells of in one answer, at most.
 _PAGE = 1000
-"""How many objects a listing tells of in one answer, at most."""
+# Of a whole request, should its bytes come one by one.
 _TIMEOUT = timedelta(seconds=60)
-"""Of a whole request, should its bytes come one by one."""
 _UNKNOWN_TO_IT = 501
+# What obstore itself says of a range behind the end, where a storage answers with something else than 416.
 _BEYOND = "Wanted range starting at"
-"""What obstore itself says of a range behind the end, where a storage answers with something else than 416."""
 _STATUS = re.compile(r"status code: (\d{3})")
 
 
+# The generation of forks (`opslog.backends.forking`) in which obstore was used first.
 _used_in: int | None = None
-"""The generation of forks (`opslog.backends.forking`) in which obstore was used first."""
 
 
 def is_usable() -> bool:
@@ -53,7 +53,8 @@ class ObstoreDriver:
     :param url: of the bucket, for messages.
     :param busy: the HTTP statuses by which this storage says that somebody else is at the same object.
     :param delete_at_once: how many objects one request deletes.
-    :param connect_timeout: in seconds; `read_timeout`: how long to wait for the next byte.
+    :param connect_timeout: in seconds.
+    :param read_timeout: how long to wait for the next byte.
     """
 
     def __init__(

@@ -24,14 +24,14 @@ from opslog.backends.names import split_url
 from opslog.backends.objects.backend import DEADLINE_SECONDS, LEASE_SECONDS, Driver, ObjectBackend
 from opslog.errors import InvalidNameError, RetryError, UsageError
 
+# The settings that obstore can be given: where the bucket is, who comes, and how long to wait.
 UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs", "config_kwargs"}
-"""The settings that obstore can be given: where the bucket is, who comes, and how long to wait."""
 
+# Those of `client_kwargs`.
 _PLACE = {"region_name", "endpoint_url"}
-"""Those of `client_kwargs`."""
 
+# Those of `config_kwargs`.
 _PATIENCE = {"connect_timeout", "read_timeout"}
-"""Those of `config_kwargs`."""
 
 
 def open_url(

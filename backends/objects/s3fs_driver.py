@@ -28,10 +28,10 @@ from opslog.errors import MissingFileError, OpslogError, RetryError, WriteFailed
 
 T = TypeVar("T")
 
+# Requests under way at one time.
 _AT_ONCE = 64
-"""Requests under way at one time."""
+# How many keys one request may name.
 _DELETE_AT_ONCE = 1000
-"""How many keys one request may name."""
 
 _DEFAULTS: dict[str, Any] = {
     "config_kwargs": {

@@ -31,8 +31,8 @@ from opslog.verify.verify import Report, verify
 LOCK = "copy"
 
 _AT_ONCE = 16
+# Files from this size on are copied one at a time: each is held in memory.
 _LARGE_BYTES = 1024 * 1024
-"""Files from this size on are copied one at a time: each is held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,10 @@ def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] 
     """Copy a store, and verify the copy.
 
     :param progress: called with (bytes copied, bytes to copy at most).
-    :raises NotFoundError: there is no store at the source. :raises UsageError: the target is another store.
-    :raises LockedError: somebody else is copying to it. :raises WriteFailedError: try again, and it goes on.
+    :raises NotFoundError: there is no store at the source.
+    :raises UsageError: the target is another store.
+    :raises LockedError: somebody else is copying to it.
+    :raises WriteFailedError: try again, and it goes on.
     """
     with target.lock(LOCK):
         work = _Work(source, target, progress)
@@ -66,7 +68,8 @@ def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] 
 class _Work:
     """One copy.
 
-    :ivar done: the files that are whole in the target, with their lengths; `written`: how many were not before.
+    :ivar done: the files that are whole in the target, with their lengths.
+    :ivar written: how many were not before.
     """
 
     def __init__(self, source: Backend, target: Backend, progress: Callable[[int, int], None] | None) -> None:

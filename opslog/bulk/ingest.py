@@ -59,11 +59,12 @@ def ingest(
 
     :param agent: who writes the commits that name no agent.
     :param progress: called every thousand commits, with how many were read so far.
-    :raises AgentBusyError: a live process writes under one of the agents' names. :raises RetryError: one of them came
-        and wrote meanwhile, or was sealed. :raises WriteFailedError: this process was paused for most of the tombstone
-        TTL, or the storage refuses. What was written before the error stays. :raises CommitUnknownError: this process
-        was paused for long, or the storage did not answer, and nobody can say whether the last agent's commits are in
-        its log.
+    :raises AgentBusyError: a live process writes under one of the agents' names.
+    :raises RetryError: one of them came and wrote meanwhile, or was sealed.
+    :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refuses. What was
+        written before the error stays.
+    :raises CommitUnknownError: this process was paused for long, or the storage did not answer, and nobody can say
+        whether the last agent's commits are in its log.
     """
     names: set[str] = set()
     writer = _Writer(backend, environment)

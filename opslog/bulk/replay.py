@@ -26,17 +26,17 @@ from opslog.snapshot.manifests import ManifestStore
 
 Format = Literal["jsonl", "parquet", "store"]
 
+# Called with the number of documents written so far.
 Tell = Callable[[int], None]
-"""Called with the number of documents written so far."""
 
+# How many documents are encoded at once.
 _TOGETHER = 1000
-"""How many documents are encoded at once."""
 
+# Of a Parquet file, before it is compressed: what a writer, and then each reader, holds in memory.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""Of a Parquet file, before it is compressed: what a writer, and then each reader, holds in memory."""
 
+# Of the one manifest of a store that is written here: number 1 would have to be empty.
 _NUMBER = 2
-"""Of the one manifest of a store that is written here: number 1 would have to be empty."""
 
 
 def write_state(state: State, directory: Path, form: Format, environment: Environment, tell: Tell | None = None) -> int:
@@ -46,9 +46,11 @@ def write_state(state: State, directory: Path, form: Format, environment: Enviro
     parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v.
     store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
 
-    :param tell: see `Tell`. :returns: how many documents that were.
-    :raises UsageError: there is something in the directory. :raises RetryError: what the state needs was collected
-        meanwhile. Nothing is left behind then, nor after any other error.
+    :param tell: see `Tell`.
+    :returns: how many documents that were.
+    :raises UsageError: there is something in the directory.
+    :raises RetryError: what the state needs was collected meanwhile. Nothing is left behind then, nor after any other
+        error.
     """
     with new_directory(directory, environment.nonce()) as place:
         records = _told(state.records(), tell)
@@ -178,7 +180,8 @@ def create_store(
 ) -> None:
     """Make a store of a run whose parts are there, all of them sets.
 
-    :param clock: at which agents go on; at least that of every record. :param ts: the greatest of all records.
+    :param clock: at which agents go on; at least that of every record.
+    :param ts: the greatest of all records.
     """
     # The only manifest, with none below it: this store has no past that one could look at.
     ManifestStore(target).create(

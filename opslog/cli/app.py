@@ -14,6 +14,7 @@ from opslog.cli.output import tell, tell_error
 from opslog.cli.session import Session, common_options
 from opslog.errors import OpslogError, UsageError
 
+# Name to (module, summary): so that one command does not load the others, nor a list of them any.
 _COMMANDS = {
     "get": ("documents", "Print a document."),
     "set": ("documents", "Give a document a new value."),
@@ -35,10 +36,9 @@ _COMMANDS = {
     "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }
-"""Name to (module, summary): so that one command does not load the others, nor a list of them any."""
 
+# The variable by which a shell asks for completions; the scripts of `opslog completion` set it.
 COMPLETE = "_OPSLOG_COMPLETE"
-"""The variable by which a shell asks for completions; the scripts of `opslog completion` set it."""
 
 DONE, USAGE, FAILED = 0, 2, 3
 _INTERRUPTED, _CLOSED_PIPE = 130, 141  # as a shell says it of a program that SIGINT or SIGPIPE ended
@@ -73,7 +73,8 @@ click.version_option(opslog.__version__, prog_name="opslog")(app)
 def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
     """Run one command; returns its exit code. Everything that goes wrong is told on stderr.
 
-    :param app: the commands there are. :param program: what it is called.
+    :param app: the commands there are.
+    :param program: what it is called.
     """
     session = Session()
     try:

@@ -16,20 +16,22 @@ from opslog.snapshot.manifests import ManifestStore
 Engine = Literal["auto", "python", "spark"]
 
 # Measured on 2 cores, for stores where most of what is written is kept (docs/spark.md, "Sizing").
+# What one process of Python takes for a gigabyte.
 _PYTHON_SECONDS = 15.0
-"""What one process of Python takes for a gigabyte."""
+# What Spark takes for a gigabyte on one core, once it runs.
 _SPARK_SECONDS = 32.0
-"""What Spark takes for a gigabyte on one core, once it runs."""
+# What Spark takes for a store with hardly anything in it: until it has started, and its Python workers have.
 _START_SECONDS = 14.0
-"""What Spark takes for a store with hardly anything in it: until it has started, and its Python workers have."""
 
 _GB = 1e9
+# How much of a machine's memory the logs that one process replays may be, at most: it may hold all they say.
 _MEMORY = 0.5
-"""How much of a machine's memory the logs that one process replays may be, at most: it may hold all they say."""
 
 
 class Choice(NamedTuple):
-    """:ivar engine: "python" or "spark". :ivar why: the reason, for a person."""
+    """:ivar engine: "python" or "spark".
+    :ivar why: the reason, for a person.
+    """
 
     engine: Literal["python", "spark"]
     why: str
@@ -38,7 +40,8 @@ class Choice(NamedTuple):
 def break_even(cores: float, memory: float) -> float:
     """From how many bytes on Spark is faster, or has to be used.
 
-    :param cores: that Spark has; `memory`: of this machine, in bytes.
+    :param cores: that Spark has.
+    :param memory: of this machine, in bytes.
     """
     gained = _PYTHON_SECONDS - _SPARK_SECONDS / cores
     faster = _START_SECONDS / gained * _GB if gained > 0 else math.inf
@@ -46,7 +49,9 @@ def break_even(cores: float, memory: float) -> float:
 
 
 def choose(size: int, cores: float, memory: float, missing: str | None) -> Choice:
-    """:param size: how many bytes there are to read. :param missing: why Spark cannot be used, if it cannot."""
+    """:param size: how many bytes there are to read.
+    :param missing: why Spark cannot be used, if it cannot.
+    """
     limit = break_even(cores, memory)
     if size < limit:
         return Choice("python", f"{_shown(size)} to read, and Spark is worth its start from {_shown(limit)} on")

@@ -49,7 +49,10 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
 
 
 def tell_compaction(session: Session, done: Compaction, locked: opslog.LockedError | None) -> None:
-    """Answer what a compaction did. :param locked: what it did not even begin for, since another one was running."""
+    """Answer what a compaction did.
+
+    :param locked: what it did not even begin for, since another one was running.
+    """
     if locked is not None and not session.json:
         say(f"another compaction is running: {locked}")
     told = {

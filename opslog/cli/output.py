@@ -18,14 +18,14 @@ import orjson
 from opslog.cli.session import Session
 from opslog.errors import OpslogError
 
+# What turns the direction of writing round, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-"""What turns the direction of writing round, so that a line reads as another one."""
 _CONTROL = re.compile(rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
+# Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are.
 _UNESCAPED_CONTROL = re.compile(rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
-"""Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are."""
 
+# Of a table, in characters: between two columns, and what its last column gets at the least.
 _GAP, _NARROWEST = 2, 10
-"""Of a table, in characters: between two columns, and what its last column gets at the least."""
 
 
 def is_terminal() -> bool:

@@ -20,7 +20,9 @@ from opslog.snapshot.manifests import ManifestStore
 class Session(msgspec.Struct):
     """The common options of one call.
 
-    :ivar store: a directory or URL; `agent`: the name to write under; `json`: whether a program reads the answer.
+    :ivar store: a directory or URL.
+    :ivar agent: the name to write under.
+    :ivar json: whether a program reads the answer.
     """
 
     store: str | None = None
@@ -29,7 +31,10 @@ class Session(msgspec.Struct):
 
     @property
     def url(self) -> str:
-        """The store's URL. :raises click.UsageError: none was named."""
+        """The store's URL.
+
+        :raises click.UsageError: none was named.
+        """
         if not self.store:
             raise click.UsageError("no store was named: give --store DIRECTORY, or set OPSLOG_STORE")
         return self.store
@@ -42,7 +47,10 @@ class Session(msgspec.Struct):
         return opslog.open(self.url, read_only=True, version=None, as_of=as_of, environment=environment)
 
     def writing(self, *, create: bool = False) -> opslog.Store[Document]:
-        """The store for writing. :param create: make it where there is none; otherwise it must exist."""
+        """The store for writing.
+
+        :param create: make it where there is none; otherwise it must exist.
+        """
         if not create:
             with self.existing():
                 pass

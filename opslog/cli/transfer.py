@@ -205,7 +205,10 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _created(temporary: Path, path: Path) -> IO[bytes]:
-    """A new file. :raises OSError: names `path`, which is what the caller knows."""
+    """A new file.
+
+    :raises OSError: names `path`, which is what the caller knows.
+    """
     try:
         return open(temporary, "xb")
     except OSError as error:

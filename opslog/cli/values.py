@@ -24,8 +24,8 @@ _UNITS = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
+# A hundred years: what lies that far back can still be written as a date.
 _LONGEST = timedelta(days=36_500)
-"""A hundred years: what lies that far back can still be written as a date."""
 
 
 def document_id(text: str) -> str:
@@ -76,7 +76,10 @@ def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
 
 
 def parse_document(text: bytes, source: str) -> Document:
-    """The JSON object in `text`. :raises InvalidDocumentError: it is none; names the place."""
+    """The JSON object in `text`.
+
+    :raises InvalidDocumentError: it is none; names the place.
+    """
     from opslog.importers.lines import decode_json  # only those who write documents read any
 
     try:

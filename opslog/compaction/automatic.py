@@ -14,33 +14,33 @@ from opslog.format.manifest import Manifest
 from opslog.log.survey import at_cut, list_logs
 from opslog.snapshot.manifests import ManifestStore
 
+# Default length of the tail, in commits, from which a store compacts by itself.
 COMPACT_AFTER = 10_000
-"""Default length of the tail, in commits, from which a store compacts by itself."""
 
+# What the tail takes to read, in bytes (`opslog.log.reader.cost_after`), from which it does so whatever the number of
+# commits: 64 MiB, or about a thousand segments.
 COMPACT_AFTER_COST = 64 * 1024 * 1024
-"""What the tail takes to read, in bytes (`opslog.log.reader.cost_after`), from which it does so whatever the number of
-commits: 64 MiB, or about a thousand segments."""
 
+# From so many times `COMPACT_AFTER_COST` on, writers wait for the compaction under way.
 _FAR_BEHIND = 4
-"""From so many times `COMPACT_AFTER_COST` on, writers wait for the compaction under way."""
 
+# How soon a compaction that failed is tried again, also when nothing is written. Each try reads the tail.
 _RETRY_SECONDS = 60.0
-"""How soon a compaction that failed is tried again, also when nothing is written. Each try reads the tail."""
 
+# Why a compaction could not begin. It does when the tail has grown.
 NO_MORE_THREADS = "this process can start no more threads"
-"""Why a compaction could not begin. It does when the tail has grown."""
 
+# Where no thread can be started, that is tried again each time the tail has grown by this part of what makes a
+# compaction due, and not at every commit.
 _NEXT_START = 100
-"""Where no thread can be started, that is tried again each time the tail has grown by this part of what makes a
-compaction due, and not at every commit."""
 
 
 class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
     :param compacted: called in the thread when somebody may have compacted.
-    :ivar folded: how many commits the newest known manifest has folded; `tail_cost`: what it takes to read
-        the logs after its cut, as of `cost_after`.
+    :ivar folded: how many commits the newest known manifest has folded.
+    :ivar tail_cost: what it takes to read the logs after its cut, as of `cost_after`.
     :ivar error: why the last attempt failed, or could not begin; None if it did not fail.
     """
 

@@ -44,22 +44,24 @@ from opslog.snapshot.runs import BlockRun, merge_rows
 
 LOCK = "compaction"
 
+# How many rows are kept, and let go of, together.
 _TOGETHER = 1000
-"""How many rows are kept, and let go of, together."""
 
+# How long superseded files stay for `as_of`: seconds, a duration, or for ever.
 KeepHistory = float | timedelta | Literal["forever"]
-"""How long superseded files stay for `as_of`: seconds, a duration, or for ever."""
 
+# Called as records are written: (how many so far, how many at most).
 Progress = Callable[[int, int], None]
-"""Called as records are written: (how many so far, how many at most)."""
 
 
 class Compaction(msgspec.Struct, frozen=True):
     """What a compaction did.
 
     :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.
-    :ivar commits: how many commits it folded; `records`, `bytes`: how much it wrote.
-    :ivar runs_merged: how many older runs went into the new one; `sealed`: idle agents whose undo window it ended.
+    :ivar commits: how many commits it folded; `records`.
+    :ivar bytes: how much it wrote.
+    :ivar runs_merged: how many older runs went into the new one.
+    :ivar sealed: idle agents whose undo window it ended.
     :ivar garbage: what it deleted.
     """
 
@@ -112,7 +114,8 @@ def fold(
 class NewRows(Protocol):
     """What a compaction adds to a snapshot: what is settled and wins against it.
 
-    :ivar count: how many rows; `bytes`: of their lines.
+    :ivar count: how many rows.
+    :ivar bytes: of their lines.
     :ivar documents: how many more documents the snapshot shows with them.
     """
 
@@ -123,15 +126,16 @@ class NewRows(Protocol):
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         """Write the parts of a run, of these rows and of older runs that go into it, with their indexes.
 
-        :param merged: the newest runs, newest first. :param ages: decide which tombstones are left out.
+        :param merged: the newest runs, newest first.
+        :param ages: decide which tombstones are left out.
         """
 
 
 class Folded(msgspec.Struct, frozen=True):
     """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
 
-    :ivar ends: where the logs that were read end (`tail_ends`). :ivar sealed: agents whose undo window was ended for
-        this.
+    :ivar ends: where the logs that were read end (`tail_ends`).
+    :ivar sealed: agents whose undo window was ended for this.
     """
 
     cut: dict[str, Cut]
@@ -168,8 +172,9 @@ def publish(
 ) -> Compaction:
     """From what there is to fold to the next manifest: all that compactions have in common, whoever reads and writes.
 
-    :param old: the manifest that all was read for. :param read: seals and folds; may find that something was collected
-        meanwhile. If there is a newer manifest by then, somebody else was first, and that is no error.
+    :param old: the manifest that all was read for.
+    :param read: seals and folds; may find that something was collected meanwhile. If there is a newer manifest by then,
+        somebody else was first, and that is no error.
     """
     settings = _with_history(old.settings, keep_history)
     sealed: tuple[str, ...] = ()
@@ -210,8 +215,8 @@ class Tail:
         self.merge = Merge(manifest.settings.undo_window)
         self.cursors, self.segments = found.cursors, found.segments
         self.clock, self.ts = manifest.clock, manifest.ts
+        # Per agent where the newest commits of its log begin, as many as may be recent.
         self._starts = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
-        """Per agent where the newest commits of its log begin, as many as may be recent."""
 
     @classmethod
     def read(cls, backend: Backend, found: Survey) -> Tail:
@@ -294,8 +299,8 @@ class _Winners:
         self._unfolded = tail.merge.contested
         self.documents = 0
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
+        # In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them.
         self._rows = deque(batched(winners, _TOGETHER))
-        """In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them."""
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)
 
@@ -347,7 +352,8 @@ class _Plan:
     def carry_out(self, environment: Environment) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
 
-        :raises AlreadyExistsError: somebody else published first. :raises MissingFileError: and has collected already.
+        :raises AlreadyExistsError: somebody else published first.
+        :raises MissingFileError: and has collected already.
         """
         number = self.old.number + 1
         run = Run(run_name(number, environment.nonce()), [])

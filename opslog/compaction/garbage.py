@@ -29,11 +29,11 @@ from opslog.format.layout import MANIFESTS, OPS, SNAPSHOTS, STAGING, Kind, kind_
 from opslog.format.manifest import START, Manifest, Settings
 from opslog.snapshot.manifests import ManifestStore
 
+# No creation of one file takes this long.
 TEMPORARY_SECONDS = 3600.0
-"""No creation of one file takes this long."""
 
+# No Spark job takes this long between putting its first rows aside and its end.
 STAGED_SECONDS = 7 * 86400.0
-"""No Spark job takes this long between putting its first rows aside and its end."""
 
 _LIFETIME_SECONDS = {Kind.TEMPORARY: TEMPORARY_SECONDS, Kind.STAGED: STAGED_SECONDS}
 

@@ -57,12 +57,12 @@ class Worker:
         self._bell = Bell()
         self._woken = self._hurried = self._closed = False
         self._starting = threading.RLock()
+        # The one that does the work, or is about to.
         self._thread: threading.Thread | None = None
-        """The one that does the work, or is about to."""
+        # All that may live. More than one where a start was interrupted, so that nobody knew whether it would come.
         self._started: list[threading.Thread] = []
-        """All that may live. More than one where a start was interrupted, so that nobody knew whether it would come."""
+        # Held by the one that does the work; any other one ends.
         self._turn = threading.Lock()
-        """Held by the one that does the work; any other one ends."""
 
     def wake(self, hurry: bool = False) -> bool:
         """Have `work` run soon; with `hurry`, now. Cheap when it is awake already.
@@ -125,7 +125,10 @@ class Worker:
             self._turn.release()
 
     def _try(self, pause: float | None) -> float | None:
-        """Run once; how long to wait before the next try, None after a good run. :param pause: as it was returned."""
+        """Run once; how long to wait before the next try, None after a good run.
+
+        :param pause: as it was returned.
+        """
         try:
             self._work()
         except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)

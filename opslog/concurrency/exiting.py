@@ -27,10 +27,10 @@ class Buffered(Protocol):
         of opslog's."""
 
 
+# By identity: mappings have no hash.
 _stores: weakref.WeakValueDictionary[int, Buffered] = weakref.WeakValueDictionary()
-"""By identity: mappings have no hash."""
+# The generations of processes (`forking.generation`) in which `_write_all` was registered.
 _registered: list[int] = []
-"""The generations of processes (`forking.generation`) in which `_write_all` was registered."""
 
 
 def write_at_exit(store: Buffered) -> None:

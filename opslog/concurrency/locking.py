@@ -20,8 +20,8 @@ from opslog.errors import UsageError
 
 R = TypeVar("R")
 
+# The longest that is waited without looking again, because locks refuse timeouts of centuries.
 _SECONDS_MAX = 1e6
-"""The longest that is waited without looking again, because locks refuse timeouts of centuries."""
 
 
 class Section:

@@ -22,8 +22,8 @@ from opslog.environment import REAL
 from opslog.format.commits import Commit
 from opslog.log.reader import Cursor, list_log
 
+# All commits stay, so that the check can read every one of them.
 SETTINGS = opslog.Settings(keep_history_seconds=None)
-"""All commits stay, so that the check can read every one of them."""
 
 _SHARED = [f"shared-{number}" for number in range(8)]
 _OWN_DOCUMENTS = 40

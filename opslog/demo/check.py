@@ -28,15 +28,16 @@ from opslog.verify.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 
+# More than these tell a reader nothing new.
 _PROBLEMS_MAX = 20
-"""More than these tell a reader nothing new."""
 
 
 @dataclass
 class Findings:
     """What a check found.
 
-    :ivar lost: acknowledged commits that are not in the history; `unknown`: commits in it that nobody made.
+    :ivar lost: acknowledged commits that are not in the history.
+    :ivar unknown: commits in it that nobody made.
     :ivar in_flight: calls that a kill interrupted, as (agent, kind, whether it is in the history).
     :ivar agreeing: whose states were compared with the replay and are the same.
     """

@@ -14,8 +14,8 @@ from opslog.demo.agent import SETTINGS
 from opslog.demo.workers import STOP, Conductor, Status
 
 _PAUSE_SECONDS = 0.1
+# Every so many compactions the whole snapshot becomes one run.
 _FULL_EVERY = 10
-"""Every so many compactions the whole snapshot becomes one run."""
 
 
 def main(directory: Path) -> None:

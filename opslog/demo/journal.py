@@ -19,14 +19,20 @@ Kind = Literal["set", "delete", "batch", "rollback", "undo", "refresh"]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a call does to one document. :ivar data: its new value, None to delete it."""
+    """What a call does to one document.
+
+    :ivar data: its new value, None to delete it.
+    """
 
     id: str
     data: dict[str, Any] | None
 
 
 class Begin(msgspec.Struct, frozen=True, tag_field="line", tag="begin"):
-    """A call that is about to be made. :ivar changes: none for an undo and a refresh."""
+    """A call that is about to be made.
+
+    :ivar changes: none for an undo and a refresh.
+    """
 
     kind: Kind
     changes: list[Change] = []
@@ -49,7 +55,10 @@ class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the journal tells it. :ivar end: None where the process was killed before it noted one."""
+    """A call as the journal tells it.
+
+    :ivar end: None where the process was killed before it noted one.
+    """
 
     begin: Begin
     end: End | None

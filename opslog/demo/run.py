@@ -22,8 +22,8 @@ from opslog.environment import REAL
 from opslog.errors import OpslogError, UsageError
 
 _START_SECONDS = 30.0
+# How long to wait for what takes a second or two, before it is called a failure.
 _END_SECONDS = 60.0
-"""How long to wait for what takes a second or two, before it is called a failure."""
 
 _TICK_SECONDS = 0.1
 
@@ -33,7 +33,8 @@ def main(
 ) -> int:
     """Run the demo, show it, and say what came of it.
 
-    :param seconds: how long the agents write. :param agents: how many.
+    :param seconds: how long the agents write.
+    :param agents: how many.
     :param directory: work there and leave everything in place; must be empty or not exist. None: a temporary directory,
         which stays only if something was wrong.
     :param spark: let Spark replay the store at the end, where it is installed and there is a Java.

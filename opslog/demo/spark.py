@@ -11,17 +11,18 @@ import orjson
 from opslog.cli.engines import spark_missing
 from opslog.demo.workers import DemoError
 
+# How long it may take; on a machine that is not busy, half a minute.
 _SECONDS = 600.0
-"""How long it may take; on a machine that is not busy, half a minute."""
 
+# Under this name its state is among those of the agents.
 STATE = "Spark"
-"""Under this name its state is among those of the agents."""
 
 
 def replay(directory: Path) -> str | None:
     """Let Spark replay the finished store, and note the state beside those of the agents.
 
-    :returns: why it was left out, if it was. :raises DemoError: it failed.
+    :returns: why it was left out, if it was.
+    :raises DemoError: it failed.
     """
     missing = spark_missing(None)
     if missing is not None:

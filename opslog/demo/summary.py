@@ -6,7 +6,10 @@ import msgspec
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """The call that a kill interrupted. :ivar in_history: whether it happened all the same; either is right."""
+    """The call that a kill interrupted.
+
+    :ivar in_history: whether it happened all the same; either is right.
+    """
 
     agent: str
     call: str
@@ -16,8 +19,8 @@ class InFlight(msgspec.Struct, frozen=True):
 class AgentSummary(msgspec.Struct, frozen=True):
     """What an agent did, by its journal.
 
-    :ivar commits: acknowledged to it, and of which kind. :ivar no_change: calls that changed nothing: no such document,
-        nothing to undo, or rolled back.
+    :ivar commits: acknowledged to it, and of which kind.
+    :ivar no_change: calls that changed nothing: no such document, nothing to undo, or rolled back.
     :ivar conflicts: documents that it and, unseen by it, others changed between two of its refreshes.
     """
 
@@ -34,11 +37,15 @@ class AgentSummary(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """The outcome of a demo; `--json` prints it.
 
-    :ivar seconds: from start to end; `writing_seconds`: how long the agents wrote.
-    :ivar commits: acknowledged by the store; `lost`: of them not found; `unknown`: found, and made by nobody.
+    :ivar seconds: from start to end.
+    :ivar writing_seconds: how long the agents wrote.
+    :ivar commits: acknowledged by the store.
+    :ivar lost: of them not found.
+    :ivar unknown: found, and made by nobody.
     :ivar agreeing: whose states equal the plain replay of the journals.
     :ivar without_spark: why Spark's replay of the store is not among them; None if it is.
-    :ivar digest: SHA-256 of that state. :ivar directory: where everything is, None when it was removed.
+    :ivar digest: SHA-256 of that state.
+    :ivar directory: where everything is, None when it was removed.
     """
 
     ok: bool

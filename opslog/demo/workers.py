@@ -117,7 +117,10 @@ class Worker:
             REAL.sleep(0.02)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Return when the process has ended well. :raises DemoError: it failed, or goes on after `timeout_seconds`."""
+        """Return when the process has ended well.
+
+        :raises DemoError: it failed, or goes on after `timeout_seconds`.
+        """
         try:
             code = self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired as error:

@@ -22,15 +22,15 @@ import orjson
 from opslog.errors import CorruptError, UsageError
 from opslog.format.exact import UNREADABLE, InexactError, load_document
 
+# (clock, agent): unique per commit. `opslog.merge.stamps` says how they are ordered, and what follows from that.
 Stamp = tuple[int, str]
-"""(clock, agent): unique per commit. `opslog.merge.stamps` says how they are ordered, and what follows from that."""
 
+# So that a clock fits the signed 64-bit integer of every other language that reads a log.
 CLOCK_MAX = 2**63 - 1
-"""So that a clock fits the signed 64-bit integer of every other language that reads a log."""
 
+# No line is longer, so that a reader who finds none in so many bytes knows that something is wrong, and need not hold
+# all of a file in memory to find out.
 LINE_BYTES_MAX = 256 * 1024 * 1024
-"""No line is longer, so that a reader who finds none in so many bytes knows that something is wrong, and need not hold
-all of a file in memory to find out."""
 
 Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
@@ -56,7 +56,8 @@ class _Commit(msgspec.Struct, gc=False, tag_field="op"):
 class Set(_Commit, gc=False, tag_field="op", tag="set"):
     """A document gets a new value.
 
-    :ivar data: the document as JSON text; `v`: the schema version it was written under.
+    :ivar data: the document as JSON text.
+    :ivar v: the schema version it was written under.
     """
 
     id: str
@@ -138,7 +139,10 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
 
 
 class Undo(_Commit, gc=False, tag_field="op", tag="undo"):
-    """Cancels an earlier commit of the same agent. :ivar target: the clock of that commit."""
+    """Cancels an earlier commit of the same agent.
+
+    :ivar target: the clock of that commit.
+    """
 
     target: Clock
 

@@ -21,13 +21,12 @@ from opslog.format.commits import CLOCK_MAX, Set
 T = TypeVar("T")
 
 Document = dict[str, Any]
+# Called with a document and the older schema version it was written under; returns it in the form of the current one.
 Migrate = Callable[[Document, int], Document]
-"""Called with a document and the older schema version it was written under; returns it in the form of the current
-one."""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+# orjson writes at most this many levels.
 _DEPTH_MAX = 254
-"""orjson writes at most this many levels."""
 
 
 def check_version(version: object) -> int:
@@ -146,8 +145,8 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
     def check_known(self, data: bytes, replaced: Set | None) -> None:
         """To replace this record by `data`, which `encode` gave, deletes no field that the type does not know.
 
-        :raises InvalidDocumentError: it does; names the field. :raises SchemaVersionError: the record was written under
-            a newer version, of which the type knows nothing.
+        :raises InvalidDocumentError: it does; names the field.
+        :raises SchemaVersionError: the record was written under a newer version, of which the type knows nothing.
         """
         if self.type is None or replaced is None:
             return
@@ -179,7 +178,9 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         return encode(plain)
 
     def decode(self, record: Set) -> T:
-        """:raises SchemaVersionError: written under a newer version. :raises CorruptError: not of the store's type."""
+        """:raises SchemaVersionError: written under a newer version.
+        :raises CorruptError: not of the store's type.
+        """
         document = self._document(record)
         if self.type is None:
             return document  # type: ignore[return-value]  # T is Document where no type was given

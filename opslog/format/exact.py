@@ -14,12 +14,15 @@ from typing import Any, NoReturn
 import msgspec
 import orjson
 
+# What msgspec raises for bytes that it cannot decode; the last one for objects in objects in objects.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that it cannot decode; the last one for objects in objects in objects."""
 
 
 class InexactError(ValueError):
-    """Why some bytes are not exactly one JSON value. :ivar offset: the bad byte, where the decoder knows it, or 0."""
+    """Why some bytes are not exactly one JSON value.
+
+    :ivar offset: the bad byte, where the decoder knows it, or 0.
+    """
 
     def __init__(self, message: str, offset: int = 0) -> None:
         super().__init__(message)

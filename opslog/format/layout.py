@@ -39,21 +39,21 @@ class Kind(Enum):
     """What a file below a store's root is."""
 
     MANIFEST = "manifest"
+    # A part of a run, or its index.
     PART = "part"
-    """A part of a run, or its index."""
     SEGMENT = "segment"
+    # Archived documents, or their index.
     ARCHIVE = "archive"
-    """Archived documents, or their index."""
+    # A lock, a lease, or the storage's clock.
     LOCK = "lock"
-    """A lock, a lease, or the storage's clock."""
+    # What a repair moved aside.
     REMOVED = "removed"
-    """What a repair moved aside."""
+    # What a backend is still creating under another name, or gave up creating.
     TEMPORARY = "temporary"
-    """What a backend is still creating under another name, or gave up creating."""
+    # What a job put aside.
     STAGED = "staged"
-    """What a job put aside."""
+    # Nothing of opslog's.
     FOREIGN = "foreign"
-    """Nothing of opslog's."""
 
 
 def check_name(name: object, what: str) -> str:

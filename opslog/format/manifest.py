@@ -17,14 +17,15 @@ from opslog.format.checksum import decode_checked, encode_checked
 from opslog.format.commits import CLOCK_MAX
 from opslog.format.layout import check_name, part_path, run_of
 
+# The format version this program writes, and the newest it reads.
 FORMAT = 1
-"""The format version this program writes, and the newest it reads."""
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A place in a log, at a commit boundary.
 
-    :ivar segment: the number of the segment, from 1; `offset`: bytes from its start.
+    :ivar segment: the number of the segment, from 1.
+    :ivar offset: bytes from its start.
     :ivar commits: how many commits of this log lie before this place.
     :ivar there: at byte 0, whether the segment is there. If not, this is where the log goes on, should it ever.
     """
@@ -49,15 +50,18 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.segment if self.there else self.last_segment
 
 
+# Where every log begins.
 START = Cut(1, 0, 0)
-"""Where every log begins."""
 
 
 class Part(msgspec.Struct, frozen=True):
     """One immutable file of a run: its records are those from id `first` to id `last`.
 
-    :ivar path: relative to the root; `bytes`: its length; `sha256`: of all of it.
-    :ivar records: how many lines; `live`: how many of them are sets.
+    :ivar path: relative to the root.
+    :ivar bytes: its length.
+    :ivar sha256: of all of it.
+    :ivar records: how many lines.
+    :ivar live: how many of them are sets.
     """
 
     path: str
@@ -115,8 +119,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
+# Of each log so many commits are in memory twice.
 _WINDOW_MAX = 1_000_000
-"""Of each log so many commits are in memory twice."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,8 +173,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
     """The manifest in a file that is named for `number`.
 
-    :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it is damaged, or not the one it is named
-        for.
+    :raises FormatVersionError: a newer opslog wrote it.
+    :raises CorruptError: it is damaged, or not the one it is named for.
     """
     form = decode_checked(data, _Format, path)
     if form.format > FORMAT:

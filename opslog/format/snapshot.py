@@ -21,11 +21,11 @@ from opslog.format.manifest import Part
 
 T = TypeVar("T")
 
+# A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers.
 BLOCK_BYTES = 64 * 1024
-"""A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers."""
 
+# A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries.
 PART_BYTES = 4 * 1024 * 1024
-"""A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries."""
 
 
 # gc=False, as of commits: a merge holds a million of them.
@@ -176,7 +176,10 @@ def build_archive(path: str, rows: Iterable[Row]) -> File:
 
 
 def decode_index(data: bytes, data_path: str) -> Index:
-    """The index beside the part or archive `data_path`. :raises CorruptError: damaged, or its blocks cannot be."""
+    """The index beside the part or archive `data_path`.
+
+    :raises CorruptError: damaged, or its blocks cannot be.
+    """
     path = index_path(data_path)
     index = decode_checked(data, Index, path)
     offset = 0
@@ -203,13 +206,19 @@ def check_block(data: bytes, block: Block, path: str) -> None:
 
 
 def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
-    """The rows of one block of the file `path`. :raises CorruptError: its bytes are not those that were written."""
+    """The rows of one block of the file `path`.
+
+    :raises CorruptError: its bytes are not those that were written.
+    """
     check_block(data, block, path)
     return decode_rows(data, path, block.offset)
 
 
 def decode_rows(data: bytes, path: str, offset: int) -> list[Row]:
-    """The rows of whole lines from byte `offset` of the file `path` on. :raises CorruptError: one is no record."""
+    """The rows of whole lines from byte `offset` of the file `path` on.
+
+    :raises CorruptError: one is no record.
+    """
     lines = data.split(b"\n")
     return [
         Row.of(record, line + b"\n") for record, line in zip(decode_records(data, path, offset), lines, strict=False)
@@ -253,8 +262,9 @@ class Ages(NamedTuple):
     """How old tombstones are, by the storage's clock: counted from when they came into a snapshot first. By then they
     could be read by everybody; their `ts` may be anything, as after an import.
 
-    :ivar now: the time of this compaction. :ivar expired: tombstones from then or before may go; empty for none, where
-        an older run may hold a document that one must go on hiding.
+    :ivar now: the time of this compaction.
+    :ivar expired: tombstones from then or before may go; empty for none, where an older run may hold a document that
+        one must go on hiding.
     """
 
     now: str

@@ -24,21 +24,21 @@ class ImportedOp:
 
     op: Literal["set", "delete"]
     id: str
+    # The whole new document of a set; None for a delete.
     document: dict[str, Any] | None
-    """The whole new document of a set; None for a delete."""
+    # Schema version of `document`, 1 where the source knows none.
     version: int = 1
-    """Schema version of `document`, 1 where the source knows none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedCommit:
     """Ops that belong together, as one agent wrote them."""
 
+    # A valid agent name; None: the importing agent.
     agent: str | None
-    """A valid agent name; None: the importing agent."""
+    # ``2026-11-20T12:00:00.123456Z``: UTC, microseconds; None: now.
     ts: str | None
-    """``2026-11-20T12:00:00.123456Z``: UTC, microseconds; None: now."""
+    # At least one.
     ops: tuple[ImportedOp, ...]
-    """At least one."""
+    # Where it was read, ``file:line``; for messages only.
     source: str
-    """Where it was read, ``file:line``; for messages only."""

@@ -151,7 +151,8 @@ def read_backlog_archives(directory: str | os.PathLike[str]) -> Iterator[tuple[s
     Archive files that the manifest does not name are read too: racing manifests lose them as they lose logs, and a
     document whose archiving was cut short by a crash is then in both places, but never in none.
 
-    :raises UsageError: not such a directory. :raises CorruptError: names the file and the byte offset.
+    :raises UsageError: not such a directory.
+    :raises CorruptError: names the file and the byte offset.
     """
     for archive in _archives(Path(directory)):
         for id, document in archive.records.items():
@@ -161,7 +162,8 @@ def read_backlog_archives(directory: str | os.PathLike[str]) -> Iterator[tuple[s
 def orphaned_logs(directory: str | os.PathLike[str]) -> list[Path]:
     """The op logs in the directory that are not part of the state: compacted away, or lost. Sorted by name.
 
-    :raises UsageError: not such a directory. :raises CorruptError: its manifest cannot be read.
+    :raises UsageError: not such a directory.
+    :raises CorruptError: its manifest cannot be read.
     """
     root = Path(directory)
     live = {_inside(root, log) for log in _manifest(root).logs()}

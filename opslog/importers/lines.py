@@ -41,11 +41,17 @@ class Line(NamedTuple):
         return self.data.endswith(b"\n")
 
     def decode(self) -> Any:
-        """The JSON value of this line. :raises CorruptError: it is not one, or not an exact one."""
+        """The JSON value of this line.
+
+        :raises CorruptError: it is not one, or not an exact one.
+        """
         return decode_json(self.data, self.path, self.offset)
 
     def convert(self, value: Any, shape: type[T]) -> T:
-        """`value`, checked against a msgspec type. :raises CorruptError: it has another shape."""
+        """`value`, checked against a msgspec type.
+
+        :raises CorruptError: it has another shape.
+        """
         return convert(value, shape, self.path, self.offset)
 
     def corrupt(self, problem: str) -> CorruptError:
@@ -94,7 +100,10 @@ def decode_json(data: bytes, path: str, offset: int = 0) -> Any:
 
 
 def convert(value: Any, shape: type[T], path: str, offset: int = 0) -> T:
-    """`value`, checked against a msgspec type. :raises CorruptError: it has another shape."""
+    """`value`, checked against a msgspec type.
+
+    :raises CorruptError: it has another shape.
+    """
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:

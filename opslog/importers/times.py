@@ -14,7 +14,10 @@ def from_seconds(seconds: int) -> str:
 
 
 def from_text(text: str) -> str:
-    """From ISO 8601 with an offset or ``Z``. :raises ValueError: anything else."""
+    """From ISO 8601 with an offset or ``Z``.
+
+    :raises ValueError: anything else.
+    """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"the timestamp {text!r} names no time zone; end it with Z or an offset")

@@ -19,8 +19,8 @@ from opslog.errors import MissingFileError, WriteFailedError
 from opslog.format.manifest import Manifest
 from opslog.snapshot.manifests import ManifestStore
 
+# However short the tombstone TTL is, a write may take as long.
 _WRITE_SECONDS = 1.0
-"""However short the tombstone TTL is, a write may take as long."""
 
 
 class _Read(NamedTuple):
@@ -35,7 +35,8 @@ class Freshness:
 
     All times are of the monotonic clock, and from before the reading began: a process can be paused after it.
 
-    :param newest: the newest manifest; `at`: when it, and what others wrote, was read.
+    :param newest: the newest manifest.
+    :param at: when it, and what others wrote, was read.
     :ivar read_at: when what others wrote was last read to its end.
     """
 

@@ -27,21 +27,21 @@ from opslog.format.torn import last_append, sound_length
 
 T = TypeVar("T")
 
+# What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
+# segment, and there are many.
 SEGMENT_COST = 64 * 1024
-"""What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
-segment, and there are many."""
 
+# How many segments are fetched at once, at most.
 _AHEAD = 500
-"""How many segments are fetched at once, at most."""
+# How many logs are read by turns, at most: of each the last stretch stays in memory, a megabyte with its commits.
 _BY_TURNS = 16
-"""How many logs are read by turns, at most: of each the last stretch stays in memory, a megabyte with its commits."""
+# How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads.
 _READ_BYTES = 1024 * 1024
-"""How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads."""
+# The same where most of it is forgotten at once and a read costs little: with its commits it fits into the cache next
+# to a processor, and decoding takes three quarters of the time it takes beyond that.
 _STRETCH_BYTES = 256 * 1024
-"""The same where most of it is forgotten at once and a read costs little: with its commits it fits into the cache next
-to a processor, and decoding takes three quarters of the time it takes beyond that."""
+# In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer.
 _LAST_BYTES = 64 * 1024
-"""In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer."""
 
 
 class Segment(NamedTuple):
@@ -52,8 +52,8 @@ class Segment(NamedTuple):
     modified: float
 
 
+# Per agent its segments, in order of number.
 Segments = dict[str, list[Segment]]
-"""Per agent its segments, in order of number."""
 
 
 def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
@@ -146,8 +146,8 @@ class Cursor(msgspec.Struct):
     offset: int = START.offset
     commits: int = START.commits
     clock: int = 0
+    # The last segment that must be there, as the manifest says from whose cut it began.
     needed: int = 0
-    """The last segment that must be there, as the manifest says from whose cut it began."""
 
     @classmethod
     def at(cls, agent: str, cut: Cut) -> Cursor:
@@ -220,7 +220,10 @@ class Cursor(msgspec.Struct):
         self.clock = clock
 
     def coming(self, segments: list[Segment]) -> list[Segment]:
-        """The segments to read, one after the other. :raises MissingFileError: one is not there; see `read`."""
+        """The segments to read, one after the other.
+
+        :raises MissingFileError: one is not there; see `read`.
+        """
         coming = [segment for segment in segments if segment.number >= self.segment]
         for expected, (number, size, _) in enumerate(coming, self.segment):
             if number != expected:
@@ -255,7 +258,10 @@ class Cursor(msgspec.Struct):
 
     def sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
         """Where the commits of a segment of `size` bytes end, and a torn tail begins. Looks no further back than the
-        beginning of a line at `first`; costs a read of the last append. :raises MissingFileError: it is gone."""
+        beginning of a line at `first`; costs a read of the last append.
+
+        :raises MissingFileError: it is gone.
+        """
         found, want, start = None, _LAST_BYTES, size
         data = b""
         while found is None:
@@ -320,8 +326,9 @@ def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0
     """(offset, whole lines) of a file from a byte on, about a megabyte at a time; what follows the last newline comes
     as a last piece without one.
 
-    :param start: where a line begins. :param read: reads the bytes of a file from one place to another, or fewer where
-        it ends before. Not called beyond the end of the file.
+    :param start: where a line begins.
+    :param read: reads the bytes of a file from one place to another, or fewer where it ends before. Not called beyond
+        the end of the file.
     """
     want = _READ_BYTES
     while True:

@@ -24,8 +24,8 @@ from opslog.log.reader import Cursor, Segment, list_segments
 from opslog.log.session import SEALING_LOCK, WriterSession
 from opslog.merge.clock import LamportClock
 
+# The end of an agent's log, whose name is held; None where the log has grown since it was read.
 FindEnd = Callable[[str], Cursor | None]
-"""The end of an agent's log, whose name is held; None where the log has grown since it was read."""
 
 
 def seal_all(
@@ -34,7 +34,8 @@ def seal_all(
     """Seal each of these logs under its agent's name, unless it has grown; returns whose were. Live agents hold their
     names and are left alone. Where somebody else is sealing all are: the next compaction comes to them.
 
-    :param freshness: of what was read of the logs. :param clock: has observed all of it.
+    :param freshness: of what was read of the logs.
+    :param clock: has observed all of it.
     """
     waiting = tuple(agents)
     if not waiting:
@@ -56,8 +57,9 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
 
     A log with a torn tail does not end at its cut, and stays.
 
-    :param old: the newest manifest; `cut`: of the next one. A log is considered when both have the same place, so
-        nothing came since, and nothing of it is recent.
+    :param old: the newest manifest.
+    :param cut: of the next one. A log is considered when both have the same place, so nothing came since, and nothing
+        of it is recent.
     """
     if not backend.segments_grow:
         return {}

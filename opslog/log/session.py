@@ -62,13 +62,13 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segment
 from opslog.merge.clock import LamportClock
 
+# Held while logs are sealed, and taken before any of their names: a name that is in use while nobody has this lock is
+# its agent's, and refused at once; while somebody has it, the name is worth waiting for.
 SEALING_LOCK = "sealing"
-"""Held while logs are sealed, and taken before any of their names: a name that is in use while nobody has this lock is
-its agent's, and refused at once; while somebody has it, the name is worth waiting for."""
 
+# How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents stay
+# in use all the while.
 WAIT_SECONDS = 10.0
-"""How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents
-stay in use all the while."""
 
 _PAUSE_SECONDS = 0.01
 _PAUSE_SECONDS_MAX = 0.2
@@ -99,7 +99,8 @@ def take_name(backend: Backend, agent: str, environment: Environment) -> Appende
 class Passage(NamedTuple):
     """Where a log goes on whose next number was taken.
 
-    :ivar after: the segment to go on after. :ivar seals: what the session did not know of the log up to there.
+    :ivar after: the segment to go on after.
+    :ivar seals: what the session did not know of the log up to there.
     """
 
     after: int
@@ -111,7 +112,8 @@ class WriterSession:
 
     :param appender: of the agent's name; closed by `close`.
     :param own: the end of the log, read after the name was taken.
-    :param freshness: of what the session's commits rest on. :param clock: has observed all of it.
+    :param freshness: of what the session's commits rest on.
+    :param clock: has observed all of it.
     :param in_memory: whether the owner has the log in memory, so that it must not miss anything of it. Otherwise it may
         go on behind whatever was folded, and `own.commits` does not count.
     :ivar last_segment: the last one that the owner knows.

@@ -36,8 +36,8 @@ from opslog.snapshot.manifests import ManifestStore
 
 T = TypeVar("T")
 
+# How many commits are read on at once: to take them in is a fraction of a millisecond, for which readers wait.
 _COMMITS = 64
-"""How many commits are read on at once: to take them in is a fraction of a millisecond, for which readers wait."""
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -83,8 +83,10 @@ def survey(
     the logs, and as many again whenever a compaction is published meanwhile.
 
     :param read: may raise `MissingFileError`, for what was collected before it was read.
-    :param choose: picks a manifest; None: the newest. :param begin: where to read on in each log; None: at the cut.
-    :raises NotFoundError: there is no store. :raises CorruptError: what the manifest needs is missing for good.
+    :param choose: picks a manifest; None: the newest.
+    :param begin: where to read on in each log; None: at the cut.
+    :raises NotFoundError: there is no store.
+    :raises CorruptError: what the manifest needs is missing for good.
     :raises RetryError: compactions follow each other faster than the store can be read.
     """
     return manifests.read_consistently(

@@ -58,8 +58,9 @@ class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
     :ivar read_at: when what it rests on was read.
-    :ivar applied: whether it is in memory. :ivar done: whether its outcome is known; `error`: what went wrong, if
-        anything did.
+    :ivar applied: whether it is in memory.
+    :ivar done: whether its outcome is known.
+    :ivar error: what went wrong, if anything did.
     :ivar bell: of the thread that waits for it, if one does.
     """
 
@@ -100,8 +101,11 @@ class Group(msgspec.Struct):
     :ivar step: "taken": nothing was tried. "appending": what is in the log is unknown. "fenced": nothing is, since
         somebody else's segment stands there (`fence`), and what that is has to be found out. "ended": what is in the
         log is known.
-    :ivar size: about how many bytes they take; `lines`: as they are in the log.
-    :ivar durable: how many bytes of them are there; `error`: why not all. :ivar segments: how many segments they begin.
+    :ivar size: about how many bytes they take.
+    :ivar lines: as they are in the log.
+    :ivar durable: how many bytes of them are there.
+    :ivar error: why not all.
+    :ivar segments: how many segments they begin.
     """
 
     pendings: list[Pending]
@@ -151,7 +155,8 @@ class Replica(Protocol):
 class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
-    :param session: of this log; closed by `close`. :param replica: what is in memory of it.
+    :param session: of this log; closed by `close`.
+    :param replica: what is in memory of it.
     :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
         nothing that was queued behind it is written. None: they wait.
     """
@@ -167,13 +172,13 @@ class LogWriter:
             what="writing what is buffered",
             delay_seconds=buffer.seconds if buffer else 0.0,
         )
+        # Entered before `_queueing`, never inside it. Who is in it writes to the log, and owns `_group`.
         self._alone = Section()
-        """Entered before `_queueing`, never inside it. Who is in it writes to the log, and owns `_group`."""
         self._queueing = Section()
         self._queue: list[Pending] = []
         self._queued_bytes = 0
+        # What was taken from the queue, until its outcome is known.
         self._group: Group | None = None
-        """What was taken from the queue, until its outcome is known."""
         self._broken: OpslogError | None = None
         self._closed = False
         self._at_once = False
@@ -226,7 +231,8 @@ class LogWriter:
     def wait(self, pending: Pending) -> None:
         """Return when the commit is durable.
 
-        :raises WriteFailedError, AgentFencedError: it is not in the log. :raises CommitUnknownError: it may be.
+        :raises WriteFailedError, AgentFencedError: it is not in the log.
+        :raises CommitUnknownError: it may be.
         """
         while not pending.done:
             if self._alone.holder is None:

@@ -23,8 +23,8 @@ from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, 
 from opslog.merge.stamps import newer, outranks
 from opslog.merge.undo import farthest, reachable_after
 
+# Commits that are their own only record, and say nothing of others.
 _PLAIN = frozenset[type]({Set, Delete})
-"""Commits that are their own only record, and say nothing of others."""
 
 
 class Recent(msgspec.Struct, gc=False):
@@ -39,9 +39,9 @@ class Recent(msgspec.Struct, gc=False):
 class _Loading:
     """A log that is loaded from its end: what the `seen` commits say about those before them.
 
-    :ivar room: how many commits may be recent. :ivar undone: per clock of a commit that an undo names: how far back
-        from the end of the log that undo reaches. :ivar reach: farther back a set is just a set: it is not recent, and
-        no undo that was seen reaches it.
+    :ivar room: how many commits may be recent.
+    :ivar undone: per clock of a commit that an undo names: how far back from the end of the log that undo reaches.
+    :ivar reach: farther back a set is just a set: it is not recent, and no undo that was seen reaches it.
     """
 
     agent: str

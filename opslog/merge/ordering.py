@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 
+# Every so many'th id is a bound between two buckets. A prime number, so that ids which take turns (of users and of
+# tasks, one after the other) are sampled alike.
 _SAMPLED = 509
-"""Every so many'th id is a bound between two buckets. A prime number, so that ids which take turns (of users and of
-tasks, one after the other) are sampled alike."""
 
 
 def in_order(ids: Collection[str]) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from opslog.format.commits import Commit, Record, Stamp
 
+# What a stamp is made of, for those who compare columns.
 FIELDS = ("clock", "agent")
-"""What a stamp is made of, for those who compare columns."""
 
 R = TypeVar("R", bound=Record)
 

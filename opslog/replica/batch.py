@@ -18,8 +18,8 @@ S = TypeVar("S")
 class OpenBatch:
     """The ops of one ``with store.batch()`` block, of one thread, with what they make of each document.
 
-    :param outer: the block that this one is in. :param held: a weak reference to what is there as long as the block can
-        still be left; None: it can.
+    :param outer: the block that this one is in.
+    :param held: a weak reference to what is there as long as the block can still be left; None: it can.
     """
 
     def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
@@ -89,8 +89,8 @@ class Block(Generic[S]):
     up when it begins. So the batch is open for as long as that exists. Nothing comes in between elsewhere: no call
     follows the assignment by which a batch begins, and none precedes the one by which it ends.
 
-    :param enter: called first; gives the batch that this block is in, if any, or raises. :param end: called with the
-        batch where the block ends without an exception.
+    :param enter: called first; gives the batch that this block is in, if any, or raises.
+    :param end: called with the batch where the block ends without an exception.
     """
 
     __exit__ = _ExitMethod()

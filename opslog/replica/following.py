@@ -61,8 +61,8 @@ class Following(Documents[T]):
         self._generation = forking.generation
         self._clock = LamportClock(state.clock)
         self._refresh_lock = threading.RLock()
+        # Whether somebody is in a block under `_refresh_lock`; see `_in_state`.
         self._is_refreshing = False
-        """Whether somebody is in a block under `_refresh_lock`; see `_in_state`."""
         self._news = News(state.cursors)
         self._freshness = Freshness(loader.manifests, environment, state.manifest, read_at)
 
@@ -112,7 +112,10 @@ class Following(Documents[T]):
             self._refresh_quietly()
 
     def _next_news(self) -> Commit | None:
-        """The next commit that was not handed out, None if there is none. :raises HistoryGoneError: as of `watch`."""
+        """The next commit that was not handed out, None if there is none.
+
+        :raises HistoryGoneError: as of `watch`.
+        """
         commit = self._news.take_one()
         if commit is GAP:
             raise HistoryGoneError(
@@ -278,7 +281,10 @@ class Following(Documents[T]):
                 raise
 
     def _read_own(self, state: State, log: LogWriter) -> None:
-        """What was written here since the state was loaded. :raises MissingFileError: it is not there any more."""
+        """What was written here since the state was loaded.
+
+        :raises MissingFileError: it is not there any more.
+        """
         own = state.cursors.setdefault(log.agent, Cursor(log.agent))
         state.apply(commit for _, commit in own.read(self._backend, list_log(self._backend, log.agent)))
         last = log.session.last_segment

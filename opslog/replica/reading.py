@@ -37,9 +37,9 @@ class Documents(MutableMapping[str, T], Generic[T]):
         self._schema = schema
         self._state = state
         self._state_lock = threading.RLock()
+        # Whether somebody is in a block under `_state_lock`. Who has that lock and finds this set is the handler of a
+        # signal that came while its own thread was in there.
         self._in_state = False
-        """Whether somebody is in a block under `_state_lock`. Who has that lock and finds this set is the handler of a
-        signal that came while its own thread was in there."""
         self._local = _Local()
 
     @abstractmethod

@@ -42,7 +42,8 @@ class Progress(msgspec.Struct, frozen=True):
     :ivar cursors: how far each log was read.
     :ivar agent: whose log is known anyway, as it is written here; None: nobody's.
     :ivar runs: the names of the runs that are looked into on storage.
-    :ivar is_heavy: whether so much of the tail is in memory that it pays to load again. :ivar is_torn: see above.
+    :ivar is_heavy: whether so much of the tail is in memory that it pays to load again.
+    :ivar is_torn: see above.
     """
 
     manifest: int
@@ -55,7 +56,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class RefreshDecision(NamedTuple):
-    """What to do. :ivar logs: what to read, with `READ_ON`."""
+    """What to do.
+
+    :ivar logs: what to read, with `READ_ON`.
+    """
 
     step: Step
     logs: Segments
@@ -66,8 +70,9 @@ def refresh_decision(
 ) -> RefreshDecision:
     """What a refresh does.
 
-    :param newest: the newest manifest. :param listed: the logs, listed after it, with an empty list for each of which
-        something was there before; None: not listed yet, which is not needed for every answer.
+    :param newest: the newest manifest.
+    :param listed: the logs, listed after it, with an empty list for each of which something was there before; None: not
+        listed yet, which is not needed for every answer.
     :param own_has_more: whether one's own log has more in this listing than is known here.
     """
     if read.is_torn or own_has_more or _is_overtaken(read, newest):

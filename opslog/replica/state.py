@@ -25,19 +25,20 @@ from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
 
+# So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them.
 _HEAVY = 10_000
-"""So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them."""
 
 
 class State:
     """What one reader knows.
 
-    :ivar manifest: what it started from; `runs`: the snapshot, newest first.
+    :ivar manifest: what it started from.
+    :ivar runs: the snapshot, newest first.
     :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
         better.
-    :ivar cursors: per agent how far its log was read; `clock`, `commits`: the greatest clock and the number of commits,
-        folded ones included; `tail_cost`: what it takes to read the logs after the manifest's cut
-        (`cost_after`), when it was loaded.
+    :ivar cursors: per agent how far its log was read; `clock`.
+    :ivar commits: the greatest clock and the number of commits, folded ones included.
+    :ivar tail_cost: what it takes to read the logs after the manifest's cut (`cost_after`), when it was loaded.
     :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
         it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
     :ivar is_torn: whether an exception, such as one that a signal handler raised, ended `apply` half-way, or commits
@@ -58,18 +59,18 @@ class State:
         self.tail_cost = found.log_cost
         self.cursors = found.cursors
         self.listed = found.listed
+        # The number of the newest manifest that asked for no other load.
         self._passed = manifest.number
-        """The number of the newest manifest that asked for no other load."""
         self._documents = manifest.documents
+        # Whether `_documents` counts a document; those that are not in here as the snapshot has them.
         self._counted: dict[str, bool] = {}
-        """Whether `_documents` counts a document; those that are not in here as the snapshot has them."""
+        # Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered.
         self._counts_loaded = False
-        """Whether that was done for what was loaded; nobody may ever ask, so those ids are not gathered."""
+        # What was written since.
         self._uncounted: set[str] = set()
-        """What was written since."""
         self.is_torn = False
+        # Whether `apply`, or the counting of documents, is under way.
         self._is_busy = False
-        """Whether `apply`, or the counting of documents, is under way."""
 
     def apply(self, commits: Iterable[Commit], then: Callable[[], None] | None = None) -> None:
         """Take in the next commits of their logs. Whatever exception ends this early leaves the state torn. A torn
@@ -95,7 +96,8 @@ class State:
 
     def check_idle(self) -> None:
         """:raises UsageError: `apply`, or the counting of documents, is under way. As threads exclude each other, it is
-        the caller's own thread that is in it: this is called by the handler of a signal."""
+        the caller's own thread that is in it: this is called by the handler of a signal.
+        """
         if self._is_busy:
             raise UsageError(
                 "this call came while the same thread was changing what the store has in memory, as the handler of a "
@@ -169,7 +171,10 @@ class State:
             self._uncounted.pop()
 
     def progress(self, agent: str | None) -> Progress:
-        """What was read. :param agent: whose log is known anyway."""
+        """What was read.
+
+        :param agent: whose log is known anyway.
+        """
         runs = frozenset(run.run.name for run in self.runs if isinstance(run, BlockRun))
         return Progress(
             self.manifest.number, self._passed, self.cursors, agent, runs, is_heavy=self.is_heavy, is_torn=self.is_torn
@@ -278,7 +283,8 @@ class Loader:
     def load(self) -> State:
         """The newest state.
 
-        :raises NotFoundError: there is no store. :raises CorruptError: something cannot be read.
+        :raises NotFoundError: there is no store.
+        :raises CorruptError: something cannot be read.
         """
         return self.load_at(self.manifests.newest, None)
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# Begins an iteration over (id, document) pairs, in order of id.
 Documents = Callable[[], Iterator[tuple[str, T]]]
-"""Begins an iteration over (id, document) pairs, in order of id."""
 
 
 class Items(ItemsView[str, T]):

@@ -14,11 +14,11 @@ from opslog.format.manifest import Manifest, Settings, decode_manifest, encode_m
 
 T = TypeVar("T")
 
+# How often a read starts again because a compaction moved the cut meanwhile. Each time less is left to read.
 _ATTEMPTS_MAX = 1000
-"""How often a read starts again because a compaction moved the cut meanwhile. Each time less is left to read."""
 
+# How often a file may be missing under one and the same manifest before it is called lost.
 _MISSES_MAX = 5
-"""How often a file may be missing under one and the same manifest before it is called lost."""
 
 
 def first_retained(numbers: Sequence[int], oldest: int) -> int:
@@ -58,7 +58,10 @@ class ManifestStore:
         return []
 
     def oldest(self) -> Manifest:
-        """The oldest retained manifest. :raises NotFoundError: there is no store."""
+        """The oldest retained manifest.
+
+        :raises NotFoundError: there is no store.
+        """
         while True:
             self.newest()  # there is a store, or this says that there is none
             for number, _ in self.retained()[:1]:
@@ -75,7 +78,8 @@ class ManifestStore:
     def newest(self) -> Manifest:
         """The live manifest.
 
-        :raises NotFoundError: there is no store here. :raises CorruptError: there are logs, but no manifest.
+        :raises NotFoundError: there is no store here.
+        :raises CorruptError: there are logs, but no manifest.
         """
         while True:
             number = self.newest_number()
@@ -98,7 +102,10 @@ class ManifestStore:
         return self._newest
 
     def read(self, number: int) -> Manifest:
-        """:raises MissingFileError: it never existed or was collected. :raises CorruptError, FormatVersionError:"""
+        """:raises MissingFileError: it never existed or was collected.
+        :raises CorruptError: it is damaged.
+        :raises FormatVersionError: a newer opslog wrote it.
+        """
         path = manifest_path(number)
         return decode_manifest(self.backend.read(path), path, number)
 

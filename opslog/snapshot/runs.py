@@ -25,21 +25,25 @@ from opslog.format.layout import SNAPSHOTS, index_path
 from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Block, Index, Row, check_block, decode_block, decode_index, decode_rows, newest_wins
 
+# How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget.
 _READ_BYTES = 1024 * 1024
-"""How much of a part is read, or only decoded, at once when all of it is wanted: small enough to forget."""
+# A run of this size or more stays on storage.
 LOADED_BYTES = 8 * 1024 * 1024
-"""A run of this size or more stays on storage."""
+# How much memory a run on storage takes for the blocks that were looked at.
 _REMEMBERED_BYTES = 64 * 1024 * 1024
-"""How much memory a run on storage takes for the blocks that were looked at."""
+# How many lines of a block a lookup searches, of which it decodes one.
 _FENCE = 16
-"""How many lines of a block a lookup searches, of which it decodes one."""
 
+# How many records a pass over a run decodes in the time of one lookup.
 _PASS = 8
-"""How many records a pass over a run decodes in the time of one lookup."""
 
 
 def read_blocks(backend: Backend, path: str, blocks: Sequence[Block]) -> Iterator[list[Row]]:
-    """The rows of neighbouring blocks of one file, block by block, verified. :raises CorruptError, MissingFileError:"""
+    """The rows of neighbouring blocks of one file, block by block, verified.
+
+    :raises CorruptError: one is damaged; names file and offset.
+    :raises MissingFileError: one is not there.
+    """
     for block, data in block_bytes(backend.read, path, blocks):
         yield decode_block(data, block, path)
 
@@ -59,7 +63,8 @@ def block_bytes(
 def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
     """A part, which is read whole, with one request, and verified: whole lines, and where they begin.
 
-    :raises CorruptError: names the block that is damaged. :raises MissingFileError:
+    :raises CorruptError: names the block that is damaged.
+    :raises MissingFileError: it is not there.
     """
     data = backend.read(part.path)
     if hashlib.sha256(data).hexdigest() != part.sha256:
@@ -74,7 +79,11 @@ def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
 
 
 def read_index(backend: Backend, part: Part) -> Index:
-    """The index of a part. :raises CorruptError: it is damaged, or not of this part. :raises MissingFileError:"""
+    """The index of a part.
+
+    :raises CorruptError: it is damaged, or not of this part.
+    :raises MissingFileError: it is not there.
+    """
     path = index_path(part.path)
     index = decode_index(backend.read(path), part.path)
     if (index.bytes, index.records, index.sha256) != (part.bytes, part.records, part.sha256):
@@ -113,7 +122,8 @@ class StoredRun(SortedRecords, Protocol):
 class LoadedRun:
     """A run in memory.
 
-    :ivar lines: per document its line; `dead`: the documents whose line is a tombstone.
+    :ivar lines: per document its line.
+    :ivar dead: the documents whose line is a tombstone.
     """
 
     def __init__(self, backend: Backend, run: Run) -> None:
@@ -282,7 +292,8 @@ class _StoredPart:
 class _OpenBlock:
     """A verified block, with the id of every sixteenth line: a lookup finds the right sixteen by those.
 
-    :param data: its bytes; `offset`: where they are in the file `path`.
+    :param data: its bytes.
+    :param offset: where they are in the file `path`.
     :param buffer: where to take them from later, from its byte `start` on.
     :ivar size: about how many bytes of memory it takes.
     """

@@ -35,8 +35,8 @@ class Agent:
     :param buffered: whether what it writes waits in memory until it flushes.
     """
 
+    # Of one session.
     calls_max = 25
-    """Of one session."""
 
     def __init__(
         self, shared: Shared, name: str, calls: int, weights: Mapping[str, float], buffered: bool = False

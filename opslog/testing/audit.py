@@ -20,14 +20,14 @@ from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
 
+# After which the lease of a compaction that is gone has run out.
 _LOCK_SECONDS = 30.0
-"""After which the lease of a compaction that is gone has run out."""
 
+# After which a store that could not write or compact has tried again.
 _BACKGROUND_SECONDS = 2 * 3600.0
-"""After which a store that could not write or compact has tried again."""
 
+# After which a file that is still being created is taken for abandoned.
 _LONG_SECONDS = 2 * TEMPORARY_SECONDS
-"""After which a file that is still being created is taken for abandoned."""
 
 
 class Audit:

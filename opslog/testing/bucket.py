@@ -20,14 +20,15 @@ READS = frozenset({"fail", "down"})
 PUTS = frozenset({"fail", "lost", "late", "full", "down"})
 DELETES = frozenset({"fail", "lost", "late", "down"})
 
+# How many objects a listing tells of at once: few, so that much can happen between two pages.
 _PAGE = 7
-"""How many objects a listing tells of at once: few, so that much can happen between two pages."""
 
 
 class Bucket:
     """Objects by key. A `opslog.backends.objects.backend.Driver`.
 
-    :ivar on_create: called with the key of a new object; `on_delete`: with the key and the content of one that goes.
+    :ivar on_create: called with the key of a new object.
+    :ivar on_delete: with the key and the content of one that goes.
     """
 
     def __init__(self, simulation: Simulation) -> None:

@@ -7,43 +7,43 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+# Faults that can strike at any call.
+#
+# - crash: the process dies; amount: it is started again so many seconds later
+# - power: everything dies, and what was not synced may be lost, each part of it for itself
+# - pause: the process is paused for that many seconds, while all clocks go on
+# - stall: the thread is held up for that many seconds, and the other threads of its process are not
+# - skew: the process's wall clock jumps by that many seconds
+#
+# Each but the last either before the call has its effect or, "after", when the effect is there and the answer is not.
+# The other kinds happen within a call, and only storages know what they mean:
+#
+# - fail: the call fails, and nothing was changed
+# - lost: the call fails, and everything was changed all the same
+# - late: the call fails, and the change happens that many seconds later
+# - short: a part of the data is written, then the call fails
+# - full: the disk is full, for that many seconds
+# - down: the storage answers nobody for that many seconds
+# - no threads: a thread cannot be started
+#
+# Some happen only to processes that are ready for them (`Process.signals`), and to their main threads:
+#
+# - interrupt: the handler of a signal raises, as for Ctrl-C or an alarm
+# - signal: the handler of a signal runs, and may use the store that its thread is in
+#
+# Right before the call (an amount below 0.5), or later, at an operation on a lock, wherever that is.
+#
+# - no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
+#
+# And a disk knows what people do to a directory:
+#
+# - moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or
+#   one with files of its own
+# - unlocked: somebody removes ``locks/``
+#
 ANYWHERE = frozenset(
     {"crash", "power", "pause", "stall", "skew", "crash after", "power after", "pause after", "stall after"}
 )
-"""Faults that can strike at any call.
-
-- crash: the process dies; amount: it is started again so many seconds later
-- power: everything dies, and what was not synced may be lost, each part of it for itself
-- pause: the process is paused for that many seconds, while all clocks go on
-- stall: the thread is held up for that many seconds, and the other threads of its process are not
-- skew: the process's wall clock jumps by that many seconds
-
-Each but the last either before the call has its effect or, "after", when the effect is there and the answer is not.
-The other kinds happen within a call, and only storages know what they mean:
-
-- fail: the call fails, and nothing was changed
-- lost: the call fails, and everything was changed all the same
-- late: the call fails, and the change happens that many seconds later
-- short: a part of the data is written, then the call fails
-- full: the disk is full, for that many seconds
-- down: the storage answers nobody for that many seconds
-- no threads: a thread cannot be started
-
-Some happen only to processes that are ready for them (`Process.signals`), and to their main threads:
-
-- interrupt: the handler of a signal raises, as for Ctrl-C or an alarm
-- signal: the handler of a signal runs, and may use the store that its thread is in
-
-Right before the call (an amount below 0.5), or later, at an operation on a lock, wherever that is.
-
-- no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
-
-And a disk knows what people do to a directory:
-
-- moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or one
-  with files of its own
-- unlocked: somebody removes ``locks/``
-"""
 
 SIGNALS = frozenset({"interrupt", "signal"})
 NO_MEMORY = "no memory"
@@ -89,8 +89,8 @@ class Faults:
         return None
 
 
+# Longer than every grace period of a simulated store.
 PAUSE_SECONDS_MAX = 2000.0
-"""Longer than every grace period of a simulated store."""
 
 
 def random_faults(

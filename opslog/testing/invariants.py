@@ -21,20 +21,23 @@ from opslog.verify.verify import Report
 
 P = ParamSpec("P")
 
+# Per agent the commits that were ever in its log, in order.
 Logs = Mapping[str, Sequence[Commit]]
-"""Per agent the commits that were ever in its log, in order."""
+# Per id the document as JSON text.
 State = dict[str, bytes]
-"""Per id the document as JSON text."""
 
+# How often each invariant was checked in this process.
 CHECKED: Counter[str] = Counter()
-"""How often each invariant was checked in this process."""
 
+# What each of them says, by name.
 INVARIANTS: dict[str, str] = {}
-"""What each of them says, by name."""
 
 
 class ViolationError(AssertionError):
-    """An invariant does not hold. :ivar invariant: its name."""
+    """An invariant does not hold.
+
+    :ivar invariant: its name.
+    """
 
     def __init__(self, invariant: str, told: str) -> None:
         super().__init__(f"{invariant}: {told}")

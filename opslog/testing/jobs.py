@@ -22,8 +22,8 @@ from opslog.verify.verify import verify
 
 _YEAR_SECONDS = 365 * 86400.0
 
+# What a report says of a file that a disk or a server would not give; nothing is wrong with the store then.
 _NO_ANSWER = "the storage cannot read this"
-"""What a report says of a file that a disk or a server would not give; nothing is wrong with the store then."""
 
 
 class Compactor:

@@ -22,8 +22,8 @@ from opslog.replica.news import News
 from opslog.store import Store
 from opslog.testing.signals import Interrupt
 
+# What is compared of a commit: the kind, and per op the id and the document's text, or the period.
 Content = tuple[Any, ...]
-"""What is compared of a commit: the kind, and per op the id and the document's text, or the period."""
 
 
 @dataclass(eq=False)
@@ -74,8 +74,8 @@ class Attempt:
 class Handout:
     """The commits that one open store has handed out.
 
-    :ivar since: per agent how many commits of its log were in the store when it was opened; `until`: how many of them
-        were there or handed out in the end, None where that is not known.
+    :ivar since: per agent how many commits of its log were in the store when it was opened.
+    :ivar until: how many of them were there or handed out in the end, None where that is not known.
     :ivar handed: per thread what it was handed, in order.
     :ivar is_whole: False where the store knows of commits that were collected before it had read them.
     """
@@ -91,8 +91,8 @@ class Handout:
         self.handed.setdefault(thread, []).extend(commits)
 
 
+# The attempt that the running call is.
 _CALL: ContextVar[Attempt | None] = ContextVar("_CALL", default=None)
-"""The attempt that the running call is."""
 
 
 class Ledger:

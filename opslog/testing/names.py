@@ -11,6 +11,7 @@ import string
 _FIRST = string.ascii_letters + string.digits
 _ALLOWED = f"{_FIRST}._-"
 
+# Allowed names, each of which resembles a file or a folder of a store.
 _LOOKALIKES = (
     "build.tmp-1",
     "x.tmp-0123456789abcdef",
@@ -28,10 +29,9 @@ _LOOKALIKES = (
     "a.lease",
     "Z" * 128,
 )
-"""Allowed names, each of which resembles a file or a folder of a store."""
 
+# Allowed ids: empty, like paths, with control characters, beyond the first plane, two forms of one letter, long.
 _IDS = ("", "..", "a/b/../c", "d.tmp-1", "D0", "\n", "\x00", "\x7f", "ß", "\U0001d11e", "e\u0301", "\u00e9", "d" * 3000)
-"""Allowed ids: empty, like paths, with control characters, beyond the first plane, two forms of one letter, long."""
 
 
 def random_names(choices: random.Random, count: int) -> list[str]:

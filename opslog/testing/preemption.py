@@ -21,6 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from opslog.testing.simulation import Simulation
 
+# What is interrupted. Others than these share nothing between threads, or are reached through these alone.
 MODULES = [
     "opslog.aio",
     "opslog.backends.holders",
@@ -41,15 +42,14 @@ MODULES = [
     "opslog.snapshot.runs",
     "opslog.store",
 ]
-"""What is interrupted. Others than these share nothing between threads, or are reached through these alone."""
 
 _NAME = "__preempt__"
 
+# They run at any hour, which no seed decides.
 _FINALIZERS = ("__del__",)
-"""They run at any hour, which no seed decides."""
 
+# A function: its qualified name, and its first line.
 _Key = tuple[str, int]
-"""A function: its qualified name, and its first line."""
 
 
 @contextmanager

@@ -66,6 +66,7 @@ S3_FAULTS: Mapping[str, float] = {
 }
 
 
+# What happens inside one program, wherever its store is.
 PROGRAM_FAULTS: Mapping[str, float] = {
     "stall": 2,
     "stall after": 1,
@@ -74,7 +75,6 @@ PROGRAM_FAULTS: Mapping[str, float] = {
     "no memory": 2,
     "no threads": 2,
 }
-"""What happens inside one program, wherever its store is."""
 
 DIRECTORY_FAULTS: Mapping[str, float] = {**PROGRAM_FAULTS, "moved": 2, "unlocked": 2}
 
@@ -83,18 +83,21 @@ DIRECTORY_FAULTS: Mapping[str, float] = {**PROGRAM_FAULTS, "moved": 2, "unlocked
 class Scenario:
     """All that decides a run. Two equal ones run alike.
 
-    :ivar storage: "posix" or "s3"; `calls`: of each agent; `rivals`: second processes under an agent's name.
-    :ivar think_seconds: how long a process does nothing between two calls, on average; `nap_seconds`: and
-        now and then.
+    :ivar storage: "posix" or "s3".
+    :ivar calls: of each agent.
+    :ivar rivals: second processes under an agent's name.
+    :ivar think_seconds: how long a process does nothing between two calls, on average.
+    :ivar nap_seconds: and now and then.
     :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
-    :ivar threaded: how many of the agents have several threads, so many: `threads`; `leaving`: how likely one that
-        watches leaves its loop, and begins another one, at each commit.
+    :ivar threaded: how many of the agents have several threads, so many: `threads`.
+    :ivar leaving: how likely one that watches leaves its loop, and begins another one, at each commit.
     :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
-    :ivar switching: how likely another thread goes on at an operation on a lock; `statements`: and every how many
-        statements it does, on average, with neither lock nor storage in them; 0: never.
+    :ivar switching: how likely another thread goes on at an operation on a lock.
+    :ivar statements: and every how many statements it does, on average, with neither lock nor storage in them; 0:
+        never.
     :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
     """
 

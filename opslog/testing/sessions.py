@@ -28,11 +28,11 @@ from opslog.testing.simulation import Process
 
 T = TypeVar("T")
 
+# Documents that are only ever written together.
 PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
-"""Documents that are only ever written together."""
 
+# What the handler of a signal may do with the store that its thread is in.
 _HANDLED = ("set", "batch", "undo", "refresh", "flush", "read")
-"""What the handler of a signal may do with the store that its thread is in."""
 
 
 class Calls(Protocol):
@@ -158,10 +158,10 @@ class Session:
         self.name = name
         self.calls: Calls = Direct(crew.store) if calls is None else calls
         self._has_loop = calls is not None
+        # Whether this is the thread to which signals come.
         self.is_main = False
-        """Whether this is the thread to which signals come."""
+        # How often a handler has used the store, all in all and before the call under way.
         self._handled = self._handled_before = 0
-        """How often a handler has used the store, all in all and before the call under way."""
 
     # -- waiting
 

@@ -23,7 +23,8 @@ from opslog.testing.storages import SimulatedStorage, all_commits, open_async_st
 class Shared:
     """See the module's docstring.
 
-    :param ids: of the documents; `periods`: what names of archives begin with.
+    :param ids: of the documents.
+    :param periods: what names of archives begin with.
     :param is_calm: nothing goes wrong, and nobody else uses an agent's name: no write may fail.
     :param names_are_kept: whoever has a store open under an agent's name is the only one who writes that log.
     """
@@ -51,8 +52,8 @@ class Shared:
         self.compact_after = compact_after
         self._is_calm = is_calm
         self._names_are_kept = names_are_kept
+        # Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh.
         self.left_open: dict[Process, Store[Any]] = {}
-        """Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh."""
         self._tokens = 0
 
     def close_all(self) -> None:

@@ -27,8 +27,8 @@ class Signals:
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._handler: Callable[[], object] | None = None
+        # The kind of fault that comes at an operation on a lock, after so many others: `_locks`.
         self._coming = ""
-        """The kind of fault that comes at an operation on a lock, after so many others: `_locks`."""
         self._locks = 0
 
     @contextmanager
@@ -46,7 +46,10 @@ class Signals:
         return SIGNALS if self._handler is not None else _NONE
 
     def send(self, kind: str, after: float) -> None:
-        """A signal comes. :param after: below 0.5 right now, from there on up to nine operations on locks later."""
+        """A signal comes.
+
+        :param after: below 0.5 right now, from there on up to nine operations on locks later.
+        """
         if after < 0.5:
             self._handle(kind)
         else:

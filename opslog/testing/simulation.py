@@ -34,8 +34,8 @@ from opslog.testing.signals import Interrupt, Signals
 
 T = TypeVar("T")
 
+# When every simulation begins, in seconds since 1970.
 EPOCH = 1_750_000_000.0
-"""When every simulation begins, in seconds since 1970."""
 
 
 class Died(BaseException):
@@ -75,7 +75,8 @@ class Storage(Protocol):
 class Thread:
     """One thread of a simulated process. It dies with the process, wherever it is.
 
-    :ivar label: how timelines name it; `number`: tells it from all others of its process.
+    :ivar label: how timelines name it.
+    :ivar number: tells it from all others of its process.
     :ivar daemon: it may wait for ever for something to do.
     :ivar waits_for: what it is blocked on, None while it has a turn to come.
     :ivar ambience: what the interpreter holds per thread for asyncio, None as long as this one runs no event loop.
@@ -88,14 +89,14 @@ class Thread:
         self.daemon = daemon
         self.ended = False
         self.waits_for: object | None = None
+        # Whether it waits for something to do, rather than for somebody to be done.
         self.is_idle = False
-        """Whether it waits for something to do, rather than for somebody to be done."""
+        # The number of the turn that it waits for: any other one is out of date, as a timeout is after a wake-up.
         self.turn = 0
-        """The number of the turn that it waits for: any other one is out of date, as a timeout is after a wake-up."""
         self.ambience: Ambience | None = None
         self.was_woken = False
+        # What the process knows it as, in place of `threading.Thread`.
         self.handle: object | None = None
-        """What the process knows it as, in place of `threading.Thread`."""
         self._run = run
         self._greenlet: greenlet | None = None
 
@@ -154,9 +155,10 @@ class Process:
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
-    :ivar turns: the random numbers by which a thread loses its turn between two statements; `statements_left`: how many
-        places like that are left until then. See `opslog.testing.preemption`.
-    :ivar signals: what interrupts its main thread; `is_tough`: whether it goes on after a MemoryError.
+    :ivar turns: the random numbers by which a thread loses its turn between two statements.
+    :ivar statements_left: how many places like that are left until then. See `opslog.testing.preemption`.
+    :ivar signals: what interrupts its main thread.
+    :ivar is_tough: whether it goes on after a MemoryError.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
     """
 
@@ -254,8 +256,8 @@ class Simulation:
         self._runs: Counter[str] = Counter()
         self._digest = hashlib.blake2b(digest_size=16)
         self._choices = random.Random(f"{seed}/storage")
+        # Who was running when the power failed.
         self._victims: list[Process] = []
-        """Who was running when the power failed."""
         self._mutex = threading.RLock()
         self._hub = getcurrent()
 
@@ -362,8 +364,8 @@ class Simulation:
     def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
         """Hold the running thread until it is woken, or for so many seconds; whether it was woken.
 
-        :param waits_for: its text says what that is. :param is_idle: it waits for something to do, as a daemon may for
-            ever.
+        :param waits_for: its text says what that is.
+        :param is_idle: it waits for something to do, as a daemon may for ever.
         """
         self.check_alive()
         thread = self.thread
@@ -450,8 +452,8 @@ class Simulation:
     def step(self, call: str, perform: Callable[[Fault | None], T], kinds: frozenset[str] = frozenset()) -> T:
         """One call of the running process to a storage, at which others may come first, and things may go wrong.
 
-        :param perform: does it, all at once, with what is to go wrong in the storage itself. :param kinds: the faults
-            of which `perform` knows.
+        :param perform: does it, all at once, with what is to go wrong in the storage itself.
+        :param kinds: the faults of which `perform` knows.
         """
         self.check_alive()
         thread = self.thread

@@ -26,8 +26,8 @@ from opslog.testing.simulation import Process, Simulation
 from opslog.testing.system import ROOT, System
 from opslog.testing.threads import Threading
 
+# Small, so that logs have many segments.
 SEGMENT_BYTES = 600
-"""Small, so that logs have many segments."""
 
 _KEYS = "prefix/"
 
@@ -35,7 +35,8 @@ _KEYS = "prefix/"
 class SimulatedStorage(Protocol):
     """A storage with one store in it.
 
-    :ivar files: (path, content) of everything that is there now; `collected`: the segments that were deleted.
+    :ivar files: (path, content) of everything that is there now.
+    :ivar collected: the segments that were deleted.
     """
 
     collected: dict[str, bytes]
@@ -94,8 +95,8 @@ class ObjectStorage:
         self.bucket.on_delete = self._note
         self.bucket.on_create = self._note_void
         self.collected: dict[str, bytes] = {}
+        # Segments that were behind the cut when they came to be: no part of any log.
         self.void: set[str] = set()
-        """Segments that were behind the cut when they came to be: no part of any log."""
         self._opened = 0
         self._cut: tuple[str, dict[str, int]] = ("", {})
 

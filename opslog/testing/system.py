@@ -31,11 +31,11 @@ from opslog.testing.simulation import Died, Process, Simulation
 T = TypeVar("T")
 
 ROOT = "/simulated"
+# How directories are called that were moved away.
 _FORMER = "former-"
-"""How directories are called that were moved away."""
 
+# Far above those of the real system.
 _FIRST_DESCRIPTOR = 1 << 30
-"""Far above those of the real system."""
 
 READS = frozenset({"fail"})
 WRITES = frozenset({"fail", "full", "short"})
@@ -44,8 +44,8 @@ CHANGES = frozenset({"fail", "full"})
 LINKS = frozenset({"fail", "full", "lost"})
 DELETES = frozenset({"fail", "lost"})
 _NONE = frozenset[str]()
+# What people do to the directory of a store, while it is in use.
 _BY_PEOPLE = frozenset({"moved", "unlocked"})
-"""What people do to the directory of a store, while it is in use."""
 
 
 class _Open:
@@ -93,8 +93,8 @@ class System:
         self.disk.root.sync()
         self._open: dict[int, _Open] = {}
         self._next = _FIRST_DESCRIPTOR
+        # Per locked file (by number) the descriptor that holds the lock.
         self._locks: dict[int, int] = {}
-        """Per locked file (by number) the descriptor that holds the lock."""
         self._full_until = 0.0
         self._moved = 0
         self.on_unlink: Callable[[str, File], None] = lambda path, file: None

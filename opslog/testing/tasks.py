@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# How many threads the pool has at most: as many as Python's own on a machine with one processor.
 _POOL_MAX = 5
-"""How many threads the pool has at most: as many as Python's own on a machine with one processor."""
 
+# Of simulated time, which is counted from 1970 on.
 _RESOLUTION_SECONDS = 1e-6
-"""Of simulated time, which is counted from 1970 on."""
 
 
 def run_tasks(process: Process, main: Coroutine[Any, Any, R]) -> R:
@@ -62,8 +62,8 @@ class _Loop(asyncio.BaseEventLoop):
         self._simulation = process.simulation
         self._clock_resolution = _RESOLUTION_SECONDS
         self._selector = _Selector(self)
+        # All of them, so that they end in the order in which they began.
         self._tasks: list[asyncio.Task[Any]] = []
-        """All of them, so that they end in the order in which they began."""
         self._jobs: deque[tuple[Future[Any], Callable[[], object]]] = deque()
         self._pool = 0
 

@@ -16,8 +16,8 @@ from opslog.testing.shared import Shared
 from opslog.testing.simulation import Process
 from opslog.testing.threads import Threading
 
+# How often at least whoever watches looks for commits; no other sleep in a store takes just as long.
 _POLL_SECONDS = 0.7
-"""How often at least whoever watches looks for commits; no other sleep in a store takes just as long."""
 
 
 class _Called(Exception):
@@ -62,7 +62,10 @@ class SharingAgent(Agent):
                         break
 
     def settle(self, crew: Crew) -> None:
-        """All are done with the store. :raises OpslogError: it has to be opened again."""
+        """All are done with the store.
+
+        :raises OpslogError: it has to be opened again.
+        """
         if crew.error is not None:
             raise crew.error
         if crew.closed:

@@ -24,15 +24,15 @@ from opslog.testing.faults import Fault
 from opslog.testing.simulation import Simulation
 from opslog.testing.simulation import Thread as Scheduled
 
+# Where a daemon waits as long as this, it waits for work; that the time passes is not simulated.
 _FOREVER_SECONDS = 1e6
-"""Where a daemon waits as long as this, it waits for work; that the time passes is not simulated."""
 
+# Modules that keep the real `threading`: what simulates, what runs an event loop of its own, and what guards real
+# forks.
 _REAL = ("opslog.testing", "opslog.server", "opslog.demo", "opslog.backends.forking")
-"""Modules that keep the real `threading`: what simulates, what runs an event loop of its own, and what guards real
-forks."""
 
+# The fault that a start of a thread knows: the system has no more of them.
 STARTS = frozenset({"no threads"})
-"""The fault that a start of a thread knows: the system has no more of them."""
 
 
 class Threading:
@@ -90,8 +90,8 @@ class Lock:
         self._simulation = simulation
         self._site = site or _site()
         self._locked = False
+        # Who took it, which for this kind need not be who releases it.
         self._taker: Scheduled | None = None
-        """Who took it, which for this kind need not be who releases it."""
         self._waiting: list[Scheduled] = []
 
     def __str__(self) -> str:

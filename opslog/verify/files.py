@@ -99,7 +99,8 @@ class Reader:
         self._progress = progress
 
     def read(self, path: str, start: int = 0, stop: int | None = None, source: LogSource | None = None) -> bytes:
-        """:raises MissingFileError: there is no such file. :raises CorruptError: the storage cannot read it.
+        """:raises MissingFileError: there is no such file.
+        :raises CorruptError: the storage cannot read it.
 
         :param source: what to read from, if not the backend itself.
         """
@@ -199,7 +200,8 @@ def _is_ts(ts: str) -> bool:
 class FileCheck:
     """The check of one part or archive together with its index.
 
-    :ivar report: what was found; `missing`: which of the two files are not there, which may be no error.
+    :ivar report: what was found.
+    :ivar missing: which of the two files are not there, which may be no error.
     :ivar index: the index, if it is usable.
     """
 
@@ -223,7 +225,9 @@ class FileCheck:
         return any(problem.path == self.path for problem in self.report.problems)
 
     def check_part(self, part: Part, manifest: Manifest, after: str | None) -> None:
-        """:param manifest: the oldest that names the part; `after`: the last id of the part before it in its run."""
+        """:param manifest: the oldest that names the part.
+        :param after: the last id of the part before it in its run.
+        """
         self._read_index()
         if self.index and (self.index.bytes, self.index.records, self.index.sha256) != (
             part.bytes,

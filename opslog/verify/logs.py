@@ -17,8 +17,8 @@ from opslog.log.reader import Cursor, Segment, log_source, read_lines
 from opslog.merge.rules import UndoWindow, clock_fault
 from opslog.verify.files import Reader, Report, decode_each
 
+# How many missing segments in a row are named.
 _NAMED_MAX = 100
-"""How many missing segments in a row are named."""
 
 
 class LogCheck:
@@ -26,7 +26,8 @@ class LogCheck:
 
     :param segments: its segments, in order, from a listing.
     :param manifests: all that are retained, oldest first.
-    :ivar report: what was found; `missing`: segments that some of the manifests need and that are not there.
+    :ivar report: what was found.
+    :ivar missing: segments that some of the manifests need and that are not there.
     """
 
     def __init__(self, reader: Reader, agent: str, segments: list[Segment], manifests: Sequence[Manifest]) -> None:
@@ -40,8 +41,8 @@ class LogCheck:
         self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
         self._manifests = manifests
         self._clock = 0
+        # How many of those that are still there were passed.
         self._commits = 0
-        """How many of those that are still there were passed."""
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
         for manifest in manifests:
             if agent in manifest.cut:

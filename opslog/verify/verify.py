@@ -36,8 +36,8 @@ from opslog.verify.repair import repair_all
 
 __all__ = ["Problem", "Report", "verify"]
 
+# How often a part of the check starts again because of compactions. Each time less is left to check.
 _LOOKS_MAX = 1000
-"""How often a part of the check starts again because of compactions. Each time less is left to check."""
 
 
 def verify(
@@ -54,7 +54,8 @@ def verify(
         that a second check found after it. Logs, manifests and the parts that they name are never touched.
     :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
     :param environment: where the name of the folder in ``removed/`` comes from.
-    :raises NotFoundError: there is no store. :raises FormatVersionError: a newer opslog wrote it.
+    :raises NotFoundError: there is no store.
+    :raises FormatVersionError: a newer opslog wrote it.
     :raises LockedError: a compaction is running, and there is something to repair.
     """
     check = _Verification(backend, progress)
@@ -71,7 +72,8 @@ def verify(
 class _Verification:
     """One check of a whole store.
 
-    :ivar indexes: the parts that are whole and whose index is not; `movable`: files that nobody can need.
+    :ivar indexes: the parts that are whole and whose index is not.
+    :ivar movable: files that nobody can need.
     """
 
     def __init__(self, backend: Backend, progress: Callable[[int, int], None] | None) -> None:

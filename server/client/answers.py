@@ -23,14 +23,16 @@ from opslog.server.client.messages import (
     decoded,
 )
 
+# So much of what came is in a message.
 _SHOWN = 200
-"""So much of what came is in a message."""
 
 
 def senseless(
     request: Request, status: int | None, what: str, advice: str = "is that the address of a stream?"
 ) -> NoReturn:
-    """:param status: None: not known. :param what: came, as in "… was answered 200 with <what>"."""
+    """:param status: None: not known.
+    :param what: came, as in "… was answered 200 with <what>".
+    """
     did = f"{request.method} {request.url} was answered{'' if status is None else f' {status}'}"
     raise errors.ProtocolError(f"{did} {what}: {advice}", status=status, url=request.url)
 

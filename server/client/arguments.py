@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from opslog.errors import UsageError
 
+# The greatest epoch and number of a batch (section 5.2.1): what JavaScript counts exactly.
 INTEGER_MAX = 2**53 - 1
-"""The greatest epoch and number of a batch (section 5.2.1): what JavaScript counts exactly."""
 
 _OFFSET = re.compile(r"[^\x00-\x20\x7f-\U0010ffff,&=?/]+")
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"

@@ -15,15 +15,15 @@ from opslog.errors import UsageError
 from opslog.server.client import arguments
 from opslog.server.client.messages import Request
 
+# For threads: names with their values, or functions that give them; or one function that gives all of them.
 Values = Mapping[str, str | Callable[[], str]] | Callable[[], Mapping[str, str]]
-"""For threads: names with their values, or functions that give them; or one function that gives all of them."""
 
+# For asyncio: likewise, and the functions may be coroutine functions.
 AsyncValues = (
     Mapping[str, str | Callable[[], str] | Callable[[], Awaitable[str]]]
     | Callable[[], Mapping[str, str]]
     | Callable[[], Awaitable[Mapping[str, str]]]
 )
-"""For asyncio: likewise, and the functions may be coroutine functions."""
 
 T = TypeVar("T")
 Asking = Generator[Any, Any, T]
@@ -41,7 +41,9 @@ class Prepared(NamedTuple):
 
 
 class Extras:
-    """:param token: sent as a bearer token. :raises UsageError: one of them cannot be sent."""
+    """:param token: sent as a bearer token.
+    :raises UsageError: one of them cannot be sent.
+    """
 
     def __init__(self, token: str | None, headers: AsyncValues | None, params: AsyncValues | None) -> None:
         self._token = None if token is None else arguments.token(token)

@@ -29,8 +29,9 @@ from opslog.errors import OpslogError
 class StreamError(OpslogError):
     """The root of what a client raises on an answer, or on none.
 
-    :ivar status: of the HTTP answer, None if there was none. :ivar url: what was asked. :ivar detail: the answer's
-    text.
+    :ivar status: of the HTTP answer, None if there was none.
+    :ivar url: what was asked.
+    :ivar detail: the answer's text.
     """
 
     def __init__(self, message: str, *, status: int | None = None, url: str = "", detail: str = "") -> None:
@@ -81,7 +82,8 @@ class ProducerFencedError(ProducerError):
 class SequenceGapError(ProducerError):
     """The server misses what it had acknowledged.
 
-    :ivar expected: the number of the batch that the server waits for; `received`: of the one that it got.
+    :ivar expected: the number of the batch that the server waits for.
+    :ivar received: of the one that it got.
     """
 
     def __init__(self, message: str, *, expected: int, received: int, url: str = "", detail: str = "") -> None:

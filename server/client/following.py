@@ -23,17 +23,18 @@ from opslog.server.client.retrying import OVERLOADED, Lost, Retrying, asked_paus
 Live = Literal["sse", "long-poll"]
 
 
+# A live read that ends sooner, and brings nothing, did not wait.
 _FRUITLESS_SECONDS = 0.05
-"""A live read that ends sooner, and brings nothing, did not wait."""
 
+# So many of these in a row are nothing special.
 _FRUITLESS_FREE = 3
-"""So many of these in a row are nothing special."""
 
 
 class Following:
-    """:param live: how to wait for more once everything there is was read; None: do not wait, end there.
-    "auto" takes server-sent events, except for text, whose line ends do not survive them.
-    :ivar offset: up to where batches were given. :ivar pause: seconds to wait before the next request.
+    """:param live: how to wait for more once everything there is was read; None: do not wait, end there. "auto" takes
+        server-sent events, except for text, whose line ends do not survive them.
+    :ivar offset: up to where batches were given.
+    :ivar pause: seconds to wait before the next request.
     """
 
     def __init__(self, url: str, offset: str, live: Live | Literal["auto"] | None, policy: Retrying) -> None:

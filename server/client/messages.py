@@ -12,16 +12,16 @@ from urllib.parse import quote, urlencode, urlsplit
 from opslog.errors import UsageError
 from opslog.server.client import errors
 
+# The offset before everything (section 8).
 START = "-1"
-"""The offset before everything (section 8)."""
 
+# The offset behind everything that there is when the server gets the request (section 8).
 NOW = "now"
-"""The offset behind everything that there is when the server gets the request (section 8)."""
 
 JSON = "application/json"
 
+# What is appended: bytes, or for a JSON stream any value that `json.dumps` takes.
 Content = Any
-"""What is appended: bytes, or for a JSON stream any value that `json.dumps` takes."""
 
 
 class Request(NamedTuple):
@@ -42,7 +42,8 @@ class Reply(NamedTuple):
 class Metadata(NamedTuple):
     """What a stream is (section 5.5).
 
-    :ivar next_offset: its end: where the next append will be. :ivar ttl: seconds that it lives without being used.
+    :ivar next_offset: its end: where the next append will be.
+    :ivar ttl: seconds that it lives without being used.
     :ivar expires_at: RFC 3339.
     """
 
@@ -54,7 +55,9 @@ class Metadata(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """:ivar next_offset: the end of the stream after this. :ivar closed: nothing can follow."""
+    """:ivar next_offset: the end of the stream after this.
+    :ivar closed: nothing can follow.
+    """
 
     next_offset: str
     closed: bool
@@ -71,7 +74,8 @@ class Batch:
 
     :ivar data: bytes; of a JSON stream an array. Empty if there was nothing new to say.
     :ivar next_offset: where to read on: what a reader remembers once it is done with this batch.
-    :ivar up_to_date: there was no more at that moment. :ivar closed: there will never be more.
+    :ivar up_to_date: there was no more at that moment.
+    :ivar closed: there will never be more.
     """
 
     data: bytes
@@ -100,7 +104,8 @@ class Batch:
 def decoded(data: bytes) -> Any:
     """A value of JSON in UTF-8; its integers are exact.
 
-    :raises UnreadableMessages: it is one that Python cannot hold. :raises ValueError: it is none.
+    :raises UnreadableMessages: it is one that Python cannot hold.
+    :raises ValueError: it is none.
     """
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)

@@ -28,19 +28,20 @@ from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError
 from opslog.server.client.messages import Content, Reply, Request
 from opslog.server.client.retrying import OVERLOADED, Retrying, Tries, asked_pause, give_up
 
+# So many epochs in a row are tried: more than that, and another process claims as stubbornly, or the server counts by
+# itself.
 _CLAIMS_MAX = 10
-"""So many epochs in a row are tried: more than that, and another process claims as stubbornly, or the server counts
-by itself."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How a producer works, checked before anything is sent.
 
-    :ivar id: the same one each time the producer is started. :ivar epoch: greater each time.
+    :ivar id: the same one each time the producer is started.
+    :ivar epoch: greater each time.
     :ivar claim: if others used the id before, shut them out with a newer epoch instead of failing.
-    :ivar max_in_flight: so many batches are under way at once. :ivar max_batch_bytes: of the messages in one; a larger
-    message has a batch of its own.
+    :ivar max_in_flight: so many batches are under way at once.
+    :ivar max_batch_bytes: of the messages in one; a larger message has a batch of its own.
     :ivar max_buffered_bytes: whoever appends waits while so much is gathered and not yet acknowledged.
     """
 
@@ -64,11 +65,13 @@ class Options:
 class Sending:
     """A batch under way.
 
-    :ivar number: from 0 in its epoch. :ivar size: bytes of its messages. :ivar uncertain: a try of it may have been
-    carried out.
+    :ivar number: from 0 in its epoch.
+    :ivar size: bytes of its messages.
+    :ivar uncertain: a try of it may have been carried out.
     :ivar last: of its messages, as `Producing.added` counts them.
     :ivar first: all its predecessors were settled when it was sent last.
-    :ivar waits: they come first. :ivar pause: seconds before it is sent again.
+    :ivar waits: they come first.
+    :ivar pause: seconds before it is sent again.
     """
 
     number: int
@@ -87,7 +90,8 @@ class Sending:
 
 
 class Producing:
-    """:ivar failed: what ended this producer. :ivar added: messages so far; the end of the stream counts as one.
+    """:ivar failed: what ended this producer.
+    :ivar added: messages so far; the end of the stream counts as one.
     :ivar next_offset: the end of the stream after the last batch that was acknowledged, None before.
     """
 

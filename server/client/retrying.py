@@ -31,8 +31,9 @@ class Pause(NamedTuple):
 class Lost(Exception):
     """No answer came, or none that can be read.
 
-    :ivar sent: whether the server may have got the request. :ivar answered: something came, whole, but it is not what
-    its headers say, as a compressed body that cannot be decompressed.
+    :ivar sent: whether the server may have got the request.
+    :ivar answered: something came, whole, but it is not what its headers say, as a compressed body that cannot be
+        decompressed.
     """
 
     def __init__(self, reason: str, *, sent: bool, answered: bool = False) -> None:
@@ -43,14 +44,14 @@ class Lost(Exception):
 
 Steps = Generator[Request | Pause, Reply, T]
 
+# Answers that say that nothing was done.
 OVERLOADED = frozenset({429, 503})
-"""Answers that say that nothing was done."""
 
+# Answers after which nobody knows.
 _FAILED = frozenset({408, 500, 502, 504})
-"""Answers after which nobody knows."""
 
+# Methods that change nothing.
 _SAFE = frozenset({"GET", "HEAD"})
-"""Methods that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def call(
 ) -> Steps[T]:
     """Send a request until an answer decides it.
 
-    :param meaning: of a success. :param repeatable: sending it twice does the same as once.
+    :param meaning: of a success.
+    :param repeatable: sending it twice does the same as once.
     :param done_anyway: an error that means success where an earlier try may have been carried out.
     :param refused: raises what an error means; its last argument says whether an earlier try may have been carried out.
     :raises StreamError: what the answer means, or that none came.

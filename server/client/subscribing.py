@@ -26,7 +26,8 @@ Kind = Literal["webhook", "pull-wake"]
 
 
 class LinkedStream(NamedTuple):
-    """:ivar path: below the address of the client. :ivar link_type: "explicit", or "glob": matched by the pattern.
+    """:ivar path: below the address of the client.
+    :ivar link_type: "explicit", or "glob": matched by the pattern.
     :ivar acked_offset: up to where it is processed.
     """
 
@@ -38,7 +39,8 @@ class LinkedStream(NamedTuple):
 class PendingStream(NamedTuple):
     """A stream as a wake knows it: read it from `acked_offset`, acknowledge up to where you came.
 
-    :ivar tail_offset: its end when the wake was made. :ivar has_pending: that is behind `acked_offset`.
+    :ivar tail_offset: its end when the wake was made.
+    :ivar has_pending: that is behind `acked_offset`.
     """
 
     path: str
@@ -51,7 +53,8 @@ class PendingStream(NamedTuple):
 class SubscriptionInfo(NamedTuple):
     """What a subscription is (section 6.3).
 
-    :ivar created_at: RFC 3339. :ivar status: "failed" while a webhook waits for its next try, else "active".
+    :ivar created_at: RFC 3339.
+    :ivar status: "failed" while a webhook waits for its next try, else "active".
     """
 
     id: str
@@ -70,8 +73,9 @@ class SubscriptionInfo(NamedTuple):
 class Wake:
     """What a worker holds: the right to acknowledge, until the lease ends or a newer wake comes.
 
-    :ivar generation: that of the newest wake is the greatest. :ivar lease_seconds: how long it is held without a word;
-    of a webhook None: that of the subscription. :ivar token: a secret, shown with each acknowledgement.
+    :ivar generation: that of the newest wake is the greatest.
+    :ivar lease_seconds: how long it is held without a word; of a webhook None: that of the subscription.
+    :ivar token: a secret, shown with each acknowledgement.
     """
 
     subscription_id: str
@@ -86,7 +90,8 @@ class Wake:
 class Subscribing:
     """The calls on one subscription.
 
-    :param root: the address of the server's stream root. :raises UsageError: that can be no id.
+    :param root: the address of the server's stream root.
+    :raises UsageError: that can be no id.
     """
 
     def __init__(self, root: str, id: object, policy: Retrying) -> None:

@@ -41,8 +41,9 @@ class Subscription:
 
         :param pattern: of paths: ``*`` is one segment, ``**`` any number. Streams that exist are taken up at their end.
         :param streams: paths of streams, also ones that do not exist yet.
-        :param webhook_url: what the server posts wakes to. :param wake_stream: or else the path of a JSON stream, to be
-        created by you, in which the server writes an event for each wake, for workers who `claim`.
+        :param webhook_url: what the server posts wakes to.
+        :param wake_stream: or else the path of a JSON stream, to be created by you, in which the server writes an event
+            for each wake, for workers who `claim`.
         :param lease_seconds: how long a worker may be silent, from 1 to 600; None: 30.
         :raises SubscriptionConflictError: it exists with another configuration.
         """
@@ -137,7 +138,8 @@ class AsyncSubscription:
 class _Held:
     """What a claim knows without asking.
 
-    :ivar wake: what is held. :ivar ended: it was given back, as done or by `release`.
+    :ivar wake: what is held.
+    :ivar ended: it was given back, as done or by `release`.
     """
 
     def __init__(self, core: Subscribing, wake: Wake) -> None:
@@ -169,10 +171,10 @@ class Claim(_Held):
     def acknowledge(self, offsets: Mapping[str, str] | None = None, *, done: bool = False) -> bool:
         """Move cursors, and hold on; or with `done` give the wake back. Without arguments: a sign of life.
 
-        :param offsets: by path, up to where each stream is processed.
-        :return: there is more to do; workers are woken again.
-        :raises WakeLostError: the lease ended, or a newer wake came. :raises OutcomeUnknownError: the same, after an
-        answer was lost: `Subscription.get` says what is acknowledged.
+        :param offsets: by path, up to where each stream is processed. :return: there is more to do; workers are woken
+            again.
+        :raises WakeLostError: the lease ended, or a newer wake came.
+        :raises OutcomeUnknownError: the same, after an answer was lost: `Subscription.get` says what is acknowledged.
         """
         more: bool = self._run(self._core.acknowledge(self.wake, offsets or {}, done=done))
         self.ended = self.ended or done

@@ -36,12 +36,15 @@ class Client:
             for batch in stream.follow():
                 print(batch.messages, batch.next_offset)
 
-    :param url: what all paths are below. :param token: sent as a bearer token. :param retrying: how patient it is.
+    :param url: what all paths are below.
+    :param token: sent as a bearer token.
+    :param retrying: how patient it is.
     :param headers: sent with every request: names and values, where a value may be a function that is called for each
-    request, also for each retry and reconnection; or one function that gives all of them. What such a function raises
-    ends the call. :param params: likewise, in the address; errors do not show them.
-    :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed.
-    Live reads wait 90 seconds for a byte, or longer if it says so.
+        request, also for each retry and reconnection; or one function that gives all of them. What such a function
+        raises ends the call.
+    :param params: likewise, in the address; errors do not show them.
+    :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed. Live reads
+        wait 90 seconds for a byte, or longer if it says so.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class Client:
         """The wake that a webhook brings, if it is from this server; needs ``opslog[webhooks]``. The keys that the
         server publishes are asked for when they are needed, and kept for five minutes.
 
-        :param body: of the request, byte by byte. :param signature: its header ``Webhook-Signature``.
+        :param body: of the request, byte by byte.
+        :param signature: its header ``Webhook-Signature``.
         :raises WebhookError: it is not, or older than five minutes: answer with 401.
         """
         wake = self._run(self._webhooks.verified(body, signature))
@@ -183,8 +187,10 @@ class Stream:
     ) -> Metadata:
         """Make the stream, or find that it is there with the same configuration.
 
-        :param content: its first bytes, or of a JSON stream its first message. :param ttl: seconds without use until
-        it is deleted. :param expires_at: RFC 3339, when it is deleted. :param closed: nothing will follow.
+        :param content: its first bytes, or of a JSON stream its first message.
+        :param ttl: seconds without use until it is deleted.
+        :param expires_at: RFC 3339, when it is deleted.
+        :param closed: nothing will follow.
         :raises StreamConflictError: it exists with another configuration, or is deleted while forks need it.
         """
         return self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
@@ -194,9 +200,10 @@ class Stream:
     ) -> Appended:
         """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
 
-        :param seq: must be greater than that of the append before, byte by byte. :param close: nothing will follow.
+        :param seq: must be greater than that of the append before, byte by byte.
+        :param close: nothing will follow.
         :param at_least_once: if the answer is lost, or the server fails, send it again, though it may be there twice
-        then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
+            then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
         :raises OutcomeUnknownError: the answer was lost: this may be there, or not.
         """
         return self._client._run(self._calls.append(list(contents), seq, close=close, at_least_once=at_least_once))
@@ -238,8 +245,8 @@ class Stream:
         Broken connections are made again and nothing is given twice. To resume later, start at the `next_offset` of
         the last batch that you are done with.
 
-        :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" takes
-        long polls for text.
+        :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" takes long
+            polls for text.
         :raises StreamNotFoundError: the stream is gone.
         """
         arguments.choice("live", live, ("auto", "sse", "long-poll"))
@@ -257,8 +264,8 @@ class Stream:
     ) -> Producer:
         """Appends in the background, in batches, exactly once: for use in a ``with`` block.
 
-        :param id: of the producer, the same one each time it is started. :param epoch: greater each time it is
-        started.
+        :param id: of the producer, the same one each time it is started.
+        :param epoch: greater each time it is started.
         :param claim: find a newer epoch than all before by asking, which shuts out whoever uses this id now.
         :param max_in_flight: so many batches are under way at once, each with a thread of its own.
         :param max_batch_bytes: of the messages in one batch; a larger message has one of its own. Servers have limits.

@@ -8,12 +8,12 @@ import httpx
 
 from opslog.server.client.retrying import Lost
 
+# Without a byte for so long a connection counts as broken. Servers say something at least every 30 seconds or so.
 IDLE_SECONDS = 90.0
-"""Without a byte for so long a connection counts as broken. Servers say something at least every 30 seconds or so."""
 
+# What httpx raises instead of an answer, or before its end. Of addresses, those in the answer are meant: a redirect
+# that leads nowhere. The address of a request is checked before.
 FAILURES = (httpx.RequestError, httpx.InvalidURL)
-"""What httpx raises instead of an answer, or before its end. Of addresses, those in the answer are meant: a redirect
-that leads nowhere. The address of a request is checked before."""
 
 
 def settings() -> dict[str, Any]:

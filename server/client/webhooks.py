@@ -20,14 +20,14 @@ from opslog.server.client.messages import Reply, Request, decoded
 from opslog.server.client.retrying import Retrying, Steps, call
 from opslog.server.client.subscribing import Wake, wake
 
+# How old a signature may be, and how far the clocks of both sides may be apart (section 7.1 names five minutes).
 TOLERANCE_SECONDS = 300.0
-"""How old a signature may be, and how far the clocks of both sides may be apart (section 7.1 names five minutes)."""
 
+# How long the published keys are believed; a server publishes a new key at least as long before it signs.
 _KEYS_SECONDS = 300.0
-"""How long the published keys are believed; a server publishes a new key at least as long before it signs."""
 
+# Webhooks by unknown keys make a client ask for the keys at most so often, whoever sends them.
 _AGAIN_SECONDS = 10.0
-"""Webhooks by unknown keys make a client ask for the keys at most so often, whoever sends them."""
 
 
 class Webhooks:
@@ -45,8 +45,10 @@ class Webhooks:
     def verified(self, body: bytes, signature: str) -> Steps[Wake]:
         """The wake that a webhook tells of.
 
-        :param body: as it came, byte by byte. :param signature: its header ``Webhook-Signature``.
-        :raises WebhookError: it is not from the server. :raises UsageError: cryptography is not installed.
+        :param body: as it came, byte by byte.
+        :param signature: its header ``Webhook-Signature``.
+        :raises WebhookError: it is not from the server.
+        :raises UsageError: cryptography is not installed.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise UsageError(f"the body of a webhook is the bytes that came, not {type(body).__name__}")

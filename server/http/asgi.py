@@ -32,8 +32,8 @@ from opslog.server.subscriptions.webhook_delivery import Delivery
 
 RESERVED = "__ds"
 _log = logging.getLogger("opslog.server")
+# Answers a request for the path it is given, and returns the status of its answer.
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
-"""Answers a request for the path it is given, and returns the status of its answer."""
 
 _READING = frozenset({"GET", "HEAD"})
 
@@ -43,8 +43,9 @@ class App:
 
     Streams are dispatched by hand and answered without a framework in between: an append costs what parsing it costs.
 
-    :ivar streams: the same operations without HTTP. :ivar metrics: figures of this application. :ivar budget: what
-        requests under way hold in memory.
+    :ivar streams: the same operations without HTTP.
+    :ivar metrics: figures of this application.
+    :ivar budget: what requests under way hold in memory.
     :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
     """
 
@@ -221,8 +222,9 @@ def app(
 ) -> App:
     """An ASGI application that serves streams over HTTP by the Durable Streams protocol.
 
-    :param data: the directory where streams are kept; None keeps them in memory. :param shards: of a new directory,
-        into how many databases streams are divided. :param tokens: who may read and write what; None lets everybody.
+    :param data: the directory where streams are kept; None keeps them in memory.
+    :param shards: of a new directory, into how many databases streams are divided.
+    :param tokens: who may read and write what; None lets everybody.
     :param observers: told of what commits did, see `opslog.server.protocol.transaction.Events`.
     :raises OpslogError: the directory cannot be served, see `opslog.server.storage.directory.DirectoryStorage`.
     """

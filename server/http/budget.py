@@ -17,7 +17,8 @@ class Budget:
     waiting request would hold the part of its body that has already arrived.
 
     :param bytes_max: the limit. Requests that arrive in one piece may exceed it by an eighth, so that short appends get
-        through while long bodies fill the budget. :ivar held: bytes held now.
+        through while long bodies fill the budget.
+    :ivar held: bytes held now.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -41,7 +42,8 @@ class Holding:
     def hold(self, count: int, *, small: bool = False) -> None:
         """Change the share to `count` bytes.
 
-        :param small: the request arrived in one piece. :raises Refused: 503, there is no room; the share is unchanged.
+        :param small: the request arrived in one piece.
+        :raises Refused: 503, there is no room; the share is unchanged.
         """
         budget, more = self._budget, count - self.count
         room = budget.bytes_max + (budget.bytes_max // _SMALL_SHARE if small else 0)

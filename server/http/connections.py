@@ -35,22 +35,23 @@ from opslog.server.http.replies import refusal, refuse
 from opslog.server.http.requests import Receive, Scope, Send
 from opslog.server.protocol.refusals import Refused
 
+# Without this limit, a head full of empty fields would take 40 times its size in memory.
 HEAD_FIELDS_MAX = 256
-"""Without this limit, a head full of empty fields would take 40 times its size in memory."""
 
+# How much of a chunked body is parsed at once. Only the parser knows where such a body ends, so up to this much of the
+# requests behind it is parsed too early.
 _CHUNKED_BYTES = 4096
-"""How much of a chunked body is parsed at once. Only the parser knows where such a body ends, so up to this much of the
-requests behind it is parsed too early."""
 
+# How much is discarded of what a client sends after it was answered.
 _DRAIN_BYTES = 64 * 1024 * 1024
-"""How much is discarded of what a client sends after it was answered."""
 
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """:ivar connections: further ones are answered with 503. :ivar head_bytes: of the head of a request.
+    """:ivar connections: further ones are answered with 503.
+    :ivar head_bytes: of the head of a request.
     :ivar seconds: how long a client may take to send the head of a request, and the rest of a body that nobody reads,
         and how long what was sent to it may stay unread.
     """

@@ -33,10 +33,12 @@ class SseEvent(msgspec.Struct, frozen=True, rename="camel"):
 class Fault(msgspec.Struct, frozen=True, rename="camel"):
     """What happens to the next `count` requests for `path` (of a URL), by `method` if one is given.
 
-    :ivar status: the answer, with `retry_after` seconds. :ivar delay_ms: before anything else, and up to `jitter_ms`
-        more.
-    :ivar drop_connection: it ends behind the headers. :ivar truncate_body_bytes: so much of the body is sent.
-    :ivar corrupt_body: its first bytes are others. :ivar probability: of the fault, for each request.
+    :ivar status: the answer, with `retry_after` seconds.
+    :ivar delay_ms: before anything else, and up to `jitter_ms` more.
+    :ivar drop_connection: it ends behind the headers.
+    :ivar truncate_body_bytes: so much of the body is sent.
+    :ivar corrupt_body: its first bytes are others.
+    :ivar probability: of the fault, for each request.
     """
 
     path: str

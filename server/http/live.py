@@ -21,8 +21,8 @@ from opslog.server.streams import Streams
 
 _log = logging.getLogger("opslog.server")
 
+# About how much one data event holds.
 _EVENT_BYTES = 256 * 1024
-"""About how much one data event holds."""
 
 
 @asynccontextmanager

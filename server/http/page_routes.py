@@ -31,21 +31,21 @@ _FILES = {
     "/page/script.js": ("script.js", b"text/javascript; charset=utf-8"),
     "/page/style.css": ("style.css", b"text/css; charset=utf-8"),
 }
+# Whatever a stream holds or is called, nothing but these files runs, and nothing is fetched from elsewhere.
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'"
 )
-"""Whatever a stream holds or is called, nothing but these files runs, and nothing is fetched from elsewhere."""
 
+# How many streams one answer names.
 _STREAMS = 500
-"""How many streams one answer names."""
 
 _PRODUCERS = 100
+# What happens within this time is one event: a busy server does not make a busy page.
 _EVENT_SECONDS = 0.25
-"""What happens within this time is one event: a busy server does not make a busy page."""
 
+# When more streams changed within that time, the page is told to ask again.
 _PATHS_MAX = 1000
-"""When more streams changed within that time, the page is told to ask again."""
 
 
 class Watcher:
@@ -59,7 +59,8 @@ class Watcher:
 class PageRoutes:
     """Answers requests for the page.
 
-    :ivar paths: that it answers; `public`: those of them without anything of the streams in it.
+    :ivar paths: that it answers.
+    :ivar public: those of them without anything of the streams in it.
     """
 
     paths = frozenset({*_FILES, "/page/streams", "/page/stream", "/page/events"})

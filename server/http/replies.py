@@ -10,14 +10,14 @@ _EXPOSED = (
     b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
     b"Producer-Received-Seq, ETag, Location, Retry-After, Content-Encoding, Vary"
 )
+# On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
+# `refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none.
 _COMMON: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"cross-origin"),
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", _EXPOSED),
 ]
-"""On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
-`refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none."""
 
 METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 PREFLIGHT: Headers = [

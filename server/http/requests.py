@@ -24,8 +24,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+# The headers that matter here, by name in lower case; their bytes as latin-1.
 Fields = dict[bytes, str]
-"""The headers that matter here, by name in lower case; their bytes as latin-1."""
 
 PATH_BYTES_MAX = 500
 _KNOWN = frozenset(
@@ -75,7 +75,8 @@ async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, 
 
     :param holding: of the request, which holds the body afterwards.
     :raises Refused: 413 if it is larger than `max_bytes`, 408 if it does not come within `seconds`, 503 if there is no
-        room for it now. :raises DisconnectedError: the client went away before it had sent all of it.
+        room for it now.
+    :raises DisconnectedError: the client went away before it had sent all of it.
     """
     length = given.get(b"content-length")
     if length is not None and int(length) > max_bytes:
@@ -133,7 +134,9 @@ def append_of(path: str, given: Fields, data: bytes) -> Append:
 
 
 def create_of(path: str, given: Fields, data: bytes, source: Callable[[str], str]) -> Create:
-    """:param source: turns the path of a URL into that of a stream. :raises Refused: 400."""
+    """:param source: turns the path of a URL into that of a stream.
+    :raises Refused: 400.
+    """
     ttl, expires_at = given.get(b"stream-ttl"), given.get(b"stream-expires-at")
     if ttl is not None and expires_at is not None:
         raise Refused(400, "a stream has Stream-TTL or Stream-Expires-At, not both")
@@ -216,8 +219,10 @@ def _is_true(value: str | None) -> bool:
 class Read(msgspec.Struct, frozen=True):
     """Where a reader wants to begin, and how it wants to be served.
 
-    :ivar position: None for the end, wherever that is; :ivar offset: as it was given, or what stands for its absence.
-    :ivar live: None, ``long-poll`` or ``sse``. :ivar cursor: what the client was given before.
+    :ivar position: None for the end, wherever that is;.
+    :ivar offset: as it was given, or what stands for its absence.
+    :ivar live: None, ``long-poll`` or ``sse``.
+    :ivar cursor: what the client was given before.
     """
 
     position: int | None = 0

@@ -20,17 +20,21 @@ from opslog.server.http.connections import Connection, Limits
 from opslog.server.http.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
+# How long the thread that commits may have to wait for the one that answers, where Python's usual 5 ms would be most of
+# a commit.
 _SWITCH_SECONDS = 0.0005
-"""How long the thread that commits may have to wait for the one that answers, where Python's usual 5 ms would be most
-of a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """:ivar port: 0 for any that is free; :ivar certificate: in PEM, with `key`, for TLS;
-    :ivar max_connections: further ones are answered with 503; :ivar header_seconds: how long a client may take to send
-    the head of a request, and how long what was sent to it may stay unread; `header_bytes`: how large a head may be;
-    :ivar stop_seconds: how long requests may go on once the server was told to stop."""
+    """:ivar port: 0 for any that is free;.
+    :ivar certificate: in PEM, with `key`, for TLS;.
+    :ivar max_connections: further ones are answered with 503;.
+    :ivar header_seconds: how long a client may take to send the head of a request, and how long what was sent to it may
+        stay unread.
+    :ivar header_bytes: how large a head may be;.
+    :ivar stop_seconds: how long requests may go on once the server was told to stop.
+    """
 
     host: str = "127.0.0.1"
     port: int = 4437

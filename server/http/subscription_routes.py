@@ -39,7 +39,8 @@ _OF_WORKERS = (["callback"], ["ack"], ["release"])
 class SubscriptionRoutes:
     """Answers every request below ``__ds``.
 
-    :param now: seconds since 1970. :param budget: what requests under way hold in memory.
+    :param now: seconds since 1970.
+    :param budget: what requests under way hold in memory.
     """
 
     def __init__(self, service: Subscriptions, options: Options, now: Callable[[], float], budget: Budget) -> None:

@@ -27,7 +27,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """:ivar name: for logs and limits; :ivar sha256: of the token, in hexadecimal digits; :ivar read: prefixes."""
+    """:ivar name: for logs and limits;.
+    :ivar sha256: of the token, in hexadecimal digits;.
+    :ivar read: prefixes.
+    """
 
     name: str
     sha256: str
@@ -65,7 +68,10 @@ class Tokens:
         return cls(tokens)
 
     def find(self, authorization: str | None) -> Token:
-        """The token that a request carries. :raises Refused: 401, it carries none that is known."""
+        """The token that a request carries.
+
+        :raises Refused: 401, it carries none that is known.
+        """
         scheme, _, secret = (authorization or "").partition(" ")
         # Looked up by its hash: how long that takes says nothing about other tokens.
         token = self._tokens.get(sha256(secret.strip().encode("latin-1")).hexdigest())

@@ -12,14 +12,15 @@ from opslog.server.protocol.producers import Stamp
 from opslog.server.protocol.refusals import Refused, closed
 from opslog.server.protocol.transaction import Transaction
 
+# Retention waits until this part of what is to be kept has come on top of it.
 _TRIM_PART = 4
-"""Retention waits until this part of what is to be kept has come on top of it."""
 
 
 class Append(msgspec.Struct):
     """What a client wants to append.
 
-    :ivar content_type: of the body; None only without one. :ivar data: as it will be stored.
+    :ivar content_type: of the body; None only without one.
+    :ivar data: as it will be stored.
     :ivar problem: why the body cannot be stored; it counts only after everything else.
     :ivar close: the stream takes nothing more after this; without data, that is all.
     :ivar seq: Stream-Seq, bytes as latin-1.
@@ -35,8 +36,10 @@ class Append(msgspec.Struct):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """:ivar stream: as it is afterwards; :ivar stamp: the highest accepted one of this producer, if it named itself;
-    :ivar duplicate: it had been appended before."""
+    """:ivar stream: as it is afterwards;.
+    :ivar stamp: the highest accepted one of this producer, if it named itself;.
+    :ivar duplicate: it had been appended before.
+    """
 
     stream: Stream
     stamp: Stamp | None = None

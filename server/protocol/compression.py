@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 
+# Below it, an answer would hardly get smaller.
 MIN_BYTES = 1024
-"""Below it, an answer would hardly get smaller."""
 
+# From here on compressing takes longer than handing it to another thread.
 IN_THREAD_BYTES = 64 * 1024
-"""From here on compressing takes longer than handing it to another thread."""
 
 _PACKED = ("audio/", "image/", "video/", "application/gzip", "application/zip", "application/zstd")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

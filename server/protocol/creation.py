@@ -16,7 +16,9 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 
 class ForkOf(msgspec.Struct):
-    """:ivar source: path; :ivar position: None for the source's end."""
+    """:ivar source: path;.
+    :ivar position: None for the source's end.
+    """
 
     source: str
     position: int | None = None
@@ -26,7 +28,8 @@ class ForkOf(msgspec.Struct):
 class Create(msgspec.Struct):
     """What a client wants to create.
 
-    :ivar content_type: None if it gave none that can be one. :ivar data: first content, as it will be stored.
+    :ivar content_type: None if it gave none that can be one.
+    :ivar data: first content, as it will be stored.
     :ivar problem: why the body cannot be stored; it does not matter if the stream is there already.
     """
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# 2024-10-09T00:00:00Z, from which the protocol counts the intervals.
 _EPOCH = 1728432000.0
-"""2024-10-09T00:00:00Z, from which the protocol counts the intervals."""
 
 _JITTER_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """:ivar interval_seconds: how long a cursor stays the same; :ivar epoch: seconds since 1970 of interval 0, which is
-    also the one of all times before."""
+    """:ivar interval_seconds: how long a cursor stays the same;.
+    :ivar epoch: seconds since 1970 of interval 0, which is also the one of all times before.
+    """
 
     interval_seconds: float = 20.0
     epoch: float = _EPOCH

@@ -20,7 +20,8 @@ _SPACE = b" \t\n\r"
 def record(body: bytes) -> bytes:
     """The record of an append: the elements of an array, one level deep, or one message of anything else.
 
-    :returns: b"" for an empty array. :raises Refused: this is not JSON; 400.
+    :returns: b"" for an empty array.
+    :raises Refused: this is not JSON; 400.
     """
     text = body.strip(_SPACE)
     try:

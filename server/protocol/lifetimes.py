@@ -11,8 +11,8 @@ from opslog.server.protocol.model import Stream
 from opslog.server.protocol.refusals import gone, not_found
 from opslog.server.protocol.transaction import Transaction
 
+# By stream id, the time of the last access that is newer than the recorded one (see `Stream.accessed`).
 Accesses = Mapping[int, float]
-"""By stream id, the time of the last access that is newer than the recorded one (see `Stream.accessed`)."""
 
 
 def deadline(stream: Stream, accesses: Accesses) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+# What a client may say instead of an offset: the beginning of the stream, and its end, wherever that is.
 BEGINNING, NOW = "-1", "now"
-"""What a client may say instead of an offset: the beginning of the stream, and its end, wherever that is."""
 
 _OFFSET = re.compile(r"[0-9]{16}_([0-9]{16})", re.ASCII)
 

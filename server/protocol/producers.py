@@ -7,8 +7,8 @@ import msgspec
 from opslog.server.protocol.model import Producer
 from opslog.server.protocol.refusals import Refused
 
+# The greatest epoch or sequence number: what every number of JavaScript can hold exactly.
 MAX_INTEGER = 2**53 - 1
-"""The greatest epoch or sequence number: what every number of JavaScript can hold exactly."""
 
 
 class Stamp(msgspec.Struct, frozen=True):

@@ -13,12 +13,14 @@ from opslog.server.protocol.offsets import format_offset
 from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.storage import Record
 
+# `Shard.records`, or a transaction's.
 Records = Callable[[int, int, int, int], Sequence[Record]]
-"""`Shard.records`, or a transaction's."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """:ivar pieces: the bytes, in order; :ivar stop: the position behind them."""
+    """:ivar pieces: the bytes, in order;.
+    :ivar stop: the position behind them.
+    """
 
     pieces: list[bytes]
     stop: int
@@ -42,7 +44,8 @@ def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
     """The stream's bytes from `position`, about `limit` of them: of a JSON stream all messages of the records that it
     takes, of any other at most so many.
 
-    :raises Refused: 400 for a position of a JSON stream inside a message. :raises VanishedError: see there.
+    :raises Refused: 400 for a position of a JSON stream inside a message.
+    :raises VanishedError: see there.
     """
     whole = stream.is_json
     pieces: list[bytes] = []

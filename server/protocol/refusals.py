@@ -6,14 +6,15 @@ from opslog.errors import OpslogError
 from opslog.server.protocol.model import Stream
 from opslog.server.protocol.offsets import format_offset
 
+# Of an answer; the names in lower case, as ASGI wants them.
 Headers = list[tuple[bytes, bytes]]
-"""Of an answer; the names in lower case, as ASGI wants them."""
 
 
 class Refused(OpslogError):
     """The request cannot be done; nothing was changed.
 
-    :ivar status: of the answer; its text is the message. :ivar headers: of the answer, beside the usual ones.
+    :ivar status: of the answer; its text is the message.
+    :ivar headers: of the answer, beside the usual ones.
     """
 
     def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:

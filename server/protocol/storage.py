@@ -17,17 +17,18 @@ from typing import Protocol
 
 from opslog.server.protocol.model import Producer, Stream
 
+# The position at which the bytes of one append begin, and these bytes.
 Record = tuple[int, bytes]
-"""The position at which the bytes of one append begin, and these bytes."""
 
 
 @dataclass(slots=True)
 class Changes:
     """What one commit changes. Whatever is not named stays.
 
-    :ivar streams: by path; None removes it. :ivar producers: by stream id and producer id.
-    :ivar records: (stream id, position, bytes) in the order of positions per stream; never empty bytes, and each
-        begins where the stream's last one ended.
+    :ivar streams: by path; None removes it.
+    :ivar producers: by stream id and producer id.
+    :ivar records: (stream id, position, bytes) in the order of positions per stream; never empty bytes, and each begins
+        where the stream's last one ended.
     :ivar dropped: ids of streams whose records and producers nobody needs any more.
     :ivar trimmed: by stream id, the position before which whole records are no longer needed.
     :ivar values: of the free key space; None removes.
@@ -48,8 +49,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """:ivar streams: how many, also the deleted ones that forks need; :ivar bytes: of content, once for all forks;
-    :ivar stored_bytes: what the storage takes, as far as it knows."""
+    """:ivar streams: how many, also the deleted ones that forks need;.
+    :ivar bytes: of content, once for all forks;.
+    :ivar stored_bytes: what the storage takes, as far as it knows.
+    """
 
     streams: int
     bytes: int
@@ -103,7 +106,8 @@ class Shard(Protocol):
     def commit(self, changes: Changes) -> None:
         """Make all these changes, or none of them; on return they are as durable as this shard can be.
 
-        :raises WriteFailedError: nothing was changed. :raises CommitUnknownError: it is unknown whether.
+        :raises WriteFailedError: nothing was changed.
+        :raises CommitUnknownError: it is unknown whether.
         """
         ...
 

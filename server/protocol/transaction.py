@@ -16,8 +16,9 @@ from opslog.server.protocol.storage import Changes, Record, Shard
 class Events:
     """What a commit did, for those who are told after it.
 
-    :ivar created: new streams, as they were created; :ivar appended: by path, streams that got bytes or were closed,
-        as they are now (new ones too); :ivar deleted: streams that are gone for clients.
+    :ivar created: new streams, as they were created;.
+    :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too);.
+    :ivar deleted: streams that are gone for clients.
     """
 
     created: list[Stream] = field(default_factory=list)

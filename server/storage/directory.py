@@ -28,8 +28,8 @@ from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageEr
 from opslog.server.protocol.storage import Shard
 from opslog.server.storage.lmdb_shard import LmdbShard
 
+# What `layout.json` says; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of shards.
 FORMAT, VERSION, HASH = "opslog-streams", 1, "blake2b-64-mod"
-"""What `layout.json` says; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of shards."""
 
 SHARDS, SHARDS_MAX = 1, 256
 MAP_BYTES = 2**40
@@ -55,8 +55,10 @@ class DirectoryStorage:
         changed.
     :param map_bytes: how large each database may become.
     :param wait_seconds: how long to wait for another process that still has the directory.
-    :raises LockedError: another process serves it. :raises UsageError: it is laid out in another way, or holds
-        something else. :raises FormatVersionError: a newer opslog wrote it. :raises CorruptError: it cannot be read.
+    :raises LockedError: another process serves it.
+    :raises UsageError: it is laid out in another way, or holds something else.
+    :raises FormatVersionError: a newer opslog wrote it.
+    :raises CorruptError: it cannot be read.
     """
 
     def __init__(

@@ -37,7 +37,8 @@ def missing_page(path: str, page_bytes: int, last_page: int) -> int | None:
     """The number of a page that the newest commit needs and the file does not have; None if there is none.
 
     :param last_page: the highest number that was ever handed out, as LMDB says.
-    :raises OSError: the file cannot be read. :raises ValueError: it is too short, and what it has makes no sense.
+    :raises OSError: the file cannot be read.
+    :raises ValueError: it is too short, and what it has makes no sense.
     """
     size = os.stat(path).st_size
     if size >= (last_page + 1) * page_bytes:

@@ -31,8 +31,8 @@ from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
 from opslog.server.storage.place import Length, Place
 
+# How much one step of removing takes away: commits wait for it.
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
-"""How much one step of removing takes away: commits wait for it."""
 
 _PAGE_STREAMS = 256
 _RESTORE = "restore the directory from a backup"
@@ -48,8 +48,8 @@ _producer = msgspec.msgpack.Decoder(Producer)
 class LmdbShard:
     """A shard in the directory `path`, which exists.
 
-    :param map_bytes: how large the file may become; address space, not memory. :param lock: a file that has to stay in
-        place, too: that of the lock of the whole storage.
+    :param map_bytes: how large the file may become; address space, not memory.
+    :param lock: a file that has to stay in place, too: that of the lock of the whole storage.
     :raises CorruptError: the file there is no database, or is too short for what it should hold.
     """
 

@@ -15,8 +15,8 @@ from opslog.server.protocol.storage import Changes, Shard
 from opslog.server.protocol.transaction import Events, Transaction
 
 T = TypeVar("T")
+# Reads and changes in a transaction, on the event loop: short, and no change before the last thing that can raise.
 Work = Callable[[Transaction], T]
-"""Reads and changes in a transaction, on the event loop: short, and no change before the last thing that can raise."""
 
 _Pending = tuple[Work[Any], "asyncio.Future[Any]"]
 _Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
@@ -58,7 +58,8 @@ class Writer:
         """Run the work in the next group.
 
         :raises Exception: what the work raised; then it changed nothing, except where it says so.
-        :raises WriteFailedError: the group could not be committed. :raises CommitUnknownError: see `Shard.commit`.
+        :raises WriteFailedError: the group could not be committed.
+        :raises CommitUnknownError: see `Shard.commit`.
         """
         if self.failure is not None:
             raise self.failure

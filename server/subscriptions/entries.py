@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from opslog.server.subscriptions import globs
 from opslog.server.subscriptions.subscription import Link, Subscription
 
+# Paths of which it is remembered who is interested; then all is forgotten, and found again.
 _INTERESTED_MAX = 100_000
-"""Paths of which it is remembered who is interested; then all is forgotten, and found again."""
 
 
 class Entry:
     """A subscription in memory: as committed, and what came since.
 
-    :ivar pending: paths whose streams have more. :ivar news: paths at which something happened that no commit has
-    looked at. :ivar stirred: somebody is about to look.
-    :ivar lock: held by whoever takes a step of it. :ivar timer: until it has something to do by itself.
+    :ivar pending: paths whose streams have more.
+    :ivar news: paths at which something happened that no commit has looked at.
+    :ivar stirred: somebody is about to look.
+    :ivar lock: held by whoever takes a step of it.
+    :ivar timer: until it has something to do by itself.
     """
 
     def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:

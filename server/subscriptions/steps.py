@@ -19,12 +19,14 @@ from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
 from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
 
+# Told of each step that was committed, and whether it began a wake.
 After = Callable[[Entry, bool], None]
-"""Told of each step that was committed, and whether it began a wake."""
 
 
 class Steps:
-    """:param after: see `After`. :param may_wake: whether a wake may begin now."""
+    """:param after: see `After`.
+    :param may_wake: whether a wake may begin now.
+    """
 
     def __init__(self, streams: Streams, environment: Environment, after: After, may_wake: Callable[[], bool]) -> None:
         self._streams = streams
@@ -42,8 +44,10 @@ class Steps:
     ) -> bool:
         """Make a step true: with what happened since the last one, and with a new wake if it is idle and has work.
 
-        :param links: those that change; None removes. :param new: the storage does not have the subscription yet.
-        :returns: whether a new wake began. :raises OpslogError: it could not be stored, and nothing was changed.
+        :param links: those that change; None removes.
+        :param new: the storage does not have the subscription yet.
+        :returns: whether a new wake began.
+        :raises OpslogError: it could not be stored, and nothing was changed.
         """
         news, entry.news = entry.news, set()
         changed = self._with_news(entry, dict(links or {}), news)

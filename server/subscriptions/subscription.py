@@ -34,7 +34,9 @@ WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
 
 
 class SubscriptionRefused(Refused):
-    """:ivar code: what went wrong, as a word for programs. :ivar known: what else the answer tells."""
+    """:ivar code: what went wrong, as a word for programs.
+    :ivar known: what else the answer tells.
+    """
 
     def __init__(self, status: int, code: str, message: str, **known: object) -> None:
         super().__init__(status, message)
@@ -62,7 +64,7 @@ class Link(msgspec.Struct, frozen=True):
     """A stream of a subscription, and how far it is processed.
 
     :ivar stream_id: that of the stream the cursor is about, 0 if there is none; another stream with its path begins
-    anew.
+        anew.
     """
 
     path: str
@@ -77,9 +79,13 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """:ivar created_at: RFC 3339. :ivar base_url: where its creator reached this server.
-    :ivar generation: of the newest wake. :ivar wake_id: of the wake under way. :ivar snapshot: the ends of its streams
-    when it was sent. :ivar taken: a worker is known to have it. :ivar holder: the worker that claimed it.
+    """:ivar created_at: RFC 3339.
+    :ivar base_url: where its creator reached this server.
+    :ivar generation: of the newest wake.
+    :ivar wake_id: of the wake under way.
+    :ivar snapshot: the ends of its streams when it was sent.
+    :ivar taken: a worker is known to have it.
+    :ivar holder: the worker that claimed it.
     :ivar lease_until, next_attempt_at: seconds since 1970.
     """
 
@@ -225,7 +231,8 @@ def new_link(path: str, *, explicit: bool, stream_id: int, tail: str) -> Link:
 def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | None) -> Link | None:
     """What becomes of a link when its stream was created, appended to, or deleted; None: there is none.
 
-    :param matched: the pattern takes this path. :param stream_id: None if there is no such stream now.
+    :param matched: the pattern takes this path.
+    :param stream_id: None if there is no such stream now.
     """
     glob = matched and stream_id is not None
     if known is None:

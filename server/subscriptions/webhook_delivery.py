@@ -30,7 +30,9 @@ async def resolve(host: str, port: int) -> list[Address]:
 
 
 class Delivery:
-    """:param allow_loopback: webhooks may go to this machine, and then by http. :param resolve: see `resolve`."""
+    """:param allow_loopback: webhooks may go to this machine, and then by http.
+    :param resolve: see `resolve`.
+    """
 
     def __init__(self, *, allow_loopback: bool, resolve: Resolve = resolve) -> None:
         self._allow_loopback = allow_loopback
@@ -59,7 +61,7 @@ class Delivery:
 
         :raises SubscriptionRefused: the name leads to where no webhook may go by now.
         :raises OSError, httpx.HTTPError, TimeoutError: it was not delivered: no connection, no answer, or not a
-        success.
+            success.
         """
         target = parse_target(url, allow_loopback=self._allow_loopback)
         async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -23,16 +23,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from opslog.server.subscriptions.subscription import SubscriptionRefused
 
+# How long caches may keep the published keys.
 JWKS_SECONDS = 300
-"""How long caches may keep the published keys."""
 
+# How long tokens are valid, and how long a key stays published that signs no more. Receivers are advised to refuse
+# webhooks that are older than five minutes; this leaves room for those that are more patient.
 TOKEN_SECONDS = 3600
-"""How long tokens are valid, and how long a key stays published that signs no more. Receivers are advised to refuse
-webhooks that are older than five minutes; this leaves room for those that are more patient."""
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """:ivar seed: 32 bytes, from which a key and that of its tokens are derived. :ivar since: when it signs."""
+    """:ivar seed: 32 bytes, from which a key and that of its tokens are derived.
+    :ivar since: when it signs.
+    """
 
     seed: bytes
     since: float
@@ -105,7 +107,8 @@ class Keys:
 class _Key:
     """What is derived from one seed.
 
-    :ivar kid: its name, made of the public key. :ivar jwk: the public key.
+    :ivar kid: its name, made of the public key.
+    :ivar jwk: the public key.
     """
 
     def __init__(self, seed: bytes) -> None:

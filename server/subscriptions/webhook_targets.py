@@ -37,13 +37,15 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
+# What the registries of special-purpose addresses of IANA say (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
+# changed several times: Python 3.11 takes 192.0.0.8 for public.
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-"""What the registries of special-purpose addresses of IANA say (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
-changed several times: Python 3.11 takes 192.0.0.8 for public."""
 
 
 class Target(NamedTuple):
-    """:ivar host: a name or an address, as it is in the URL, without brackets. :ivar path: with the query."""
+    """:ivar host: a name or an address, as it is in the URL, without brackets.
+    :ivar path: with the query.
+    """
 
     scheme: str
     host: str

@@ -45,8 +45,8 @@ from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look
 
+# How many bytes of rows one task sorts and writes.
 RANGE_BYTES = 32 * 1024 * 1024
-"""How many bytes of rows one task sorts and writes."""
 
 
 def compact(
@@ -68,7 +68,8 @@ def compact(
     :param full: merge the whole snapshot into one run, and let expired tombstones go.
     :param keep_history: from now on keep superseded files this long: seconds, a timedelta or "forever".
     :param storage_options: what the backend takes.
-    :raises LockedError: another compaction is running. :raises NotFoundError: there is no store.
+    :raises LockedError: another compaction is running.
+    :raises NotFoundError: there is no store.
     :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
     place = Place(url_of({"path": os.fspath(url)}), storage_options)
@@ -220,8 +221,8 @@ def _stretches(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[Stre
     """How the rows of each range go into parts, which go on from range to range."""
     ends, number = PartEnds(), 0
     stretches: dict[int, list[Stretch]] = {}
+    # In how many stretches each part lies.
     ranges_of: dict[int, int] = {}
-    """In how many stretches each part lies."""
 
     def note(place: int, rows: int) -> None:
         stretches.setdefault(place, []).append(Stretch(number, rows, True))

@@ -33,24 +33,24 @@ from opslog.spark.stores import open_store
 Batches = Iterator[pa.RecordBatch]
 
 _ROWS = 5000
+# A batch of rows has no more than so many, or so many bytes of lines.
 _BYTES = 8 * 1024 * 1024
-"""A batch of rows has no more than so many, or so many bytes of lines."""
 
+# A record of a log; or, where there is no id, how many commits of an agent's log were read, and their greatest ts.
 FOLDED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string"
-"""A record of a log; or, where there is no id, how many commits of an agent's log were read, and their greatest ts."""
 
+# Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
+# documents grows with it.
 ROWS = "range int, id string, deleted string, line binary, documents int"
-"""Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
-documents grows with it."""
 
+# Rows of runs: of those with one id the one with the least age counts.
 STORED = "id string, deleted string, line binary, age int"
-"""Rows of runs: of those with one id the one with the least age counts."""
 
+# The lengths of the lines of a range, as 32-bit numbers, from the row at this place on.
 LENGTHS = "range int, place int, lengths binary"
-"""The lengths of the lines of a range, as 32-bit numbers, from the row at this place on."""
 
+# A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges.
 WRITTEN = "number int, id string, deleted string, line binary, part binary"
-"""A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -64,7 +64,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Stretch(NamedTuple):
-    """Some rows of a range in a row that go into one part. :ivar whole: whether they are all of it."""
+    """Some rows of a range in a row that go into one part.
+
+    :ivar whole: whether they are all of it.
+    """
 
     number: int
     rows: int
@@ -95,7 +98,8 @@ def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[Log
 def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
     """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
 
-    :param batches: as `FOLDED`. :returns: as `ROWS`.
+    :param batches: as `FOLDED`.
+    :returns: as `ROWS`.
     """
     range_number = _range_number()
     backend = place.open()
@@ -118,7 +122,10 @@ def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
 
 
 def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) -> Batches:
-    """The rows of stored parts, each given with the age of its run. :returns: as `STORED`."""
+    """The rows of stored parts, each given with the age of its run.
+
+    :returns: as `STORED`.
+    """
     schema = _schema(STORED)
     backend = place.open()
     try:
@@ -134,7 +141,9 @@ def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) ->
 def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
     """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
 
-    :param batches: as `STORED`. :param ages, unfolded: as of `Ages.of`. :returns: as `ROWS`.
+    :param batches: as `STORED`.
+    :param ages, unfolded: as of `Ages.of`.
+    :returns: as `ROWS`.
     """
     range_number = _range_number()
 
@@ -150,7 +159,11 @@ def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
 
 
 def measure(batches: Batches) -> Batches:
-    """The lengths of the lines of one range. :param batches: as `ROWS`. :returns: as `LENGTHS`."""
+    """The lengths of the lines of one range.
+
+    :param batches: as `ROWS`.
+    :returns: as `LENGTHS`.
+    """
     place = 0
     for batch in batches:
         lengths = array("I", map(len, batch.column("line").to_pylist()))
@@ -163,7 +176,9 @@ def measure(batches: Batches) -> Batches:
 def write_parts(batches: Batches, place: Place, run: str, stretches: dict[int, list[Stretch]]) -> Batches:
     """Write the parts that lie within one range, and pass on the rows of the others.
 
-    :param batches: as `ROWS`. :param stretches: per range, how its rows go into parts. :returns: as `WRITTEN`.
+    :param batches: as `ROWS`.
+    :param stretches: per range, how its rows go into parts.
+    :returns: as `WRITTEN`.
     """
     backend = place.open()
 
@@ -187,8 +202,10 @@ def write_parts(batches: Batches, place: Place, run: str, stretches: dict[int, l
 
 
 def write_rest(batches: Batches, place: Place, run: str) -> Batches:
-    """Write the parts whose rows were passed on, sorted by part and id. :param batches: as `WRITTEN`, as is what it
-    returns."""
+    """Write the parts whose rows were passed on, sorted by part and id.
+
+    :param batches: as `WRITTEN`, as is what it returns.
+    """
     backend = place.open()
 
     def written() -> Iterator[tuple[Any, ...]]:
@@ -259,7 +276,10 @@ def _rows(batches: Batches, *columns: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _batched(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, line: int | None) -> Batches:
-    """Rows as batches. :param line: the place of the column that is long."""
+    """Rows as batches.
+
+    :param line: the place of the column that is long.
+    """
     for some in packed(rows, lambda row: 0 if line is None else len(row[line] or b""), _BYTES, _ROWS):
         yield _batch(some, schema)
 

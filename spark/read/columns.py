@@ -18,11 +18,11 @@ from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, 
 
 T = TypeVar("T")
 
+# How many rows go over together, at most.
 ROWS = 10_000
-"""How many rows go over together, at most."""
 
+# How many bytes of documents go over together; a longer document goes by itself.
 BYTES = 8 * 1024 * 1024
-"""How many bytes of documents go over together; a longer document goes by itself."""
 
 STATE = pa.schema(
     [
@@ -148,7 +148,10 @@ _DDL = {
 
 
 def ddl(schema: pa.Schema, documents: str | None = None) -> str:
-    """The columns of a view in Spark's words. :param documents: what documents are, in Spark's words; None: text."""
+    """The columns of a view in Spark's words.
+
+    :param documents: what documents are, in Spark's words; None: text.
+    """
     kinds = {field.name: _DDL[str(field.type)] for field in schema}
     if documents is not None:
         kinds["data"] = f"STRUCT<{documents}>"

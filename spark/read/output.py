@@ -33,11 +33,11 @@ from opslog.format.snapshot import Row, build_parts
 _WRITTEN = pa.schema([("records", pa.int64()), ("clock", pa.int64()), ("ts", pa.string()), ("part", pa.binary())])
 _WRITTEN_DDL = "records long, clock long, ts string, part binary"
 
+# How many names there are for the parts of a run.
 _PARTS_MAX = 100_000
-"""How many names there are for the parts of a run."""
 
+# How much of a store one task sorts and writes.
 _RANGE_BYTES = 32 * 1024 * 1024
-"""How much of a store one task sorts and writes."""
 
 
 def write_state(
@@ -54,9 +54,11 @@ def write_state(
     """Write all documents into a directory that is empty or does not exist, as `opslog.bulk.replay.write_state` does,
     but in several files, and, except in a store, in no order.
 
-    :param settings, clock: of the store that is written. :param bytes: about how much there is.
+    :param settings, clock: of the store that is written.
+    :param bytes: about how much there is.
     :param variant: in Parquet, `data` as VARIANT: what can be queried, and not exactly what was stored.
-    :returns: how many documents that were. :raises UsageError: there is something in the directory.
+    :returns: how many documents that were.
+    :raises UsageError: there is something in the directory.
     """
     with new_directory(directory, environment.nonce()) as place:
         if form == "parquet":

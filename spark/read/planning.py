@@ -29,9 +29,9 @@ from opslog.log.survey import Survey, check_reaches, retained, survey
 from opslog.merge.undo import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
+# How much one task reads: a few seconds of work, and a segment of a directory. What a task holds in memory is a few
+# times that.
 SPLIT_BYTES = 64 * 1024 * 1024
-"""How much one task reads: a few seconds of work, and a segment of a directory. What a task holds in memory is a few
-times that."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -124,7 +124,8 @@ class Piece(NamedTuple):
 class LogSplit(msgspec.Struct, frozen=True):
     """The lines of a log that begin in some pieces of it.
 
-    :ivar pieces: in order, without gaps. :ivar begins: whether a line is known to begin where the first piece does.
+    :ivar pieces: in order, without gaps.
+    :ivar begins: whether a line is known to begin where the first piece does.
     :ivar end: the last segment of the listing, and its length then: up to there later lines may be looked at, for the
         undos among them.
     """
@@ -202,9 +203,10 @@ class Recent(msgspec.Struct, frozen=True):
     """The recent commits of a log, which an undo may still reach: everything before them is settled.
 
     :ivar place: where they begin, which is where the next cut goes; where the log ends, if there are none.
-    :ivar there: as of `Cut`. :ivar commits: how many they are.
-    :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there; `ts`: the greatest `ts` among
-        the recent commits alone, empty where there are none.
+    :ivar there: as of `Cut`.
+    :ivar commits: how many they are.
+    :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
+    :ivar ts: the greatest `ts` among the recent commits alone, empty where there are none.
     :ivar ids: the documents that those of them have which are not cancelled.
     """
 
@@ -221,7 +223,10 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
-    """Read a log from its end, as far as its recent commits go. :raises CorruptError, MissingFileError: as reading."""
+    """Read a log from its end, as far as its recent commits go.
+
+    :raises CorruptError, MissingFileError: as reading.
+    """
     starts: list[tuple[int, int]] = []
     ids: set[str] = set()
     undone: set[int] = set()

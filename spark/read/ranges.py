@@ -18,9 +18,9 @@ from opslog.snapshot.runs import read_blocks, read_index, read_part
 from opslog.spark.read.planning import Log, split_logs
 from opslog.spark.read.splits import find_line
 
+# From so many places of the logs are ids taken, to cut ranges of like size. A range twice as large as another does no
+# harm.
 _SAMPLES = 64
-"""From so many places of the logs are ids taken, to cut ranges of like size. A range twice as large as another does no
-harm."""
 
 _SAMPLE_BYTES = 64 * 1024
 

@@ -24,14 +24,14 @@ from opslog.spark.read.tasks import read_task
 from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
 from opslog.spark.stores import open_store, url_of
 
+# How much one task reads at most: what is lost if it fails, and what it holds if no document was written twice.
 _TASK_BYTES_MAX = 768 * 1024 * 1024
-"""How much one task reads at most: what is lost if it fails, and what it holds if no document was written twice."""
 
+# How much of the shuffle one task sorts.
 _SHUFFLE_BYTES = 32 * 1024 * 1024
-"""How much of the shuffle one task sorts."""
 
+# So many bytes of a store are about one byte in the shuffle.
 _COMPRESSED = 4
-"""So many bytes of a store are about one byte in the shuffle."""
 
 
 def replay(
@@ -59,7 +59,8 @@ def replay(
     :param partitions: how many tasks the shuffle has, and that there is one. None: as the size of the store asks for,
         at least two for each core.
     :param storage_options: what the backend takes.
-    :raises NotFoundError: there is no store. :raises HistoryGoneError: the state at `as_of` was compacted away.
+    :raises NotFoundError: there is no store.
+    :raises HistoryGoneError: the state at `as_of` was compacted away.
     """
     path = url_of({"path": os.fspath(url)})
     with closing(open_store(path, storage_options)) as backend:

@@ -25,11 +25,11 @@ from opslog.log.reader import Cursor, LogSource, Segment, Stretch, by_turns, log
 from opslog.merge.merge import Merge
 from opslog.spark.read.planning import LogSplit
 
+# How much of a log is one block.
 BLOCK_BYTES = 8 * 1024 * 1024
-"""How much of a log is one block."""
 
+# How much is read at once to find where a line begins.
 _NEWLINE_BYTES = 64 * 1024
-"""How much is read at once to find where a line begins."""
 
 
 class Included:
@@ -64,15 +64,16 @@ class Portion(NamedTuple):
         return [start for start, commit in zip(starts, self.stretch.commits, strict=True) if commit.clock in kept]
 
 
+# Some megabytes of a log, newest first. The first portion is what comes after them, as in `LogReader.portions`.
 Block = list[Portion]
-"""Some megabytes of a log, newest first. The first portion is what comes after them, as in `LogReader.portions`."""
 
 
 class LogReader:
     """Reads the splits of one task, each of another log.
 
-    :ivar commits: how many commits were read; `ts`: the greatest among them. Those behind a split's end and those
-        beyond the point in the past are not counted.
+    :ivar commits: how many commits were read.
+    :ivar ts: the greatest among them. Those behind a split's end and those beyond the point in the past are not
+        counted.
     """
 
     def __init__(self, backend: Backend, splits: Sequence[LogSplit], window: int, as_of: Point | None = None) -> None:
@@ -88,8 +89,8 @@ class LogReader:
         """What comes after a split, as places in the log, without bytes and without records; then the split, newest
         first. Nothing, where no line begins in it.
 
-        :raises CorruptError: a line is no commit, or not this log's next one. :raises MissingFileError: a segment was
-            collected, or is shorter than it was.
+        :raises CorruptError: a line is no commit, or not this log's next one.
+        :raises MissingFileError: a segment was collected, or is shorter than it was.
         """
         split = self._sound(split)
         if not split.pieces:
@@ -173,7 +174,8 @@ class LogReader:
     def _later(self, split: LogSplit, end: int, clock: int) -> list[Commit]:
         """The commits behind a split that an undo of one of its own can be among, without their records.
 
-        :param end: where its last line ends; `clock`: that of its newest commit.
+        :param end: where its last line ends.
+        :param clock: that of its newest commit.
         """
         # One at least, to see that the clocks go on growing there.
         found = islice(self._included.ahead(self._behind(split, end, clock)), max(1, self.window))
@@ -245,8 +247,8 @@ def _behind(later: list[Commit]) -> Portion:
     return Portion(Stretch(0, 0, b"", []), later)
 
 
+# Whether a document is asked for.
 Wanted = Callable[[str], bool]
-"""Whether a document is asked for."""
 
 
 def restricted(commit: Commit, wanted: Wanted) -> Commit:

@@ -20,8 +20,8 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one task, wherever it runs.
 
-    :raises CorruptError: names file and offset. :raises RetryError: the job began so long ago that a compaction has
-        collected what it was to read.
+    :raises CorruptError: names file and offset.
+    :raises RetryError: the job began so long ago that a compaction has collected what it was to read.
     """
     with closing(open_store(url, options)) as backend:
         try:

@@ -19,6 +19,8 @@ def _integer(bits: int) -> Any:
     return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
 
 
+# What a JSON value must be to be taken as a type of Spark's. Nothing is converted that would change it: no text to a
+# number, no 1.5 to an integer. Times are RFC 3339 texts.
 _PLAIN: dict[type[spark.DataType], Any] = {
     spark.StringType: str,
     spark.BooleanType: bool,
@@ -33,8 +35,6 @@ _PLAIN: dict[type[spark.DataType], Any] = {
     spark.TimestampType: Annotated[datetime.datetime, msgspec.Meta(tz=True)],
     spark.TimestampNTZType: Annotated[datetime.datetime, msgspec.Meta(tz=False)],
 }
-"""What a JSON value must be to be taken as a type of Spark's. Nothing is converted that would change it: no text to a
-number, no 1.5 to an integer. Times are RFC 3339 texts."""
 
 
 def converter(schema: spark.StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

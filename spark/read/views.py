@@ -42,19 +42,20 @@ from opslog.spark.read.planning import (
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
 from opslog.spark.read.splits import LogReader, cancelled, winners
 
+# Logs of no more than this the driver merges itself: a fraction of a second, and less to send to the tasks than that.
 TAIL_BYTES = 32 * 1024 * 1024
-"""Logs of no more than this the driver merges itself: a fraction of a second, and less to send to the tasks than
-that."""
 
+# A log of no more bytes is one split.
 _WHOLE = 2**62
-"""A log of no more bytes is one split."""
 
 
 @dataclass(frozen=True)
 class Asked:
     """Which rows are asked for; more may be given.
 
-    :ivar ids: the range of their ids; `one_of`: what they are among; `agents`: likewise of agents.
+    :ivar ids: the range of their ids.
+    :ivar one_of: what they are among.
+    :ivar agents: likewise of agents.
     """
 
     ids: IdRange = ALL
@@ -71,10 +72,14 @@ EVERYTHING = Asked()
 class Task(msgspec.Struct, frozen=True):
     """One task's share.
 
-    :ivar manifest: the number of the manifest that was planned with. :ivar window: the store's undo window.
-    :ivar logs: what to read of logs; `runs`: of the snapshot; `range`: which ids of it.
-    :ivar winners: who wins in the tail, as lines, where the driver knows. :ivar period: of the archives, `files`: their
-        paths.
+    :ivar manifest: the number of the manifest that was planned with.
+    :ivar window: the store's undo window.
+    :ivar logs: what to read of logs.
+    :ivar runs: of the snapshot.
+    :ivar range: which ids of it.
+    :ivar winners: who wins in the tail, as lines, where the driver knows.
+    :ivar period: of the archives.
+    :ivar files: their paths.
     """
 
     manifest: int
@@ -93,10 +98,17 @@ class View(Protocol):
     schema: ClassVar[pa.Schema]
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        """All tasks. :raises NotFoundError, HistoryGoneError, CorruptError: as of `survey_state`."""
+        """All tasks.
+
+        :raises NotFoundError, HistoryGoneError, CorruptError: as of `survey_state`.
+        """
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. :raises CorruptError: names file and offset. :raises MissingFileError:"""
+        """The rows of one task.
+
+        :raises CorruptError: names file and offset.
+        :raises MissingFileError: it is not there.
+        """
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cu
     Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
     all others are there. A log that was sealed and folded whole has none left where each append is a segment.
 
-    :param place: up to where the log was read; `START` where nothing was. :param first: that cut.
+    :param place: up to where the log was read; `START` where nothing was.
+    :param first: that cut.
     :param commits: how many commits lie before the beginning of its segment. None where each append is a segment: there
         every segment has a commit, so their numbers say as much.
     :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal, which is a
@@ -125,8 +126,9 @@ def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cu
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
-    :ivar place: where it goes on; `segments`: from there on. :ivar gap: whether commits before that place were
-        collected unread.
+    :ivar place: where it goes on.
+    :ivar segments: from there on.
+    :ivar gap: whether commits before that place were collected unread.
     """
 
     place: Cut

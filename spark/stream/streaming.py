@@ -32,8 +32,8 @@ try:
 except ImportError as error:
     raise UsageError("streaming from opslog needs Spark 4.2 or later: pip install -U pyspark") from error
 
+# The columns of a stream. Whether a commit is cancelled is not known when it is delivered: an undo comes as a row.
 COLUMNS = pa.schema([*(field for field in OPS if field.name != "cancelled"), ("delivery", pa.string())])
-"""The columns of a stream. Whether a commit is cancelled is not known when it is delivered: an undo comes as a row."""
 
 
 class Task(InputPartition):

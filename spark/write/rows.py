@@ -29,8 +29,8 @@ from opslog.format.documents import check_id, encode
 
 Op = SetOp | DeleteOp
 
+# The columns of the view `state`: a changed one can be written back as it is.
 _STATE = ("id", "data", "clock", "agent", "ts", "v")
-"""The columns of the view `state`: a changed one can be written back as it is."""
 
 _JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, NullType, ShortType, StringType)
 
@@ -72,7 +72,10 @@ class Columns(msgspec.Struct, frozen=True):
         return cls((), is_text, "_op" in types, "v" in types)
 
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
-        """What the rows write. :raises UsageError, InvalidDocumentError: one cannot be written; names its id."""
+        """What the rows write.
+
+        :raises UsageError, InvalidDocumentError: one cannot be written; names its id.
+        """
         columns = {name: batch.column(name).to_pylist() for name in self._needed()}
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))

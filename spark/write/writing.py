@@ -38,15 +38,19 @@ from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import look
 from opslog.spark.write.rows import Columns, Op
 
+# A commit of an appended job ends with the row that reaches this size: every reader holds the last 32 in memory.
 BATCH_BYTES = 8 * 1024 * 1024
-"""A commit of an appended job ends with the row that reaches this size: every reader holds the last 32 in memory."""
 
+# What one commit that replaces everything may be.
 OVERWRITE_BYTES = 64 * 1024 * 1024
-"""What one commit that replaces everything may be."""
 
 
 class Staged(WriterCommitMessage):
-    """What one attempt of a task put aside. :ivar partition: of the table; `files`: in order of the rows."""
+    """What one attempt of a task put aside.
+
+    :ivar partition: of the table.
+    :ivar files: in order of the rows.
+    """
 
     def __init__(self, partition: int, files: list[tuple[str, int]]) -> None:
         self.partition = partition
@@ -166,7 +170,8 @@ class Log:
         """One commit; it is durable on return. Where a compaction has sealed this log, which nobody had written to for
         long, it comes after the seal.
 
-        :raises WriteFailedError: nothing was written. :raises CommitUnknownError: it may have been.
+        :raises WriteFailedError: nothing was written.
+        :raises CommitUnknownError: it may have been.
         :raises AgentFencedError: another process has taken the name.
         """
         while True:
@@ -198,7 +203,10 @@ def _portions(ops: Iterable[Op]) -> Iterator[list[Op]]:
 
 
 def _read(backend: Backend, path: str) -> Iterator[Op]:
-    """The ops that an attempt put aside. :raises CorruptError: they are not what was written."""
+    """The ops that an attempt put aside.
+
+    :raises CorruptError: they are not what was written.
+    """
     for commit in decode_commits(backend.read(path), path, 0):
         assert isinstance(commit, Batch)
         yield from commit.ops
