@@ -327,7 +327,9 @@ class Session:
 
     async def handle_read(self) -> None:
         self.store.get(self.random.choice(self.shared.ids))
-        assert len(list(self.store.items())) >= 0
+        seen = dict(self.store.items())
+        for left, right in PAIRS if self.store._open_batch is None else ():  # its own thread sees what it has of one
+            invariants.batches_are_atomic(seen.get(left), seen.get(right), f"the handler of {self.agent}")
 
 
 class SharedSession(Session):
