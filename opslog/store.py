@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
@@ -408,8 +408,7 @@ class Store(Following[T]):
                 f"this store ({self._backend.url}) belongs to the parent of this process: open one here, under another "
                 "agent name"
             )
-        failure = self._failure
-        if failure is not None:
+        if self._log is not None and (failure := self._log.failure) is not None:
             self._failure_told = True
             raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
 
@@ -438,9 +437,7 @@ class _Replica(Generic[T]):
 
     def __init__(self, store: Store[T]) -> None:
         self._store = store
-
-    def apply(self, commits: Iterable[Commit]) -> None:
-        self._store._apply(commits)
+        self.apply = store._apply  # not by way of another call: it is one for each commit
 
     def invalidate(self) -> None:
         self._store._invalidate()

@@ -180,6 +180,9 @@ class LogWriter:
         # What was taken from the queue, until its outcome is known.
         self._group: Group | None = None
         self._broken: OpslogError | None = None
+        # With a buffer, why nothing more can be written: memory has commits that the log does not have, or may not
+        # have. None while all is well.
+        self.failure: OpslogError | None = None
         self._closed = False
         self._at_once = False
 
@@ -214,12 +217,6 @@ class LogWriter:
             self.flush()  # nobody else would
         elif self.is_full:
             self._run_alone(self._make_room)
-
-    @property
-    def failure(self) -> OpslogError | None:
-        """With a buffer, why nothing more can be written: memory has commits that the log does not have, or may not
-        have. None while all is well."""
-        return None if self._buffer is None else self._broken
 
     @property
     def is_full(self) -> bool:
@@ -368,6 +365,7 @@ class LogWriter:
         if self._buffer is None:
             self._apply(written)
         elif error is not None:
+            self.failure = self._broken
             logger().error("buffered commits were not written: %s", error)
         if error is not None:
             for pending in group.pendings[len(written) :]:
@@ -401,7 +399,7 @@ class LogWriter:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
             if self._buffer is not None:
-                self._apply([pending])
+                self._replica.apply(_not_applied([pending]))
         except BaseException:
             self._apply_last()
             raise
