@@ -236,3 +236,25 @@ def test_docstrings_can_be_read_by_a_tool() -> None:
             ]
             found += [f"{path.relative_to(ROOT)}:{line}: a string as a statement" for line in strings]
     assert not found, "one tag a line, with what it says; comments for the rest\n" + "\n".join(found)
+
+
+def test_tests_that_are_named_exist() -> None:
+    """Where code or a document says which test shows something, there is one of that name."""
+    there = set[str]()
+    for path in (ROOT / "tests").rglob("*.py"):
+        there.add(path.stem)
+        there |= {
+            node.name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+    for path in (ROOT / "backends").glob("testing*.py"):
+        there |= set(re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8")))
+    named = [
+        (path, name)
+        for path, text in [*texts(".py"), *texts(".md")]
+        if not path.startswith(("tests/", "CHANGELOG"))
+        for name in re.findall(r"(?<![\w/-])test_\w+", text)
+    ]
+    missing = [f"{path}: {name}" for path, name in named if name not in there]
+    assert not missing, "no test has these names\n" + "\n".join(sorted(set(missing)))
