@@ -55,6 +55,38 @@ def test_it_runs_when_it_is_woken(make: Callable[..., Worker]) -> None:
         until(partial(work.has_run_since, before))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("no memory to wait")])
+def test_an_exception_between_two_runs_does_not_end_it(
+    make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    work, errors = Work(), [error]
+    worker = make(work, retry_seconds=0.001)
+    wait = worker._bell.wait
+
+    def fail_once(*arguments: Any) -> bool:
+        if errors:
+            raise errors.pop()
+        return wait(*arguments)
+
+    monkeypatch.setattr(worker._bell, "wait", fail_once)
+    assert worker.wake()
+    until(lambda: not errors)
+    before = work.runs
+    worker.wake()
+    until(partial(work.has_run_since, before))
+
+
+def test_one_that_was_ended_is_started_anew(make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what nobody should catch: a debugger, or a test, that ends a thread."""
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    work = Work(SystemExit())
+    worker = make(work)
+    worker.wake()
+    until(lambda: worker._thread is None and work.runs == 1)
+    worker.wake()
+    until(partial(work.has_run_since, 1))
+
+
 def test_a_hurried_one_does_not_wait_for_more(make: Callable[..., Worker]) -> None:
     work = Work()
     worker = make(work, delay_seconds=3600.0)

@@ -117,12 +117,19 @@ class Worker:
             return
         try:
             self._thread = threading.current_thread()
+            self._woken = True  # a thread is started when there is something to do
             pause: float | None = None
-            while self._await_turn(pause):
-                pause = self._try(pause)
+            while not self._closed:
+                try:
+                    while self._await_turn(pause):
+                        pause = self._try(pause)
+                except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
+                    pause = self._retry_seconds
         finally:
-            self._thread = None
             self._turn.release()
+            with self._starting:
+                self._thread = None
+                self._woken = self._hurried = False  # who wakes it next must not rely on this thread
 
     def _try(self, pause: float | None) -> float | None:
         """Run once; how long to wait before the next try, None after a good run.
