@@ -1,9 +1,9 @@
 """Test your own agents with what opslog is tested with: many processes, simulated storage and time, one seed.
 
 A `Simulation` runs processes; `make_storage` gives it a storage, "posix" or "s3"; `open_store` opens a store on that in
-a simulated process, and `run_tasks` is its `asyncio.run`. What goes wrong is a list of `Fault`s.
-`opslog.testing.invariants` says what must hold of every store, and `opslog.testing.scenario` has whole runs of many
-agents, as opslog's own tests have them.
+a simulated process, `run_tasks` is its `asyncio.run`, and `Threading` its `threading`. What goes wrong is a list of
+`Fault`s. `opslog.testing.invariants` says what must hold of every store, and `opslog.testing.scenario` has whole runs
+of many agents, as opslog's own tests have them.
 
 Needs the extra: ``pip install 'opslog[testing]'``.
 """
@@ -13,11 +13,13 @@ from opslog.testing.invariants import ViolationError
 from opslog.testing.simulation import Process, Simulation
 from opslog.testing.storages import all_commits, make_storage, open_async_store, open_store
 from opslog.testing.tasks import run_tasks
+from opslog.testing.threads import Threading
 
 __all__ = [
     "Fault",
     "Process",
     "Simulation",
+    "Threading",
     "ViolationError",
     "all_commits",
     "make_storage",
