@@ -15,7 +15,7 @@ from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
 from opslog.testing.invariants import State
-from opslog.testing.shared import Shared, left_to_do, view
+from opslog.testing.shared import Shared, has_lost_its_directory, left_to_do, view
 from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
@@ -93,7 +93,7 @@ class Audit:
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
             process.sleep(_BACKGROUND_SECONDS / 20)
         for owner, store in list(stores.items()):
-            if store._failure is None:
+            if store._failure is None and not has_lost_its_directory(store):
                 invariants.background_work_is_done(left_to_do(store), owner.name)
                 self.shared.ledger.flushed(self.shared.ledger.buffered(store))
             else:

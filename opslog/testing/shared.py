@@ -149,6 +149,12 @@ def view(store: Store[Any]) -> State:
     return {record.id: bytes(record.data) for record in store.records()}
 
 
+def has_lost_its_directory(store: Store[Any]) -> bool:
+    """Whether another directory stands where the store's was: it can do nothing any more but be opened again."""
+    tree = getattr(store._backend, "tree", None)
+    return tree is not None and tree().is_replaced()
+
+
 def left_to_do(store: Store[Any]) -> str | None:
     """What a store has to do by itself and has not done yet, None if nothing."""
     log, error = store._log, store._compaction.error

@@ -24,8 +24,9 @@ from opslog.testing.faults import Fault
 from opslog.testing.simulation import Simulation
 from opslog.testing.simulation import Thread as Scheduled
 
-# Where a daemon waits as long as this, it waits for work; that the time passes is not simulated.
-_FOREVER_SECONDS = 1e6
+# Where a daemon waits as long as this, it waits for work, or to try again what failed a dozen times (the longest pause
+# of a `Worker`); that the time passes is not simulated.
+_FOREVER_SECONDS = 3600.0
 
 # Modules that keep the real `threading`: what simulates, what runs an event loop of its own, and what guards real
 # forks.
