@@ -6,10 +6,27 @@ holder any more. A signal's handler may take and release names while its own thr
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Hashable
 
 from opslog.backends import forking
+from opslog.errors import AgentBusyError
+
+
+def this_process() -> str:
+    """In words: ``pid 4711 on host web1``."""
+    return f"pid {os.getpid()} on host {os.uname().nodename}"
+
+
+def in_use_here(agent: str, url: str) -> AgentBusyError:
+    """The refusal of a name that this process uses already."""
+    return AgentBusyError(
+        f"agent {agent!r} of {url} is in use by {this_process()} (this process): close the store that uses it, or open "
+        "under another agent name",
+        agent,
+        this_process(),
+    )
 
 
 class Holders:

@@ -8,7 +8,6 @@ process lives". One lock serialises all calls of one storage.
 from __future__ import annotations
 
 import builtins
-import os
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,10 @@ from typing import NamedTuple
 
 from opslog.backends import forking
 from opslog.backends.contract import Buffer, Entry, Position, Range
-from opslog.backends.holders import Holders
+from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL
 from opslog.errors import (
-    AgentBusyError,
     AlreadyExistsError,
     LockedError,
     MissingFileError,
@@ -180,12 +178,7 @@ class MemoryBackend(forking.ProcessBound):
         appender = MemoryAppender(self._storage, agent, self.url, self._segment_bytes)
         try:
             if not self._storage.agents.take(agent, appender):
-                raise AgentBusyError(
-                    f"agent {agent!r} of {self.url} is in use by {_this_process()}: close the store that uses it, "
-                    "or open under another agent name",
-                    agent,
-                    _this_process(),
-                )
+                raise in_use_here(agent, self.url)
         except BaseException:
             appender.close()
             raise
@@ -204,9 +197,10 @@ class MemoryBackend(forking.ProcessBound):
         try:
             if not locks.take(name, holder):
                 raise LockedError(
-                    f"the lock {name!r} of {self.url} is held by {_this_process()}: try again when it is done",
+                    f"the lock {name!r} of {self.url} is held by {this_process()} (this process): try again "
+                    "when it is done",
                     name,
-                    _this_process(),
+                    this_process(),
                 )
             yield
         finally:
@@ -275,7 +269,3 @@ class MemoryAppender(forking.BoundAppender):
 def open_url(url: str, *, create: bool = True, now: Callable[[], float] = REAL.time) -> MemoryBackend:
     """The backend of ``memory://name`` or ``memory://``; parameters as of `MemoryBackend`."""
     return MemoryBackend(url.removeprefix("memory://"), create=create, now=now)
-
-
-def _this_process() -> str:
-    return f"pid {os.getpid()} (this process)"

@@ -79,7 +79,8 @@ def check_storage_options(url: str, given: Mapping[str, Any], whose: str, own: S
 
     takes = parameters(url)
     for name in given:
-        if name in takes.names or (takes.others and not get_close_matches(name, own, cutoff=0.8)):
+        # (`create` is for the caller to say.)
+        if name in takes.names or (takes.others and name != "create" and not get_close_matches(name, own, cutoff=0.8)):
             continue
         nearest = get_close_matches(name, own | takes.names, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(own))}."

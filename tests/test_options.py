@@ -22,6 +22,7 @@ from opslog.options import OPEN
         ("memory://x", "segment_bytes", "This storage takes now"),
         ("directory", "qqqq", "it has agent, as_of, buffer_bytes"),
         ("lenient://x", "durabilty", "did you mean 'durability'?"),
+        ("lenient://x", "create", "opslog.open has no option 'create'"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path, url: str, given: str, message: str) -> None:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 _numbers = itertools.count()
 
 
-def test_each_invariant_names_tests_that_exist() -> None:
+def test_each_invariant_names_the_test_that_shows_it() -> None:
     invariants = re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^Where)", module.__doc__ or "", re.MULTILINE | re.DOTALL)
     assert [int(number) for number, _ in invariants] == list(range(1, len(invariants) + 1))
     for number, text in invariants:
@@ -38,23 +38,6 @@ def test_each_invariant_names_tests_that_exist() -> None:
         assert named, f"no test shows invariant {number}"
         for path, name in named:
             assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"invariant {number}: {path}: {name}"
-
-
-def test_nobody_appends_to_a_log_but_through_a_session() -> None:
-    sources = [path for folder in ("opslog", "spark") for path in (ROOT / folder).rglob("*.py")]
-
-    def users(pattern: str) -> set[str]:
-        return {
-            path.relative_to(ROOT).as_posix()
-            for path in sources
-            if "opslog/testing/" not in path.as_posix() and re.search(pattern, path.read_text(encoding="utf-8"))
-        }
-
-    assert users(r"appender\.append\(") == {"opslog/log/session.py"}
-    assert users(r"backend\.appender\(") == {"opslog/log/session.py", "opslog/log/sealing.py"}
-    names = users(r"(?<!def )take_name\(") | users(r"backend\.appender\(")
-    sessions = users(r"(?<!class )WriterSession\(")
-    assert names - {"opslog/opening.py", "opslog/log/session.py"} == sessions - {"opslog/store.py"}
 
 
 @dataclass

@@ -258,3 +258,20 @@ def test_tests_that_are_named_exist() -> None:
     ]
     missing = [f"{path}: {name}" for path, name in named if name not in there]
     assert not missing, "no test has these names\n" + "\n".join(sorted(set(missing)))
+
+
+def test_nobody_appends_to_a_log_but_through_a_session() -> None:
+    sources = [path for folder in ("opslog", "spark") for path in (ROOT / folder).rglob("*.py")]
+
+    def users(pattern: str) -> set[str]:
+        return {
+            path.relative_to(ROOT).as_posix()
+            for path in sources
+            if "opslog/testing/" not in path.as_posix() and re.search(pattern, path.read_text(encoding="utf-8"))
+        }
+
+    assert users(r"appender\.append\(") == {"opslog/log/session.py"}
+    assert users(r"backend\.appender\(") == {"opslog/log/session.py", "opslog/log/sealing.py"}
+    names = users(r"(?<!def )take_name\(") | users(r"backend\.appender\(")
+    sessions = users(r"(?<!class )WriterSession\(")
+    assert names - {"opslog/opening.py", "opslog/log/session.py"} == sessions - {"opslog/store.py"}

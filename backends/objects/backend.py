@@ -22,7 +22,6 @@ object per agent would cost requests all along and protect nothing, because its 
 from __future__ import annotations
 
 import builtins
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,11 +33,10 @@ import msgspec
 
 from opslog.backends import forking
 from opslog.backends.contract import Buffer, Entry, Position, Range
-from opslog.backends.holders import Holders
+from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
 from opslog.errors import (
-    AgentBusyError,
     AgentFencedError,
     AlreadyExistsError,
     CommitUnknownError,
@@ -310,12 +308,7 @@ class ObjectBackend(forking.ProcessBound):
         appender = ObjectAppender(self, agent)
         try:
             if not _held.take((self.url, agent), appender):
-                raise AgentBusyError(
-                    f"agent {agent!r} of {self.url} is in use by {this_process()} (this process): close the store that "
-                    "uses it, or open under another agent name",
-                    agent,
-                    this_process(),
-                )
+                raise in_use_here(agent, self.url)
             appender.find_end()
         except BaseException:
             appender.close()
@@ -500,8 +493,3 @@ class ObjectAppender(forking.BoundAppender):
         if self._refusal is not None:
             kind, message = self._refusal
             raise kind(message)
-
-
-def this_process() -> str:
-    """In words: ``pid 4711 on host web1``."""
-    return f"pid {os.getpid()} on host {os.uname().nodename}"

@@ -170,10 +170,15 @@ def _first_sentence(path: Path) -> str:
 
 
 @cache
+def _test_files() -> list[Path]:
+    return sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+@cache
 def _test_imports() -> dict[str, Counter[str]]:
     """Of each module the tests that import it."""
     found: dict[str, Counter[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in _test_files():
         for module in imported(path):
             found.setdefault(module, Counter())[path.relative_to(ROOT).as_posix()] += 1
     return found
@@ -182,7 +187,7 @@ def _test_imports() -> dict[str, Counter[str]]:
 def _tests(module: str) -> str:
     """Those that are named after it; or those that import it; or, for what only others use, those of its users."""
     stem = module.rpartition(".")[2]
-    named = list((ROOT / "tests").rglob(f"test_{stem}.py"))
+    named = [path for path in _test_files() if path.stem == f"test_{stem}"]
     if (folder := ROOT / "tests" / stem).is_dir():
         found = [f"{folder.relative_to(ROOT).as_posix()}/"]
     elif named:
