@@ -75,7 +75,7 @@ def refresh_decision(
         listed yet, which is not needed for every answer.
     :param own_has_more: whether one's own log has more in this listing than is known here.
     """
-    if read.is_torn or own_has_more or _is_overtaken(read, newest):
+    if read.is_torn or own_has_more or _needs_reload(read, newest):
         return RefreshDecision(Step.RELOAD, {})
     if listed is None:
         return RefreshDecision(Step.LIST_LOGS, {})
@@ -84,12 +84,14 @@ def refresh_decision(
     return RefreshDecision(Step.READ_ON if logs else Step.NOTHING, logs)
 
 
-def _is_overtaken(read: Progress, newest: Manifest) -> bool:
+def _needs_reload(read: Progress, newest: Manifest) -> bool:
     """Whether a manifest makes it necessary, or worth its cost, to load again."""
     if newest.number == read.manifest:
         return False
-    if read.is_heavy or newest.number == read.passed:
-        return read.is_heavy
+    if read.is_heavy:
+        return True
+    if newest.number == read.passed:
+        return False
     if not read.runs <= {run.name for run in newest.runs}:
         return True
     return any(
