@@ -353,6 +353,24 @@ def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, ran: list[str]
         until(lambda: folded(url) > 0)
 
 
+def test_after_a_failure_a_compaction_under_way_elsewhere_is_no_failure(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would try again here before the tail has grown, so the old error would be shown for as long."""
+    with opslog.open(url, agent="a", compact_after=50) as store:
+        with monkeypatch.context() as patch:
+
+            def fail(*arguments: Any, **options: Any) -> compaction.Compaction:
+                raise opslog.WriteFailedError("the disk is full")
+
+            patch.setattr(compaction, "compact", fail)
+            fill(store, 50)
+            until(lambda: store.stats().compaction_error == "the disk is full")
+        with open_backend(url).lock(compaction.LOCK):
+            fill(store, 50)
+            until(lambda: store.stats().compaction_error is None)
+
+
 def test_figures(url: str) -> None:
     with opslog.open(url, agent="a", compact_after=None) as store:
         fill(store, 100)

@@ -122,7 +122,7 @@ class AutoCompaction:
             self._compacted()  # nobody waits for this, and it may wait for others
             self.error = None
         except LockedError:
-            pass  # somebody else is at it
+            self.error = None  # somebody else is at it, and tries again if it fails
         except Exception as error:
             self.error = str(error) if isinstance(error, OpslogError) else f"{type(error).__name__}: {error}"
             raise  # the worker logs it, and tries again
