@@ -19,7 +19,7 @@ from opslog.errors import (
     RetryError,
 )
 from opslog.store import Store
-from opslog.testing import invariants
+from opslog.testing import invariants, ledger_invariants
 from opslog.testing.sessions import Crew, Session, look_at_pairs, over
 from opslog.testing.shared import Shared
 from opslog.testing.signals import Interrupt
@@ -167,7 +167,7 @@ class Reader:
             self.shared.think(process)
             clock = store._clock.value
             handout.take("", store.refresh())
-            invariants.commits_are_handed_out_once(handout)
+            ledger_invariants.commits_are_handed_out_once(handout)
             look_at_pairs(store, self.name)
             if store._clock.value < clock:
                 invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")

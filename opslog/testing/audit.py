@@ -13,7 +13,7 @@ from opslog.environment import format_ts
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
-from opslog.testing import invariants
+from opslog.testing import invariants, ledger_invariants
 from opslog.testing.invariants import State
 from opslog.testing.shared import Shared, has_lost_its_directory, left_to_do, view
 from opslog.testing.simulation import EPOCH, Process, Simulation
@@ -57,7 +57,7 @@ class Audit:
             ManifestStore(backend).newest()
         except NotFoundError:
             logs = all_commits(self.storage)
-            invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
+            ledger_invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
             return  # nobody got as far as to make a store
         self._check_background(process)
         commits = self._check_logs()
@@ -110,9 +110,9 @@ class Audit:
     def _check_logs(self) -> list[Commit]:
         logs = all_commits(self.storage)
         attempts = self.shared.ledger.attempts
-        invariants.buffers_are_written_in_order(attempts, logs)
-        invariants.acknowledged_commits_are_never_lost(attempts, logs)
-        invariants.refused_commits_are_absent(attempts, logs)
+        ledger_invariants.buffers_are_written_in_order(attempts, logs)
+        ledger_invariants.acknowledged_commits_are_never_lost(attempts, logs)
+        ledger_invariants.refused_commits_are_absent(attempts, logs)
         for log in logs.values():
             invariants.clocks_never_go_back(log)
             invariants.undo_is_exact(log, self.shared.settings.undo_window)
@@ -142,8 +142,8 @@ class Audit:
     def _check_handouts(self) -> None:
         logs = all_commits(self.storage)
         for handout in self.shared.ledger.handouts:
-            invariants.commits_are_handed_out_once(handout)
-            invariants.every_commit_is_handed_out(handout, logs)
+            ledger_invariants.commits_are_handed_out_once(handout)
+            ledger_invariants.every_commit_is_handed_out(handout, logs)
 
     def _check_past(self, process: Process, commits: Sequence[Commit]) -> None:
         choices = random.Random(process.random.random())

@@ -21,7 +21,7 @@ from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
 from opslog.format.commits import Commit
 from opslog.store import Store
-from opslog.testing import invariants
+from opslog.testing import invariants, ledger_invariants
 from opslog.testing.ledger import Attempt, Handout
 from opslog.testing.shared import Shared
 from opslog.testing.simulation import Process
@@ -240,7 +240,7 @@ class Session:
 
     async def refresh(self) -> None:
         self.handout.take(self.name, await self.calls.refresh())
-        invariants.commits_are_handed_out_once(self.handout)
+        ledger_invariants.commits_are_handed_out_once(self.handout)
         look_at_pairs(self.store, self.agent)
 
     async def flush(self) -> None:
@@ -320,7 +320,7 @@ class Session:
 
     async def handle_refresh(self) -> None:
         self.handout.take("signal", self.store.refresh())
-        invariants.commits_are_handed_out_once(self.handout)
+        ledger_invariants.commits_are_handed_out_once(self.handout)
 
     async def handle_flush(self) -> None:
         await Session.flush(self)
@@ -363,7 +363,7 @@ class SharedSession(Session):
             with self.attempt("set", (id, text)) as attempt:
                 await self.calls.set(id, document)
         if read is not None:
-            invariants.answers_come_after_what_they_answer(read, attempt)
+            ledger_invariants.answers_come_after_what_they_answer(read, attempt)
 
     async def batch(self) -> None:
         left, right = self.random.choice(PAIRS)
@@ -380,7 +380,7 @@ class SharedSession(Session):
 
     async def refresh(self) -> None:
         self.handout.take(self.name, await self.calls.refresh())
-        invariants.commits_are_handed_out_once(self.handout)
+        ledger_invariants.commits_are_handed_out_once(self.handout)
 
     async def iterate(self) -> None:
         """Read all documents, slowly: as they were when that began."""

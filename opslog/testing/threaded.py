@@ -9,7 +9,7 @@ from typing import Any
 
 from opslog.aio import AsyncStore
 from opslog.store import Store
-from opslog.testing import invariants
+from opslog.testing import ledger_invariants
 from opslog.testing.agents import Agent
 from opslog.testing.sessions import Crew, Session, SharedSession, over
 from opslog.testing.shared import Shared
@@ -57,7 +57,7 @@ class SharingAgent(Agent):
             async with self.forgiving(session, crew):
                 async for commit in session.calls.watch(self.poll_seconds):
                     crew.handout.take("watch", [commit])
-                    invariants.commits_are_handed_out_once(crew.handout)
+                    ledger_invariants.commits_are_handed_out_once(crew.handout)
                     if session.random.random() < self.leaving:
                         break
 

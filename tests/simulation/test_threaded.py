@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opslog.format.commits import Set
-from opslog.testing import Process, Simulation, ViolationError, invariants, make_storage, open_store
+from opslog.testing import Process, Simulation, ViolationError, ledger_invariants, make_storage, open_store
 from opslog.testing.ledger import Ledger
 from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.threads import Threading
@@ -83,14 +83,14 @@ def test_a_commit_that_was_never_handed_out_is_found() -> None:
             handout.take("t", store.refresh())
             ledger.catch_up(store)
             logs = {"a": list(writer.ops())}
-            invariants.every_commit_is_handed_out(handout, logs)
-            invariants.commits_are_handed_out_once(handout)
+            ledger_invariants.every_commit_is_handed_out(handout, logs)
+            ledger_invariants.commits_are_handed_out_once(handout)
             del handout.handed["t"][0]
             with pytest.raises(ViolationError, match="never handed"):
-                invariants.every_commit_is_handed_out(handout, logs)
+                ledger_invariants.every_commit_is_handed_out(handout, logs)
             handout.take("u", handout.handed["t"])
             with pytest.raises(ViolationError, match="by 't' and 'u'"):
-                invariants.commits_are_handed_out_once(handout)
+                ledger_invariants.commits_are_handed_out_once(handout)
 
     with place.installed(), ledger.listening():
         simulation.start("a", agent)

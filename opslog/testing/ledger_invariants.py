@@ -1,0 +1,101 @@
+"""What must hold of every call that wrote, and of every commit that was handed out: known only to who noted the calls.
+
+What a store and its logs show by themselves is in `opslog.testing.invariants`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from opslog.format.commits import Record, Seal
+from opslog.merge.stamps import is_greater
+from opslog.testing.invariants import Logs, invariant
+from opslog.testing.ledger import Attempt, Handout, content_of
+
+
+@invariant
+def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs) -> str | None:
+    """Whatever a call returned for is in its agent's log, as it was written."""
+    found = {commit.stamp: commit for log in logs.values() for commit in log}
+    for attempt in attempts:
+        if attempt.outcome == "done":
+            commit = found.get((attempt.clock, attempt.agent))
+            if commit is None or not attempt.matches(commit):
+                return f"{attempt} is not there; there is {commit and content_of(commit)}"
+    return None
+
+
+@invariant
+def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str | None:
+    """Every commit of a log was asked for by a call that returned, or whose outcome is unknown; none by a call that was
+    told that nothing was written, and none by nobody."""
+    waiting: dict[tuple[object, ...], list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        waiting[attempt.agent, *attempt.content[:2]].append(attempt)
+    for agent, log in logs.items():
+        for commit in log:
+            if isinstance(commit, Seal):
+                continue
+            candidates = waiting.get((agent, *content_of(commit)[:2]), [])
+            fitting = [attempt for attempt in candidates if attempt.matches(commit)]
+            asked = [attempt for attempt in fitting if attempt.outcome in ("done", "buffered", "unknown", "begun")]
+            if not asked:
+                return (
+                    f"{content_of(commit)} at {commit.stamp} is in the log, and was {fitting[:1] or 'never asked for'}"
+                )
+            # One that is known by its clock before one that died on the way.
+            candidates.remove(max(asked, key=lambda attempt: attempt.clock))
+    return None
+
+
+@invariant
+def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str | None:
+    """Of what a process has buffered its log holds a beginning: nothing is written behind what was lost."""
+    found = {commit.stamp: commit for log in logs.values() for commit in log}
+    lost: dict[int, Attempt] = {}
+    for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
+        # Only a set cannot be taken for that of another process under this name: its document is like no other one.
+        if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set":
+            commit = found.get((attempt.clock, attempt.agent))
+            if commit is None or not attempt.matches(commit):
+                lost.setdefault(id(attempt.store), attempt)
+            elif id(attempt.store) in lost:
+                return f"{attempt} is there, and {lost[id(attempt.store)]} before it is not"
+    return None
+
+
+@invariant
+def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str | None:
+    """What was written after something had been read outranks it for everybody."""
+    if is_greater((attempt.clock, attempt.agent), read.stamp):
+        return None
+    return f"{attempt} was acknowledged after what is at {read.stamp} had been read, and loses against it"
+
+
+@invariant
+def commits_are_handed_out_once(handout: Handout) -> str | None:
+    """An open store hands out each commit to one of its threads, and to each thread those of one agent in the order of
+    their clocks."""
+    seen: dict[tuple[int, str], str] = {}
+    for thread, commits in handout.handed.items():
+        last: dict[str, int] = {}
+        for commit in commits:
+            if commit.clock <= last.get(commit.agent, 0):
+                return f"{handout.who} was handed {commit.stamp} after {last[commit.agent]}"
+            last[commit.agent] = commit.clock
+            if seen.setdefault(commit.stamp, thread) != thread:
+                return f"{handout.who} was handed {commit.stamp} by {seen[commit.stamp]!r} and {thread!r}"
+    return None
+
+
+@invariant
+def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
+    """What came into an open store from others was handed out, or the store knows that something was collected before
+    it had read it."""
+    handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
+    for agent, until in (handout.until or {}).items() if handout.is_whole else ():
+        for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:
+            if agent != handout.store._agent and commit.stamp not in handed:
+                return f"{handout.who} was never handed {content_of(commit)} at {commit.stamp}"
+    return None
