@@ -156,7 +156,7 @@ class Process:
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
     :ivar turns: the random numbers by which a thread loses its turn between two statements.
-    :ivar statements_left: how many places like that are left until then. See `opslog.testing.preemption`.
+    :ivar statements_left: how many places like that are left until then. See `tests.simulation.preemption`.
     :ivar signals: what interrupts its main thread.
     :ivar is_tough: whether it goes on after a MemoryError.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.

@@ -11,9 +11,9 @@ import argparse
 import sys
 import time
 
-from opslog.testing.scenario import random_scenario, run
-from opslog.testing.shrinking import shrink, story
 from tests.simulation.many import report, simulate
+from tests.simulation.scenario import random_scenario, run
+from tests.simulation.shrinking import shrink, story
 
 
 def replay(seed: int) -> int:

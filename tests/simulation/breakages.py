@@ -41,12 +41,12 @@ from opslog.replica.state import State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
 from opslog.store import Store
-from opslog.testing import preemption
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
-from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.system import System
 from opslog.verify import leftovers
 from opslog.verify.leftovers import Leftover
+from tests.simulation import preemption
+from tests.simulation.scenario import Scenario, random_scenario, run
 
 POWER = {"power": 1.0, "power after": 2.0, "crash after": 1.0}
 CRASHES = {"crash": 1.0, "crash after": 1.0}

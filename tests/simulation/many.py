@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 
 from opslog.testing import invariants
-from opslog.testing.scenario import Outcome, random_scenario, run
+from tests.simulation.scenario import Outcome, random_scenario, run
 
 _AT_ONCE = 10
 """How many seeds a worker is given at a time."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from opslog.testing.scenario import run
-from opslog.testing.shrinking import shrink, story
 from tests.simulation.breakages import ALL, Breakage, caught
 from tests.simulation.every_breakage import EVERY
+from tests.simulation.scenario import run
+from tests.simulation.shrinking import shrink, story
 
 SEEDS_MAX = 40
 """In so many runs each has to show; `python -m tests.simulation --breakages 200` says in how many it does."""

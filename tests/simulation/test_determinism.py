@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from opslog.testing.scenario import random_scenario, run
+from tests.simulation.scenario import random_scenario, run
 
 SEEDS = range(0, 12)
 
 PROGRAM = f"""
-from opslog.testing.scenario import random_scenario, run
+from tests.simulation.scenario import random_scenario, run
 for seed in {list(SEEDS)}:
     print(run(random_scenario(seed)).digest)
 """

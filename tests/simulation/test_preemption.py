@@ -8,12 +8,13 @@ from unittest.mock import patch
 
 import pytest
 
-from opslog.testing import Process, Simulation, preemption
-from opslog.testing.preemption import preempting
-from opslog.testing.scenario import random_scenario, run
+from opslog.testing import Process, Simulation
 from opslog.testing.threads import Threading
+from tests.simulation import preemption
 from tests.simulation.breakages import caught
 from tests.simulation.concurrent_breakages import CONCURRENT
+from tests.simulation.preemption import preempting
+from tests.simulation.scenario import random_scenario, run
 
 
 class Counter:

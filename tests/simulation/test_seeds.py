@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opslog.testing import invariants
-from opslog.testing.scenario import Scenario, random_scenario, run
 from tests.simulation.many import report, run_seeds, simulate
+from tests.simulation.scenario import Scenario, random_scenario, run
 
 FOUND: dict[str, tuple[int, str | None]] = {
     "a tombstone expired before an older set was folded": (658, "posix"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from opslog.testing import Fault, Process, Simulation, make_storage, open_store
-from opslog.testing.sessions import Direct, over
 from opslog.testing.signals import Interrupt
 from opslog.testing.threads import Threading
+from tests.simulation.sessions import Direct, over
 
 
 def simulated(target: object, *faults: Fault) -> Simulation:

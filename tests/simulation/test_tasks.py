@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from opslog.testing import Fault, Process, Simulation, all_commits, make_storage
-from opslog.testing.scenario import Scenario, random_scenario, run
 from opslog.testing.simulation import EndlessError
 from opslog.testing.storages import open_async_store
 from opslog.testing.tasks import run_tasks
+from tests.simulation.scenario import Scenario, random_scenario, run
 
 CALM = Scenario(seed=0, think_seconds=0.01, threaded=3, threads=4, asynchronous=2, weights={"set": 4, "batch": 2})
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from opslog.format.commits import Set
-from opslog.testing import Process, Simulation, ViolationError, ledger_invariants, make_storage, open_store
-from opslog.testing.ledger import Ledger
-from opslog.testing.scenario import Scenario, random_scenario, run
+from opslog.testing import Process, Simulation, ViolationError, make_storage, open_store
 from opslog.testing.threads import Threading
+from tests.simulation import ledger_invariants
+from tests.simulation.ledger import Ledger
+from tests.simulation.scenario import Scenario, random_scenario, run
 
 CALM = Scenario(
     seed=0,

@@ -1,6 +1,6 @@
 """What works on a store from outside, without an agent of its own: compactions, imports, and checks that repair.
 
-Each is a callable object that is given a `Process`, as in `opslog.testing.agents`.
+Each is a callable object that is given a `Process`, as in `tests.simulation.agents`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from opslog.errors import LockedError, MissingFileError, NotFoundError, ReopenEr
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.snapshot.manifests import ManifestStore
 from opslog.testing import invariants
-from opslog.testing.ledger import Attempt
-from opslog.testing.shared import Shared
 from opslog.testing.simulation import Process
 from opslog.verify.verify import verify
+from tests.simulation.ledger import Attempt
+from tests.simulation.shared import Shared
 
 _YEAR_SECONDS = 365 * 86400.0
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from opslog.aio import AsyncStore
 from opslog.store import Store
-from opslog.testing import ledger_invariants
-from opslog.testing.agents import Agent
-from opslog.testing.sessions import Crew, Session, SharedSession, over
-from opslog.testing.shared import Shared
 from opslog.testing.simulation import Process
 from opslog.testing.threads import Threading
+from tests.simulation import ledger_invariants
+from tests.simulation.agents import Agent
+from tests.simulation.sessions import Crew, Session, SharedSession, over
+from tests.simulation.shared import Shared
 
 # How often at least whoever watches looks for commits; no other sleep in a store takes just as long.
 _POLL_SECONDS = 0.7

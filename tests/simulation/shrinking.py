@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from opslog.testing.scenario import Outcome, Scenario, run
+from tests.simulation.scenario import Outcome, Scenario, run
 
 
 def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:

@@ -10,10 +10,10 @@ import asyncio
 from typing import Any
 
 from opslog.aio import AsyncStore
-from opslog.testing.sessions import Session
 from opslog.testing.simulation import Process
 from opslog.testing.tasks import drained, run_tasks
-from opslog.testing.threaded import SharingAgent
+from tests.simulation.sessions import Session
+from tests.simulation.threaded import SharingAgent
 
 
 class AsyncAgent(SharingAgent):

@@ -13,12 +13,13 @@ from opslog.environment import format_ts
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
-from opslog.testing import invariants, ledger_invariants
+from opslog.testing import invariants
 from opslog.testing.invariants import State
-from opslog.testing.shared import Shared, has_lost_its_directory, left_to_do, view
 from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
+from tests.simulation import ledger_invariants
+from tests.simulation.shared import Shared, has_lost_its_directory, left_to_do, view
 
 # After which the lease of a compaction that is gone has run out.
 _LOCK_SECONDS = 30.0

@@ -14,10 +14,10 @@ from opslog.format.manifest import Settings
 from opslog.store import Store
 from opslog.testing import invariants
 from opslog.testing.invariants import State
-from opslog.testing.ledger import Ledger, progress
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import Process
 from opslog.testing.storages import SimulatedStorage, all_commits, open_async_store, open_store
+from tests.simulation.ledger import Ledger, progress
 
 
 class Shared:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from opslog.format.commits import Record, Seal
 from opslog.merge.stamps import is_greater
 from opslog.testing.invariants import Logs, invariant
-from opslog.testing.ledger import Attempt, Handout, content_of
+from tests.simulation.ledger import Attempt, Handout, content_of
 
 
 @invariant

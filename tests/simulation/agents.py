@@ -19,11 +19,12 @@ from opslog.errors import (
     RetryError,
 )
 from opslog.store import Store
-from opslog.testing import invariants, ledger_invariants
-from opslog.testing.sessions import Crew, Session, look_at_pairs, over
-from opslog.testing.shared import Shared
+from opslog.testing import invariants
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import Process
+from tests.simulation import ledger_invariants
+from tests.simulation.sessions import Crew, Session, look_at_pairs, over
+from tests.simulation.shared import Shared
 
 OPEN_TRIES_MAX = 400
 

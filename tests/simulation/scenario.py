@@ -14,19 +14,19 @@ from opslog.format import snapshot
 from opslog.format.manifest import Settings
 from opslog.snapshot import runs
 from opslog.testing import invariants
-from opslog.testing.agents import Agent, Reader
-from opslog.testing.asynchronous import AsyncAgent
-from opslog.testing.audit import Audit
 from opslog.testing.faults import PAUSE_SECONDS_MAX, Fault, random_faults
 from opslog.testing.invariants import ViolationError
-from opslog.testing.jobs import Compactor, Importer, Inspector
-from opslog.testing.names import random_ids, random_names
-from opslog.testing.preemption import preempting
-from opslog.testing.shared import Shared
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import EndlessError, Event, Simulation
 from opslog.testing.storages import make_storage
-from opslog.testing.threaded import ThreadedAgent
+from tests.simulation.agents import Agent, Reader
+from tests.simulation.asynchronous import AsyncAgent
+from tests.simulation.audit import Audit
+from tests.simulation.jobs import Compactor, Importer, Inspector
+from tests.simulation.names import random_ids, random_names
+from tests.simulation.preemption import preempting
+from tests.simulation.shared import Shared
+from tests.simulation.threaded import ThreadedAgent
 
 WEIGHTS: Mapping[str, float] = {
     "set": 8,

@@ -21,10 +21,11 @@ from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
 from opslog.format.commits import Commit
 from opslog.store import Store
-from opslog.testing import invariants, ledger_invariants
-from opslog.testing.ledger import Attempt, Handout
-from opslog.testing.shared import Shared
+from opslog.testing import invariants
 from opslog.testing.simulation import Process
+from tests.simulation import ledger_invariants
+from tests.simulation.ledger import Attempt, Handout
+from tests.simulation.shared import Shared
 
 T = TypeVar("T")
 
