@@ -36,6 +36,17 @@ def test_no_circles() -> None:
     assert not waiting, f"these need each other, or modules that do: {sorted(waiting)}"
 
 
+def test_opslog_testing_has_what_its_public_page_needs_and_no_more() -> None:
+    """Users install it. What only our own simulation uses belongs to tests/simulation/."""
+    inside = {module for module in imports() if module.startswith("opslog.testing.")}
+    needed, waiting = {"opslog.testing"}, ["opslog.testing"]
+    while waiting:
+        more = imports()[waiting.pop()] & inside - needed
+        needed |= more
+        waiting += more
+    assert inside - needed == set(), "nothing that opslog.testing exports needs these: move them to tests/simulation/"
+
+
 def test_documents_show_the_floors_and_modules_as_they_are() -> None:
     stale = [path.name for path, text in documents().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"docs/{stale} are of before: python -m tests.support.house"

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import blocks
+
 ROOT = Path(__file__).parents[1]
 SOURCES = {"opslog": "opslog", "backends": "opslog/backends", "server": "opslog/server", "spark": "opslog/spark"}
 """Each top-level folder of source code, and where it is found once installed."""
@@ -118,6 +120,15 @@ def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
 def test_wheel_runs_the_command(wheel: Path, tmp_path: Path) -> None:
     python = install(tmp_path / "env", wheel)
     assert "Usage:" in run(python.parent / "opslog", "--help", cwd=tmp_path)
+
+
+def test_wheel_runs_a_simulation_of_users_own_agents(wheel: Path, tmp_path: Path) -> None:
+    """The example of docs/testing.md, with `opslog.testing` alone: no tests/ beside it."""
+    python = install(tmp_path / "env", wheel)
+    found = list(blocks(ROOT / "docs" / "testing.md"))
+    (example,) = [block.text for block in found if block.language == "python"]
+    (printed,) = [block.text for block in found if block.follows == "python"]
+    assert run(python, "-W", "error", "-c", example, cwd=tmp_path) == printed
 
 
 def test_editable_install_is_the_tree(tree: Path, tmp_path: Path) -> None:

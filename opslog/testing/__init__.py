@@ -2,8 +2,9 @@
 
 A `Simulation` runs processes; `make_storage` gives it a storage, "posix" or "s3"; `open_store` opens a store on that in
 a simulated process, `run_tasks` is its `asyncio.run`, and `Threading` its `threading`. What goes wrong is a list of
-`Fault`s. `opslog.testing.invariants` says what must hold of every store, and `tests.simulation.scenario` has whole runs
-of many agents, as opslog's own tests have them.
+`Fault`s. `opslog.testing.invariants` has functions that check what must hold of every store.
+
+opslog's own scenarios, which run on this, are not installed: see `tests/simulation/` in the repository.
 
 Needs the extra: ``pip install 'opslog[testing]'``.
 """

@@ -156,7 +156,6 @@ class Process:
     :ivar random: its own random numbers, from the seed.
     :ivar threads: those that have not ended; what the first one runs is the program.
     :ivar turns: the random numbers by which a thread loses its turn between two statements.
-    :ivar statements_left: how many places like that are left until then. See `tests.simulation.preemption`.
     :ivar signals: what interrupts its main thread.
     :ivar is_tough: whether it goes on after a MemoryError.
     :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
@@ -181,7 +180,6 @@ class Process:
         self.is_tough = False
         self.signals = Signals(self.note)
         self.turns = random.Random(f"{simulation.seed}/{name}/{run}/turns")
-        self.statements_left = 0
         self._threads_made = 0
         self.main = Thread(self, "", self._main)
         self.threads = [self.main]

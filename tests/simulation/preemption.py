@@ -14,12 +14,13 @@ import ast
 import gc
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 
-from opslog.testing.simulation import Simulation
+from opslog.testing.simulation import Process, Simulation
 
 # What is interrupted. Others than these share nothing between threads, or are reached through these alone.
 MODULES = [
@@ -76,6 +77,8 @@ def preempting(simulation: Simulation, statements: int) -> Iterator[None]:
 
 
 def _preempt_in(simulation: Simulation, statements: int) -> Callable[[], None]:
+    left: Counter[Process] = Counter()  # how many places until a thread of it loses its turn
+
     def preempt() -> None:
         thread = simulation.thread
         if thread is None:
@@ -83,9 +86,9 @@ def _preempt_in(simulation: Simulation, statements: int) -> Callable[[], None]:
         process = thread.process
         if len(process.threads) < 2 or process.dead:
             return
-        process.statements_left -= 1
-        if process.statements_left < 0:
-            process.statements_left = int(process.turns.expovariate(1 / statements))
+        left[process] -= 1
+        if left[process] < 0:
+            left[process] = int(process.turns.expovariate(1 / statements))
             simulation.lose_turn(process.turns)
 
     return preempt
