@@ -182,10 +182,12 @@ class FsBackend(forking.ProcessBound):
         check_path(path)
         temporary = temporary_path(path, self._nonce())
         won = False
+        file = forking.Descriptor()
         try:
             tree.check()
-            file = self.open_new(tree, temporary)
             try:
+                self.open_new(tree, temporary, file)
+                self.sync_above(temporary)
                 posix.write_all(file.number, data)
                 os.fsync(file.number)
                 won = self._link(file.number, temporary, path)
@@ -441,7 +443,7 @@ class FsBackend(forking.ProcessBound):
                 os.mkdir(tree.checked(directory), posix.DIRECTORY_MODE, dir_fd=tree.descriptor)
             except FileExistsError:
                 self._check_spelling(tree, directory)
-            # What `delete` can remove and somebody make anew cannot be remembered: see `open_new`.
+            # What `delete` can remove and somebody make anew cannot be remembered: see `sync_above`.
             if _is_removable(directory):
                 return
             self.sync_directory(parent)
@@ -476,10 +478,10 @@ class FsBackend(forking.ProcessBound):
                 f"already, so both would be one. Use exactly {twin!r}, or a name that differs by more than case"
             )
 
-    def open_new(self, tree: Tree, path: str) -> forking.Descriptor:
-        """Create a file that must not exist, and the directories it lies in, and open it for writing. The entries of
-        these directories are durable then, that of the file is not."""
-        file, directory = forking.Descriptor(), _parent(path)
+    def open_new(self, tree: Tree, path: str, file: forking.Descriptor) -> None:
+        """Create a file that must not exist, and the directories it lies in, and open it for writing as `file`. Neither
+        its entry is durable then, nor that of its directory if that can be removed: `sync_above`."""
+        directory = _parent(path)
         for _ in range(_TRIES_MAX):
             self._spelled.discard(directory)  # it may have been removed, and made anew under another name
             try:
@@ -489,21 +491,16 @@ class FsBackend(forking.ProcessBound):
                 # A directory was removed since we saw it, as `delete` does with empty ones: make it again. If the
                 # root is gone, making one fails.
                 self._durable.clear()
-                continue
-            except BaseException:
-                file.close()
-                raise
-            if _is_removable(directory):
-                # Not before: until a file was in it, it could be removed, and made anew by one who has not fsynced it.
-                try:
-                    self.sync_directory(_parent(directory))
-                except BaseException:
-                    file.close()
-                    with suppress(OSError):
-                        os.unlink(tree.checked(path), dir_fd=tree.descriptor)
-                    raise
-            return file
+            else:
+                return
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def sync_above(self, path: str) -> None:
+        """Make durable the entry of the directory that a new file lies in. Not before: until a file was in it, it could
+        be removed, and made anew by one who has not fsynced it."""
+        directory = _parent(path)
+        if _is_removable(directory):
+            self.sync_directory(_parent(directory))
 
     def sync_directory(self, directory: str) -> None:
         tree = self.tree()

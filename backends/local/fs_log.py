@@ -61,7 +61,8 @@ class Directory(Protocol):
     segment_bytes: int
 
     def tree(self) -> Tree: ...
-    def open_new(self, tree: Tree, path: str) -> forking.Descriptor: ...
+    def open_new(self, tree: Tree, path: str, file: forking.Descriptor) -> None: ...
+    def sync_above(self, path: str) -> None: ...
     def persist(self, paths: Iterable[str]) -> None: ...
     def sync_directory(self, directory: str) -> None: ...
     def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError: ...
@@ -203,6 +204,7 @@ class FsAppender(forking.BoundAppender):
         """Leave the current segment as it is and make the next one, empty, with its directory entry on disk."""
         self._abandon_segment()
         backend, tree = self._backend, self._backend.tree()
+        segment = forking.Descriptor()
         path = ""
         try:
             highest = self._highest_number()
@@ -212,38 +214,47 @@ class FsAppender(forking.BoundAppender):
             self._check_directory()  # a copy of hard links has the same lock file
             number = max(self._number, self._floor) + 1
             path = segment_path(self._agent, number)
-            segment = backend.open_new(tree, path)
-        except FileExistsError:
-            raise self._fenced(f"it created {path}") from None
-        except OSError as error:
-            raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
-        try:
+            backend.open_new(tree, path, segment)
             if not flock.try_lock(segment, f"{backend.root}/{path}"):
                 raise self._fenced(f"it has locked {path}")
             self._check_name()  # nobody had it between the creation and the lock
+            backend.sync_above(path)
             backend.sync_directory(self._directory)
             self._hold(number, segment)
             self._continues = True
         except AgentFencedError:
             raise
+        except FileExistsError:
+            raise self._fenced(f"it created {path}") from None
         except BaseException as error:
-            self._take_back(number, segment)
+            if segment.number >= 0 and segment is not self._segment:
+                self._take_back(number, segment)
+            self._continues = False
             if isinstance(error, OSError):
-                raise backend.write_failed(path, error, _NOT_COMMITTED) from error
+                raise backend.write_failed(path or self._directory, error, _NOT_COMMITTED) from error
             raise
         finally:
             if self._segment is not segment:
                 segment.close()
 
     def _take_back(self, number: int, segment: forking.Descriptor) -> None:
-        """Remove a segment that could not be begun, or was while an interrupt came. Nobody can have seen a byte in it.
-        If it stays, it is an empty segment, which every log may have."""
-        tree = self._backend.tree()
+        """Remove a segment that could not be begun. Nobody can have seen a byte in it.
+
+        Only while it is locked and the newest: nobody begins the next one then. Where somebody has, whose lock file was
+        removed meanwhile, the log would have a gap. If it stays, it is an empty segment, which every log may have.
+
+        :raises AgentFencedError: somebody else has it locked.
+        """
+        path, tree = segment_path(self._agent, number), self._backend.tree()
+        if not flock.try_lock(segment, f"{self._backend.root}/{path}"):
+            raise self._fenced(f"it has locked {path}")
         try:
-            os.unlink(tree.checked(segment_path(self._agent, number)), dir_fd=tree.descriptor)
+            if self._highest_number() == number:
+                os.unlink(tree.checked(path), dir_fd=tree.descriptor)
+                return
         except OSError:
-            self._hold(number, segment)
-        self._continues = False
+            """It stays."""
+        self._hold(number, segment)
 
     def _open_end(self, number: int) -> None:
         """Open and lock the newest segment, as an earlier session left it."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from opslog.backends import Position, forking, posix
+from opslog.backends import Appender, Position, forking, posix
+from opslog.backends.local import flock
 from opslog.backends.local.fs import FsBackend
+from opslog.backends.local.tree import Tree
 from opslog.errors import (
     AgentFencedError,
     ClosedError,
@@ -139,6 +141,70 @@ def test_a_segment_that_cannot_be_begun(
     assert files(root) == [segment_path("a", 1)]
     monkeypatch.undo()
     assert appender.append(b"4\n") == Position(2, 0)
+    appender.close()
+
+
+def _replaced_after_the_creation_of_segment_two(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Appender, Appender]:
+    """An appender and, once its next append has created segment 2 and fails, the one that has written segment 3: its
+    lock file was removed meanwhile ("stale locks")."""
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    others: list[Appender] = []
+    real = FsBackend.open_new
+
+    def create(self: FsBackend, tree: Tree, path: str, file: forking.Descriptor) -> None:
+        real(self, tree, path, file)
+        if path == segment_path("a", 2) and not others:
+            shutil.rmtree(root / "locks")
+            other = FsBackend(str(root)).appender("a")
+            others.append(other)
+            other.settle()
+            other.append(b"3\n")
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(FsBackend, "open_new", create)
+    appender.advance(1)
+    monkeypatch.setattr(appender, "_continues", False)
+    with pytest.raises((WriteFailedError, AgentFencedError)):
+        appender.append(b"2\n")
+    return appender, others[0]
+
+
+def test_a_segment_that_somebody_has_gone_past_is_not_removed_while_it_is_locked(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender, other = _replaced_after_the_creation_of_segment_two(backend, root, monkeypatch)
+    assert files(root / "ops") == [f"a/{number:020}.jsonl" for number in (1, 2, 3)]
+    with pytest.raises(AgentFencedError):
+        appender.append(b"again\n")
+    appender.close()
+    assert other.append(b"more\n").segment == 3
+    other.close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "the disk"), MemoryError("none"), KeyboardInterrupt()])
+def test_an_interrupt_after_a_segment_was_begun_leaves_no_gap(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The segment before it is let go of last."""
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    monkeypatch.setattr(appender, "_continues", False)
+    real = flock.release
+
+    def release(held: forking.Descriptor) -> None:
+        real(held)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flock, "release", release)
+        with pytest.raises((WriteFailedError, MemoryError, KeyboardInterrupt)):
+            appender.append(b"2\n")
+    appender.append(b"3\n")
+    numbers = [int(Path(name).stem) for name in files(root / "ops")]
+    assert numbers == list(range(1, len(numbers) + 1))
     appender.close()
 
 
