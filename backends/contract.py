@@ -101,8 +101,8 @@ class Backend(Protocol):
 
         `prefix` is empty or ends with ``/``. Everything whose creation (or append) returned before the call is listed.
         Files created or deleted meanwhile may or may not be listed. A missing prefix is an empty list. Temporary files
-        of creations under way or abandoned may appear, under the names of `opslog.format.layout.temporary_path`, and so
-        may the storage's own files below ``locks/``.
+        of creations under way or interrupted may appear, named by `opslog.format.layout.temporary_path`, and so may the
+        storage's own files below ``locks/``.
         """
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:

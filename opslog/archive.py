@@ -1,8 +1,8 @@
 """Archives: documents moved out of the store, by period, as files of the same form as snapshots.
 
-A file is written first (the data, then its index, whose presence means that both are whole), and only then are its
-documents deleted. A crash in between leaves them in both places, never in none; a data file without index is such a
-crash's leftover. Documents are deleted as they were written: what changed meanwhile stays in the store.
+First the file is written: the data, then its index, whose presence means that both are whole. Then its documents are
+deleted from the store. A crash in between leaves them in both, never in neither; a data file without an index is what
+such a crash left, and is garbage. A document that changed meanwhile is not deleted.
 """
 
 from __future__ import annotations

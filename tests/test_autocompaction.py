@@ -88,7 +88,7 @@ def test_a_store_that_only_writes_forgets_what_was_folded(
     url: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is that of the tail, and others' commits are handed out all the same, each once."""
-    monkeypatch.setattr(state, "_HEAVY", 50)
+    monkeypatch.setattr(state, "_WINNERS_MAX", 50)
     with (
         opslog.open(url, agent="a", compact_after=100 if by_itself else None) as store,
         opslog.open(url, agent="b", compact_after=None) as other,
@@ -117,7 +117,7 @@ def test_a_store_that_only_writes_forgets_what_was_folded(
 def test_what_a_refresh_that_failed_had_read_is_handed_out_by_the_next(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_HEAVY", 50)
+    monkeypatch.setattr(state, "_WINNERS_MAX", 50)
     with (
         opslog.open(url, agent="a", compact_after=None) as store,
         opslog.open(url, agent="b", compact_after=None) as b,

@@ -283,7 +283,7 @@ def collect_and_bring_back(url: str) -> None:
         backend.create(segment_path("a", number), encode_commit(late))
 
 
-def test_a_refresh_that_stood_still_does_not_take_in_a_late_write(
+def test_a_refresh_that_was_paused_does_not_take_in_a_delayed_write(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

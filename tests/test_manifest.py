@@ -258,7 +258,7 @@ def test_a_file_that_was_collected_means_again_and_a_lost_one_an_error(backend: 
     assert caught.value.path == "ops/a/1"
 
 
-def test_a_store_that_never_stands_still_is_not_waited_for_for_ever(backend: Backend) -> None:
+def test_a_store_that_keeps_changing_is_not_waited_for_for_ever(backend: Backend) -> None:
     store = ManifestStore(backend)
     store.create(manifest(1))
 

@@ -64,9 +64,11 @@ CASES = {
     "a run on storage was replaced": Case(
         having(runs=frozenset({"2-x"})), manifest(4, runs=("4-y",)), None, Step.RELOAD
     ),
-    "much in memory, and nothing folded": Case(having(is_heavy=True), SAME, None, Step.LIST_LOGS),
-    "much in memory, and something folded": Case(having(is_heavy=True), NEWER, None, Step.RELOAD),
-    "much in memory since a manifest was looked at": Case(having(is_heavy=True, passed=4), NEWER, None, Step.RELOAD),
+    "much in memory, and nothing folded": Case(having(has_many_winners=True), SAME, None, Step.LIST_LOGS),
+    "much in memory, and something folded": Case(having(has_many_winners=True), NEWER, None, Step.RELOAD),
+    "much in memory since a manifest was looked at": Case(
+        having(has_many_winners=True, passed=4), NEWER, None, Step.RELOAD
+    ),
     "torn": Case(having(is_torn=True), SAME, None, Step.RELOAD),
     "torn, with a newer manifest": Case(having(is_torn=True), NEWER, None, Step.RELOAD),
     # With a listing.

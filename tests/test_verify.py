@@ -370,7 +370,7 @@ def test_a_cut_inside_a_line_is_found(root: Path) -> None:
     assert error.offset == cut["b"].offset + 3
 
 
-# -- leftovers, and repair
+# -- garbage, and repair
 
 
 def old(path: Path) -> None:
@@ -378,7 +378,7 @@ def old(path: Path) -> None:
     os.utime(path, (path.stat().st_mtime - 2 * HOUR,) * 2)
 
 
-def leftover(root: Path, path: str, data: bytes = b"left\n", *, age: bool = False) -> str:
+def garbage_file(root: Path, path: str, data: bytes = b"left\n", *, age: bool = False) -> str:
     place = root / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(data)
@@ -387,15 +387,15 @@ def leftover(root: Path, path: str, data: bytes = b"left\n", *, age: bool = Fals
     return path
 
 
-def test_leftovers_are_notes_with_a_reason(root: Path) -> None:
+def test_garbage_is_noted_with_its_reason(root: Path) -> None:
     reasons = {
-        leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl"): "nothing names it",
-        leftover(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"): "running, or failed",
-        leftover(root, "manifests/00000000000000000005.json.tmp-1"): "being written",
-        leftover(root, "manifests/00000000000000000005.json.tmp-2", age=True): "never finished",
-        leftover(root, "notes.txt"): "not a file of opslog",
-        leftover(root, "ops/a/readme"): "not a file of opslog",
-        leftover(root, "archive/old/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "has no index",
+        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl"): "nothing names it",
+        garbage_file(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"): "running, or failed",
+        garbage_file(root, "manifests/00000000000000000005.json.tmp-1"): "being written",
+        garbage_file(root, "manifests/00000000000000000005.json.tmp-2", age=True): "never finished",
+        garbage_file(root, "notes.txt"): "not a file of opslog",
+        garbage_file(root, "ops/a/readme"): "not a file of opslog",
+        garbage_file(root, "archive/old/abc.jsonl", lines_of(root, segment_path("b", 1))[0]): "has no index",
     }
     before = content(root)
     report = check(root)
@@ -404,23 +404,23 @@ def test_leftovers_are_notes_with_a_reason(root: Path) -> None:
     assert {problem.path for problem in report.problems} == set(reasons)
     for problem in report.problems:
         assert reasons[problem.path] in problem.message
-    leftover(root, "removed/x/anything")
-    leftover(root, "locks/anything")
+    garbage_file(root, "removed/x/anything")
+    garbage_file(root, "locks/anything")
     assert len(check(root).problems) == len(reasons)
     assert content(root) == before
 
 
 def test_repair_moves_aside_what_nobody_needs_and_nothing_else(root: Path) -> None:
     stay = [
-        leftover(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"),
-        leftover(root, "manifests/00000000000000000005.json.tmp-1"),
-        leftover(root, "notes.txt"),
+        garbage_file(root, "snapshots/00000000000000000009-beef/part-00000.jsonl"),
+        garbage_file(root, "manifests/00000000000000000005.json.tmp-1"),
+        garbage_file(root, "notes.txt"),
     ]
     before, documents = bytes_of(root), content(root)
     go = [
-        leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl", b"a\n"),
-        leftover(root, "snapshots/00000000000000000002-dead/part-00000.index", b"b\n"),
-        leftover(root, "ops/a/00000000000000000007.jsonl.tmp-2", b"c\n", age=True),
+        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl", b"a\n"),
+        garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.index", b"b\n"),
+        garbage_file(root, "ops/a/00000000000000000007.jsonl.tmp-2", b"c\n", age=True),
     ]
     moved = {path: (root / path).read_bytes() for path in go}
     report = check(root, repair=True, environment=opslog.Environment(nonce=lambda: "n1"))
@@ -470,7 +470,7 @@ def test_repair_leaves_alone_what_only_a_copy_can_restore(root: Path) -> None:
 
 
 def test_repair_waits_for_no_compaction(root: Path) -> None:
-    leftover(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
+    garbage_file(root, "snapshots/00000000000000000002-dead/part-00000.jsonl")
     backend = open_backend(str(root))
     with backend.lock("compaction"):
         assert check(root).ok

@@ -87,7 +87,7 @@ def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garb
         [entry for number, entry in manifests if number < oldest],
         _unneeded_runs(files, retained),
         _folded_segments(files, retained[0]),
-        [entry for entry in files if is_abandoned(entry, now)],
+        [entry for entry in files if has_expired(entry, now)],
     )
 
 
@@ -109,7 +109,7 @@ def collect(backend: Backend, number: int) -> Garbage:
     return garbage
 
 
-def is_abandoned(entry: Entry, now: float) -> bool:
+def has_expired(entry: Entry, now: float) -> bool:
     """Whether whoever was writing this file, or the job that put it aside, has been gone for long."""
     limit = _LIFETIME_SECONDS.get(kind_of(entry.path))
     return limit is not None and now - entry.modified > limit

@@ -15,7 +15,7 @@ was deleted. After each stands the test that shows it:
 3. **End.** A session begins behind everything that the cut and a listing show, so it uses no number again.
    (tests/test_ingest.py: test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew)
 4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
-   (tests/test_late_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
+   (tests/test_delayed_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
 5. **Age.** A commit that rests on what was read most of a tombstone TTL ago does not enter the log.
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
    tests/store/test_sealed_writers.py: test_what_was_buffered_for_too_long_is_not_stamped_anew)
@@ -26,7 +26,7 @@ was deleted. After each stands the test that shows it:
    (tests/test_delayed_writes.py: test_a_process_paused_before_its_append_looks_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, folded and perhaps collected, and the seal may be a late one that nobody reads.
-   (tests/test_late_seals.py: test_a_late_seal_is_not_taken_for_the_end_of_the_log)
+   (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
 9. **Going on.** Behind a seal a session goes on, and what has a stamp gets another one.
    (tests/store/test_sealed_writers.py:
    test_what_was_buffered_in_front_of_a_seal_is_stamped_anew_and_written_in_its_order)

@@ -230,10 +230,10 @@ class Following(Documents[T]):
         """After a compaction: let go of what it folded, or a store that only writes would hold everything it has ever
         written. A refresh under way is not waited for: whoever refreshes comes to that himself."""
         if not self._is_refreshing:
-            self._one_at_a_time(self._load_again_if_heavy)
+            self._one_at_a_time(self._forget_winners)
 
-    def _load_again_if_heavy(self) -> None:
-        if self._state.is_heavy and not self._closed:
+    def _forget_winners(self) -> None:
+        if self._state.has_many_winners and not self._closed:
             decision = refresh_decision(self._state.progress(self._agent), self._loader.manifests.newest())
             if decision.step is Step.RELOAD:
                 self._load_again()

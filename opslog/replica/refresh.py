@@ -42,7 +42,7 @@ class Progress(msgspec.Struct, frozen=True):
     :ivar cursors: how far each log was read.
     :ivar agent: whose log is known anyway, as it is written here; None: nobody's.
     :ivar runs: the names of the runs that are looked into on storage.
-    :ivar is_heavy: whether so much of the tail is in memory that it pays to load again.
+    :ivar has_many_winners: whether the state has so many winners of the tail in memory that it pays to load again.
     :ivar is_torn: see above.
     """
 
@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True):
     cursors: Mapping[str, Cursor]
     agent: str | None = None
     runs: frozenset[str] = frozenset()
-    is_heavy: bool = False
+    has_many_winners: bool = False
     is_torn: bool = False
 
 
@@ -88,7 +88,7 @@ def _needs_reload(read: Progress, newest: Manifest) -> bool:
     """Whether a manifest makes it necessary, or worth its cost, to load again."""
     if newest.number == read.manifest:
         return False
-    if read.is_heavy:
+    if read.has_many_winners:
         return True
     if newest.number == read.passed:
         return False

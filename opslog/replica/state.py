@@ -25,8 +25,8 @@ from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
 
-# So many winners of the tail, and a state is better loaded again than kept, once a compaction has folded them.
-_HEAVY = 10_000
+# A state with more winners of the tail than this is loaded again once a compaction has folded some of them.
+_WINNERS_MAX = 10_000
 
 
 class State:
@@ -157,9 +157,9 @@ class State:
         self._documents += now - before
 
     @property
-    def is_heavy(self) -> bool:
+    def has_many_winners(self) -> bool:
         """Whether so much is in memory that it pays to look whether some of it is in a snapshot by now."""
-        return len(self.winners) > _HEAVY
+        return len(self.winners) > _WINNERS_MAX
 
     def empty(self) -> None:
         """Let go of everything, when nobody uses this state any more. Piece by piece, because freeing a million records
@@ -177,7 +177,13 @@ class State:
         """
         runs = frozenset(run.run.name for run in self.runs if isinstance(run, BlockRun))
         return Progress(
-            self.manifest.number, self._passed, self.cursors, agent, runs, is_heavy=self.is_heavy, is_torn=self.is_torn
+            self.manifest.number,
+            self._passed,
+            self.cursors,
+            agent,
+            runs,
+            has_many_winners=self.has_many_winners,
+            is_torn=self.is_torn,
         )
 
     def list_logs(self, backend: Backend, newest: Manifest) -> Survey:

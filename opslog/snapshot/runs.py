@@ -32,7 +32,7 @@ LOADED_BYTES = 8 * 1024 * 1024
 # How much memory a run on storage takes for the blocks that were looked at.
 _REMEMBERED_BYTES = 64 * 1024 * 1024
 # How many lines of a block a lookup searches, of which it decodes one.
-_FENCE = 16
+_LINES_PER_INDEX_KEY = 16
 
 # How many records a pass over a run decodes in the time of one lookup.
 _PASS = 8
@@ -302,7 +302,7 @@ class _OpenBlock:
 
     def __init__(self, path: str, offset: int, data: bytes, buffer: Buffer, start: int) -> None:
         lines = data.split(b"\n")[:-1]
-        groups = [lines[first : first + _FENCE] for first in range(0, len(lines), _FENCE)]
+        groups = [lines[first : first + _LINES_PER_INDEX_KEY] for first in range(0, len(lines), _LINES_PER_INDEX_KEY)]
         lengths = [sum(map(len, group)) + len(group) for group in groups]
         self._path, self._offset = path, offset - start
         self._buffer = buffer

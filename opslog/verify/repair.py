@@ -17,17 +17,17 @@ from opslog.format.manifest import Part
 from opslog.format.snapshot import Row, build_archive
 
 
-def repair_all(backend: Backend, indexes: Sequence[Part], leftovers: Sequence[str], nonce: str) -> list[str]:
-    """Make the indexes of whole parts anew, and move leftovers aside; returns what was done, one sentence each.
+def repair_all(backend: Backend, indexes: Sequence[Part], garbage: Sequence[str], nonce: str) -> list[str]:
+    """Make the indexes of whole parts anew, and move garbage aside; returns what was done, one sentence each.
 
-    The lock only keeps a compaction from deleting the same leftovers at the same time. None of them can be published by
+    The lock only keeps a compaction from deleting the same garbage at the same time. None of them can be published by
     anybody any more, so it would be safe without.
 
     :raises LockedError: a compaction is running.
     """
     with backend.lock(LOCK):
         done = list(_rebuild(backend, indexes, nonce))
-        moved = [path for path in leftovers if _move_aside(backend, path, nonce)]
+        moved = [path for path in garbage if _move_aside(backend, path, nonce)]
     return done + [f"moved {path} to {REMOVED}{nonce}/{path}" for path in moved]
 
 

@@ -30,7 +30,7 @@ from opslog.log.reader import list_log, list_segments
 from opslog.snapshot.manifests import ManifestStore, first_retained
 from opslog.snapshot.runs import BlockRun, merge_rows
 from opslog.verify.files import FileCheck, Problem, Reader, Report
-from opslog.verify.leftovers import find_leftovers
+from opslog.verify.garbage import find_garbage_files
 from opslog.verify.logs import LogCheck
 from opslog.verify.repair import repair_all
 
@@ -96,7 +96,7 @@ class _Verification:
         self._check_documents()
         self._check_logs()
         self._check_archives(unfinished)
-        self._check_leftovers()
+        self._check_garbage()
         self._check_sequence()
         self.report.bytes = self._reader.bytes
 
@@ -274,16 +274,16 @@ class _Verification:
 
     # -- everything else
 
-    def _check_leftovers(self) -> None:
+    def _check_garbage(self) -> None:
         entries = self._backend.list("")
         self._look()
-        leftovers = find_leftovers(entries, self._retained, self._backend.now())
-        still_there = {entry.path for entry in self._backend.list("")} if leftovers else set()
-        for leftover in leftovers:
-            if leftover.path in still_there:
-                advice = ". `opslog verify --repair` moves it aside" if leftover.movable else ""
-                self.report.note(leftover.path, None, f"{leftover.reason}{advice}")
-                self.movable += [leftover.path] if leftover.movable else []
+        garbage = find_garbage_files(entries, self._retained, self._backend.now())
+        still_there = {entry.path for entry in self._backend.list("")} if garbage else set()
+        for file in garbage:
+            if file.path in still_there:
+                advice = ". `opslog verify --repair` moves it aside" if file.movable else ""
+                self.report.note(file.path, None, f"{file.reason}{advice}")
+                self.movable += [file.path] if file.movable else []
 
 
 def _missing(rebuildable: bool) -> str:

@@ -27,7 +27,7 @@ _LOCK_SECONDS = 30.0
 # After which a store that could not write or compact has tried again.
 _BACKGROUND_SECONDS = 2 * 3600.0
 
-# After which a file that is still being created is taken for abandoned.
+# After which a file that is still being created counts as garbage.
 _LONG_SECONDS = 2 * TEMPORARY_SECONDS
 
 

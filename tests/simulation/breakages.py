@@ -43,8 +43,8 @@ from opslog.snapshot.runs import BlockRun
 from opslog.store import Store
 from opslog.testing.faults import PAUSE_SECONDS_MAX, random_faults
 from opslog.testing.system import System
-from opslog.verify import leftovers
-from opslog.verify.leftovers import Leftover
+from opslog.verify import garbage as reported_garbage
+from opslog.verify.garbage import GarbageFile
 from tests.simulation import preemption
 from tests.simulation.scenario import Scenario, random_scenario, run
 
@@ -273,14 +273,14 @@ def _temporary_by_part_of_name(path: str) -> layout.Kind:
 _kind_of = layout.kind_of
 
 
-def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
+def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
     """What repair goes by."""
     if ".tmp-" in entry.path and now - entry.modified > garbage.TEMPORARY_SECONDS:
-        return Leftover(entry.path, "a file that was never finished", True)
-    return _leftover(entry, named, newest, now)
+        return GarbageFile(entry.path, "a file that was never finished", True)
+    return _explain(entry, named, newest, now)
 
 
-_leftover: Callable[..., Leftover | None] = vars(leftovers)["_leftover"]
+_explain: Callable[..., GarbageFile | None] = vars(reported_garbage)["_explain"]
 
 
 def _no_deletes(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
@@ -473,8 +473,8 @@ ALL = [
     ),
     Breakage(
         "move files aside whose names look like temporary files",
-        leftovers,
-        "_leftover",
+        reported_garbage,
+        "_explain",
         _movable_by_part_of_name,
         likely("posix", {}, odd=True, agents=4, inspectors=1, nap_seconds=5000.0),
     ),

@@ -18,7 +18,7 @@ FOUND: dict[str, tuple[int, str | None]] = {
     "all that a listing had was collected meanwhile": (1795324622322, None),
     "a segment came back under a collected number, and history read it": (94, "s3"),
     "a segment came back under a collected number, and verify read it": (98, "s3"),
-    "a late seal was taken for the end of the log": (1795391368220, None),
+    "a delayed seal was taken for the end of the log": (1795391368220, None),
     "a segment came back under a collected number, and a refresh handed it out": (211, "s3"),
 }
 """Runs that failed once, by what was wrong. They change with what is simulated; each mistake has its own test, too."""

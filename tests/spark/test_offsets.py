@@ -351,7 +351,7 @@ def test_a_stream_from_now_on_knows_logs_of_which_nothing_is_left(bucket_url: st
     assert sorted(row["clock"] for row in stream.sink.rows) == [7, 8]
 
 
-def test_a_late_write_under_a_collected_number_is_not_what_comes_next(bucket_url: str) -> None:
+def test_a_delayed_write_under_a_collected_number_is_not_what_comes_next(bucket_url: str) -> None:
     write(bucket_url, "a", 5, settings=SEALING)
     stream = Stream(bucket_url)
     stream.drain()

@@ -217,7 +217,7 @@ def check_torn(torn: Path, expected: Documents) -> None:
     ],
     indirect=["place"],
 )
-def test_a_killed_compaction_loses_nothing_and_its_leftovers_are_collected(place: Place, kills: int) -> None:
+def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(place: Place, kills: int) -> None:
     rng = random.Random(kills)
     url = place.url()
     settings = opslog.Settings(grace_seconds=0, undo_window=2)
@@ -237,8 +237,8 @@ def test_a_killed_compaction_loses_nothing_and_its_leftovers_are_collected(place
                 assert dict(fresh.items()) == wanted
         # Nobody holds the lock any more, and what was half done is garbage, if it is old enough.
         if place.is_directory:
-            for leftover in Path(url).rglob("*.tmp-*"):
-                os.utime(leftover, (0, 0))
+            for file in Path(url).rglob("*.tmp-*"):
+                os.utime(file, (0, 0))
 
         def is_collected() -> bool:
             for turn in range(3):

@@ -32,7 +32,7 @@ SETTINGS = opslog.Settings(undo_window=1, grace_seconds=0)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and parts of a few documents, none of them loaded."""
     monkeypatch.setattr(runs, "LOADED_BYTES", 0)
-    monkeypatch.setattr(runs, "_FENCE", 3)
+    monkeypatch.setattr(runs, "_LINES_PER_INDEX_KEY", 3)
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(snapshot, "PART_BYTES", 3000)
 

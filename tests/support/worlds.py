@@ -30,7 +30,7 @@ class World:
     """A bucket whose clock, and that of all who use it, is set by hand."""
 
     def __init__(self) -> None:
-        self.url = f"bucket://late-seals-{next(_numbers)}"
+        self.url = f"bucket://delayed-seals-{next(_numbers)}"
         self.seconds = 0.0
         self.environment = Environment(time=self.now, monotonic=lambda: self.seconds)
         self.unaware = Environment(time=self.now, monotonic=lambda: 0.0)
@@ -83,7 +83,7 @@ class Nobody(Holders):
         return True
 
 
-def seal_late(world: World, agent: str, meanwhile: Callable[[], None]) -> Compaction:
+def delay_seal(world: World, agent: str, meanwhile: Callable[[], None]) -> Compaction:
     """A compaction that is about to seal a log, and is paused before its request is carried out."""
 
     def pause(request: Request) -> None:
@@ -96,9 +96,9 @@ def seal_late(world: World, agent: str, meanwhile: Callable[[], None]) -> Compac
     return world.fold()
 
 
-def sealed_late(world: World, agent: str = "a") -> None:
-    """Leaves the late seal of a log under a number that others sealed, folded and collected."""
-    assert seal_late(world, agent, lambda: world.compact_beyond(agent)).number is None
+def leave_delayed_seal(world: World, agent: str = "a") -> None:
+    """Leaves the delayed seal of a log under a number that others sealed, folded and collected."""
+    assert delay_seal(world, agent, lambda: world.compact_beyond(agent)).number is None
     (number,) = world.segments(agent)
     (seal,) = decode_commits(world.backend.read(segment_path(agent, number)), "", 0)
     assert isinstance(seal, Seal)

@@ -15,7 +15,7 @@ from opslog.spark.write import ends, writing
 from opslog.spark.write.writing import Log
 from opslog.verify.verify import verify
 from tests.support.bucket import Request
-from tests.support.worlds import DAY, Nobody, World, sealed_late
+from tests.support.worlds import DAY, Nobody, World, leave_delayed_seal
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def check_converged(world: World) -> None:
     assert verify(world.backend).ok
 
 
-def test_a_job_goes_on_behind_a_late_seal(world: World, log: Log) -> None:
-    sealed_late(world)
+def test_a_job_goes_on_behind_a_delayed_seal(world: World, log: Log) -> None:
+    leave_delayed_seal(world)
     log.append([DeleteOp("two")])
     check_converged(world)
 
@@ -79,9 +79,9 @@ def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, log
     assert world.segments("a"), "it is there, and nobody reads it"
 
 
-def test_the_ops_view_passes_over_a_late_seal(world: World, log: Log) -> None:
+def test_the_ops_view_passes_over_a_delayed_seal(world: World, log: Log) -> None:
     log.close()
-    sealed_late(world)
+    leave_delayed_seal(world)
     (number,) = world.segments("a")
     with world.open("a") as store:
         store["three"] = {}

@@ -17,7 +17,7 @@ from opslog.importers import ImportedCommit, ImportedOp
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.support.bucket import Fault, Request
-from tests.support.worlds import DAY, Nobody, Store, World, seal_late, sealed_late
+from tests.support.worlds import DAY, Nobody, Store, World, delay_seal, leave_delayed_seal
 
 Write = Callable[[Store], None]
 
@@ -94,20 +94,20 @@ def check_converged(world: World, live: Store) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_late_seal_is_not_taken_for_the_end_of_the_log(world: World, live: Store, write: Write) -> None:
-    sealed_late(world)
+def test_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World, live: Store, write: Write) -> None:
+    leave_delayed_seal(world)
     write(live)
     check_converged(world, live)
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_who_meets_a_late_seal_reads_the_newest_manifest_in_any_case(world: World, write: Write) -> None:
+def test_who_meets_a_delayed_seal_reads_the_newest_manifest_in_any_case(world: World, write: Write) -> None:
     """Also where the one that it knows counts as recent, by a monotonic clock that does not count pauses."""
     with world.open("a", environment=world.unaware) as live:
         live["one"] = {}
         live["two"] = {}
         world.seconds += 2 * DAY
-        sealed_late(world)
+        leave_delayed_seal(world)
         write(live)
         check_converged(world, live)
 
@@ -120,19 +120,19 @@ def test_an_idle_agent_goes_on_after_its_seal_was_collected(world: World, live: 
 
 
 def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, live: Store) -> None:
-    assert seal_late(world, "a", lambda: world.compact_beyond("a")).sealed == ()
+    assert delay_seal(world, "a", lambda: world.compact_beyond("a")).sealed == ()
     live["busy"] = {"by": "a"}
     check_converged(world, live)
 
 
-def test_with_asyncio_a_late_seal_is_not_taken_for_the_end_of_the_log(world: World) -> None:
+def test_with_asyncio_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World) -> None:
     async def write() -> None:
         options: dict[str, Any] = {"environment": world.environment, "now": world.now, "compact_after": None}
         async with aio.open(world.url, agent="a", **options) as store:
             await store.set("one", {})
             await store.set("two", {})
             world.seconds += 2 * DAY
-            sealed_late(world)
+            leave_delayed_seal(world)
             await asyncio.gather(*[store.set(f"task-{number}", {}) for number in range(5)])
             await store.set("busy", {"by": "a"})
             check_converged(world, store._store)
@@ -140,22 +140,22 @@ def test_with_asyncio_a_late_seal_is_not_taken_for_the_end_of_the_log(world: Wor
     asyncio.run(write())
 
 
-def test_a_read_only_store_passes_over_a_late_seal(world: World, live: Store) -> None:
+def test_a_read_only_store_passes_over_a_delayed_seal(world: World, live: Store) -> None:
     with opslog.open(world.url, read_only=True, environment=world.environment, now=world.now) as reader:
-        sealed_late(world)
+        leave_delayed_seal(world)
         reader.refresh()
         assert dict(reader.items()) == world.documents()
 
 
-def test_an_import_goes_on_behind_a_late_seal(world: World, live: Store) -> None:
-    """Its first chunk had read the log up to where the late seal is now."""
+def test_an_import_goes_on_behind_a_delayed_seal(world: World, live: Store) -> None:
+    """Its first chunk had read the log up to where the delayed seal is now."""
     live.close()
     commits = [ImportedCommit("a", None, (ImportedOp("set", "busy", {"by": "a"}),), f"file:{n}") for n in (1, 2)]
 
     def two_chunks() -> Iterator[ImportedCommit]:
         yield commits[0]
         world.seconds += 2 * DAY
-        sealed_late(world)
+        leave_delayed_seal(world)
         yield commits[1]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Files that a store has and does not need, each with the reason why it is there. Pure: a listing in, reasons out.
+"""Garbage as `verify` reports it: each file that is not part of the store, with the reason why it is there. Pure.
 
 Garbage collection deletes most of them in its own time (`opslog.compaction.garbage`); `opslog verify` names them, and
 can move aside those that nobody will ever need.
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from opslog.backends import Entry
-from opslog.compaction.garbage import is_abandoned
+from opslog.compaction.garbage import has_expired
 from opslog.format.layout import Kind, kind_of, run_of
 from opslog.format.manifest import Manifest
 
 
-class Leftover(NamedTuple):
+class GarbageFile(NamedTuple):
     """A file, why it is there, and whether nobody can need it any more."""
 
     path: str
@@ -23,7 +23,7 @@ class Leftover(NamedTuple):
     movable: bool
 
 
-def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: float) -> list[Leftover]:
+def find_garbage_files(entries: Iterable[Entry], retained: Sequence[Manifest], now: float) -> list[GarbageFile]:
     """What of a listing of all files is not part of the store.
 
     :param retained: the retained manifests, oldest first, read after the listing was made: so a run that is not named
@@ -32,28 +32,28 @@ def find_leftovers(entries: Iterable[Entry], retained: Sequence[Manifest], now: 
     """
     named = {run.name for manifest in retained for run in manifest.runs}
     newest = retained[-1].number if retained else 0
-    found = (_leftover(entry, named, newest, now) for entry in entries)
-    return [leftover for leftover in found if leftover is not None]
+    found = (_explain(entry, named, newest, now) for entry in entries)
+    return [file for file in found if file is not None]
 
 
-def _leftover(entry: Entry, named: set[str], newest: int, now: float) -> Leftover | None:
+def _explain(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
     path, kind = entry.path, kind_of(entry.path)
     if kind is Kind.TEMPORARY:
-        if is_abandoned(entry, now):
-            return Leftover(path, "a file that was never finished: its writer was killed", True)
-        return Leftover(path, "a file that is being written, or that a killed writer left unfinished", False)
+        if has_expired(entry, now):
+            return GarbageFile(path, "a file that was never finished: its writer was killed", True)
+        return GarbageFile(path, "a file that is being written, or that a killed writer left unfinished", False)
     if kind is Kind.STAGED:
-        if is_abandoned(entry, now):
-            return Leftover(path, "rows that a Spark job put aside which was killed", True)
-        return Leftover(path, "rows that a Spark job has put aside: it is running, or was killed", False)
+        if has_expired(entry, now):
+            return GarbageFile(path, "rows that a Spark job put aside which was killed", True)
+        return GarbageFile(path, "rows that a Spark job has put aside: it is running, or was killed", False)
     if kind is Kind.FOREIGN:
-        return Leftover(path, "not a file of opslog, or a link; nothing reads it", False)
+        return GarbageFile(path, "not a file of opslog, or a link; nothing reads it", False)
     run = run_of(path)
     if run is None or run[0] in named:
         return None
     number = run[1]
     if number > newest:
-        return Leftover(
+        return GarbageFile(
             path, f"of a compaction that has not published manifest {number}: it is running, or failed", False
         )
-    return Leftover(path, "of a compaction that failed, or of a manifest that was collected: nothing names it", True)
+    return GarbageFile(path, "of a compaction that failed, or of a manifest that was collected: nothing names it", True)
