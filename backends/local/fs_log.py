@@ -205,7 +205,7 @@ class FsAppender(forking.BoundAppender):
         self._abandon_segment()
         backend, tree = self._backend, self._backend.tree()
         segment = forking.Descriptor()
-        path = ""
+        path, number = "", 0
         try:
             highest = self._highest_number()
             if highest > self._number:
