@@ -17,7 +17,7 @@ wakes. The core does no I/O: all modules but `sync`, `aio` and `transport`.
 
 from __future__ import annotations
 
-from opslog.server.client.aio import AsyncClient, AsyncProducer, AsyncStream
+from opslog.server.client.aio import AsyncClaim, AsyncClient, AsyncProducer, AsyncStream, AsyncSubscription
 from opslog.server.client.errors import (
     AlreadyClaimedError,
     NoPendingWorkError,
@@ -42,8 +42,7 @@ from opslog.server.client.errors import (
 from opslog.server.client.messages import NOW, START, Appended, Batch, Metadata
 from opslog.server.client.retrying import Retrying
 from opslog.server.client.subscribing import LinkedStream, PendingStream, SubscriptionInfo, Wake
-from opslog.server.client.subscriptions import AsyncClaim, AsyncSubscription, Claim, Subscription
-from opslog.server.client.sync import Client, Producer, Stream
+from opslog.server.client.sync import Claim, Client, Producer, Stream, Subscription
 
 __all__ = [
     "NOW",

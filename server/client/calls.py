@@ -1,9 +1,13 @@
-"""What a stream can be asked, as steps without I/O: the one core of the clients for threads and for asyncio."""
+"""The calls on a stream, as steps without I/O: the one core of the clients for threads and for asyncio, which derive
+their methods from these."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from opslog.errors import UsageError
 from opslog.server.client import answers, arguments, messages
+from opslog.server.client.following import Following, Live
 from opslog.server.client.messages import (
     JSON,
     Appended,
@@ -14,6 +18,7 @@ from opslog.server.client.messages import (
     encoded,
     encoded_many,
     media_type,
+    stream_url,
 )
 from opslog.server.client.retrying import Retrying, Steps, call
 
@@ -23,23 +28,34 @@ _NOTHING = "there is nothing to append; to close the stream, call close()"
 class Calls:
     """The calls on one stream.
 
+    :param root: the address of the server's stream root.
     :ivar content_type: of the stream, "" until an answer or the caller said it.
+    :raises UsageError: that is no path.
     """
 
-    def __init__(self, url: str, policy: Retrying, content_type: str = "") -> None:
-        self.url = url
+    def __init__(self, root: str, path: str, policy: Retrying) -> None:
+        self.url = stream_url(root, path)
         self.policy = policy
-        self.content_type = content_type
+        self._root = root
+        self.content_type = ""
 
     def create(
         self,
-        content_type: str,
-        content: Content | None,
-        ttl: int | None,
-        expires_at: str | None,
+        content_type: str = "application/octet-stream",
+        content: Content | None = None,
         *,
-        closed: bool,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+        closed: bool = False,
     ) -> Steps[Metadata]:
+        """Make the stream, or find that it is there with the same configuration.
+
+        :param content: its first bytes, or of a JSON stream its first message.
+        :param ttl: seconds without use until it is deleted.
+        :param expires_at: RFC 3339, when it is deleted.
+        :param closed: nothing will follow.
+        :raises StreamConflictError: it exists with another configuration, or is deleted while forks need it.
+        """
         arguments.content_type(content_type)
         arguments.lifetime(ttl, expires_at)
         body = b"" if content is None else encoded(content, is_json=media_type(content_type) == JSON)
@@ -50,19 +66,18 @@ class Calls:
         self.content_type = created.content_type or content_type
         return created
 
-    def fork(
-        self, source: str, at: str | None, sub_offset: int, ttl: int | None, expires_at: str | None
-    ) -> Steps[Metadata]:
-        """Make this stream as a fork of the one at the URL `source`. Repeatable only if it says where, because the end
-        of the source moves."""
+    def fork(self, path: str, at: str | None, sub_offset: int, ttl: int | None, expires_at: str | None) -> Steps[Calls]:
+        """Make a stream at `path` that begins with what this one has. Repeatable only if it says where, because the end
+        of this one moves."""
+        made = Calls(self._root, path, self.policy)
         if at is not None:
             arguments.offset("at", at)
         arguments.whole_number("sub_offset", sub_offset, 0)
         arguments.lifetime(ttl, expires_at)
-        headers = messages.fork_headers(source, at, sub_offset)
-        request = messages.create(self.url, content_type=None, ttl=ttl, expires_at=expires_at, fork=headers)
-        made = yield from call(request, answers.metadata, self.policy, repeatable=at is not None)
-        self.content_type = made.content_type
+        headers = messages.fork_headers(self.url, at, sub_offset)
+        request = messages.create(made.url, content_type=None, ttl=ttl, expires_at=expires_at, fork=headers)
+        found = yield from call(request, answers.metadata, self.policy, repeatable=at is not None)
+        made.content_type = found.content_type
         return made
 
     def head(self) -> Steps[Metadata]:
@@ -77,8 +92,17 @@ class Calls:
             yield from self.head()
         return self.content_type
 
-    def append(self, contents: list[Content], seq: str | None, *, close: bool, at_least_once: bool) -> Steps[Appended]:
-        """Not repeatable, unless it may be there twice: nothing in it tells the server that it has it already."""
+    def append(
+        self, *contents: Content, seq: str | None = None, close: bool = False, at_least_once: bool = False
+    ) -> Steps[Appended]:
+        """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
+
+        :param seq: must be greater than that of the append before, byte by byte.
+        :param close: nothing will follow.
+        :param at_least_once: if the answer is lost, or the server fails, send it again, though it may be there twice
+            then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
+        :raises OutcomeUnknownError: the answer was lost: this may be there, or not.
+        """
         if seq is not None:
             arguments.header_value("seq", seq)
         if not contents:
@@ -90,10 +114,12 @@ class Calls:
             body = b"".join(encoded(content, is_json=False) for content in contents)
         if not body:
             raise UsageError(_NOTHING)
+        # Nothing in the request tells the server that it has it already, unless a producer sends it.
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
         return (yield from call(request, answers.appended, self.policy, repeatable=at_least_once))
 
     def close(self) -> Steps[Appended]:
+        """Nothing can be appended any more. Closing twice is the same as once."""
         request = messages.append(self.url, "", b"", close=True)
         return (yield from call(request, answers.appended, self.policy, repeatable=True))
 
@@ -103,3 +129,10 @@ class Calls:
 
         request = Request("DELETE", self.url)
         return (yield from call(request, answers.deleted, self.policy, repeatable=True, done_anyway=gone))
+
+    def read(self, offset: str) -> Following:
+        return Following(self.url, offset, None, self.policy)
+
+    def follow(self, offset: str, live: Live | Literal["auto"]) -> Following:
+        arguments.choice("live", live, ("auto", "sse", "long-poll"))
+        return Following(self.url, offset, live, self.policy)

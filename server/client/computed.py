@@ -1,8 +1,8 @@
 """Headers and parameters that go with every request: fixed ones, and ones that are computed for each request anew, so
 that a token can be renewed while a client lives.
 
-Without I/O: `Extras.prepared` is a generator that yields what the functions of the caller returned, and is sent the
-value of it, so that the client for asyncio can await what the one for threads refuses.
+Without I/O: `Extras.prepared` yields each `Computed`, what a function of the caller returned, and is sent the value of
+it, so that the client for asyncio can await what the one for threads refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ AsyncValues = (
 )
 
 T = TypeVar("T")
-Asking = Generator[Any, Any, T]
+
+
+class Computed(NamedTuple):
+    """:ivar returned: by a function of the caller: a value, or something that gives one when it is awaited."""
+
+    returned: Any
+
+
+Computing = Generator[Computed, Any, T]
 
 _OWN_HEADERS = ("content-length", "content-type", "transfer-encoding", "host")
 _OWN_PREFIXES = ("stream-", "producer-")
@@ -60,7 +68,7 @@ class Extras:
         if token is not None and any(name.lower() == "authorization" for name in fixed):
             raise UsageError("a client has a token or the header Authorization, not both")
 
-    def prepared(self, request: Request) -> Asking[Prepared]:
+    def prepared(self, request: Request) -> Computing[Prepared]:
         """Of names that differ in case alone the request's own go first, then the caller's, then the token."""
         headers = {} if self._token is None else {"authorization": ("Authorization", f"Bearer {self._token}")}
         computed = yield from _computed("headers", self._headers)
@@ -74,15 +82,15 @@ class Extras:
         return Prepared(_with_parameters(request.url, params), dict(headers.values()))
 
 
-def _computed(what: str, given: AsyncValues) -> Asking[dict[str, str]]:
+def _computed(what: str, given: AsyncValues) -> Computing[dict[str, str]]:
     if callable(given):
-        found = yield given()
+        found = yield Computed(given())
         if not isinstance(found, Mapping):
             raise UsageError(f"the function for {what} gave {type(found).__name__} instead of a mapping")
         return dict(found)
     values = {}
     for name, value in given.items():
-        values[name] = (yield value()) if callable(value) else value
+        values[name] = (yield Computed(value())) if callable(value) else value
     return values
 
 

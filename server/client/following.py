@@ -11,7 +11,7 @@ there sees every byte exactly once, however often the connection breaks.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from opslog.server.client import answers, arguments
@@ -75,7 +75,7 @@ class Following:
         self._brought = False
         return self._request
 
-    def opened(self, status: int, headers: dict[str, str]) -> None:
+    def opened(self, status: int, headers: Mapping[str, str]) -> None:
         self._reply = Reply(status, headers)
         if status == 200 and self._live == "sse":
             found = headers.get("content-type", "")

@@ -1,4 +1,5 @@
-"""An idempotent producer (section 5.2.1), without I/O: what to send next, and what an answer to it means.
+"""An idempotent producer (section 5.2.1), without I/O: what to send next, what an answer to it means, and what whoever
+appends or sends waits for.
 
 Messages are gathered into batches, each batch has a number, and several of them are under way at once. A batch whose
 answer was lost is sent again under its number, and the server drops what it already has: every message is appended
@@ -11,26 +12,43 @@ Two more things that this protocol leaves to clients:
   used this id and epoch before. The server calls that a success and drops the data; here it is an error.
 - The first batch goes alone. Until it is accepted nothing else depends on the epoch, so a producer that may claim its
   id can start over with the next epoch, as long as no try of that batch can have been carried out.
+
+The calls and the workers of a producer are generators, as those of `retrying`, over one state. Their driver runs one of
+them at a time. It lets others run only while one waits `Until` a condition holds, or for the reply to a `Request`; and
+whenever it does, it checks the conditions that others wait for.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from opslog.errors import UsageError
 from opslog.server.client import arguments, messages
 from opslog.server.client.answers import detail_of, is_closed, next_offset, refuse, senseless, whole_number
 from opslog.server.client.arguments import INTEGER_MAX
+from opslog.server.client.calls import Calls
 from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError, SequenceGapError, StreamError
 from opslog.server.client.messages import Content, Reply, Request
-from opslog.server.client.retrying import OVERLOADED, Retrying, Tries, asked_pause, give_up
+from opslog.server.client.retrying import OVERLOADED, Lost, Steps, Tries, asked_pause, give_up
 
 # So many epochs in a row are tried: more than that, and another process claims as stubbornly, or the server counts by
 # itself.
 _CLAIMS_MAX = 10
+
+T = TypeVar("T")
+
+
+class Until(NamedTuple):
+    """:ivar seconds: the longest wait; None: without end."""
+
+    condition: Callable[[], bool]
+    seconds: float | None = None
+
+
+Waiting = Generator[Request | Until, Any, T]
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,7 @@ class Sending:
     :ivar number: from 0 in its epoch.
     :ivar size: bytes of its messages.
     :ivar uncertain: a try of it may have been carried out.
-    :ivar last: of its messages, as `Producing.added` counts them.
+    :ivar last: of its messages, as `Producing` counts them.
     :ivar first: all its predecessors were settled when it was sent last.
     :ivar waits: they come first.
     :ivar pause: seconds before it is sent again.
@@ -90,23 +108,24 @@ class Sending:
 
 
 class Producing:
-    """:ivar failed: what ended this producer.
-    :ivar added: messages so far; the end of the stream counts as one.
-    :ivar next_offset: the end of the stream after the last batch that was acknowledged, None before.
+    """The state of one producer.
+
+    :ivar options: how it works.
+    :ivar failed: what ended this producer.
+    :ivar closed: nobody appends any more, so workers stop once there is nothing to send.
     """
 
-    def __init__(self, url: str, content_type: str, options: Options, policy: Retrying) -> None:
+    def __init__(self, calls: Calls, options: Options) -> None:
+        self.options = options
         self.epoch = options.epoch
         self.failed: BaseException | None = None
-        self.next_offset: str | None = None
-        self._url = url
-        self._content_type = content_type
-        self._json = messages.media_type(content_type) == messages.JSON
-        self._options = options
-        self._policy = policy
-        self.added = 0
+        self.closed = False
+        self._calls = calls
+        self._content_type = ""  # until `begin`
+        self._added = 0  # messages; the end of the stream counts as one
         self._taken = 0
         self._acknowledged = 0
+        self._next_offset: str | None = None
         self._waiting: deque[bytes] = deque()
         self._unsettled_bytes = 0
         self._flying: deque[Sending] = deque()
@@ -115,75 +134,129 @@ class Producing:
         self._ending = False
         self._end_sent = False
 
-    @property
-    def full(self) -> bool:
-        return self._unsettled_bytes >= self._options.max_buffered_bytes
+    def begin(self) -> Steps[None]:
+        """Learn the content type of the stream. Comes before all other calls."""
+        self._content_type = yield from self._calls.typed()
 
-    @property
-    def idle(self) -> bool:
-        """Everything that was added is acknowledged."""
-        return self.reached(self.added)
+    def append(self, *contents: Content) -> Waiting[None]:
+        """Returns at once, unless so much is unacknowledged that waiting is better; `flush` says when it is
+        durable."""
+        self._check_open()
+        for body in self._encoded(contents):
+            yield Until(lambda: self._unsettled_bytes < self.options.max_buffered_bytes or self.failed is not None)
+            self._add(body)
 
-    def reached(self, added: int) -> bool:
-        """Whether as many messages are acknowledged."""
-        return self._acknowledged >= added
-
-    def encoded(self, contents: Iterable[Content]) -> list[bytes]:
-        """What `add` takes.
-
-        :raises UsageError: one of them cannot be appended to this stream.
-        """
-        found = [messages.encoded(content, is_json=self._json) for content in contents]
-        bodies = [body[1:-1] if self._json else body for body in found]
-        if not all(bodies):
-            raise UsageError("there is nothing to append: an empty message cannot be stored")
-        return bodies
-
-    def add(self, body: bytes) -> None:
-        """:raises UsageError: the stream was ended."""
+    def flush(self) -> Waiting[str | None]:
+        """Wait until all that was appended before is acknowledged, whatever others append meanwhile. Returns the end of
+        the stream, None if nothing was appended."""
+        added = self._added
+        if not self._content_type or self._acknowledged < added:
+            self._check_open()
+        yield Until(lambda: self._acknowledged >= added or self.failed is not None)
         self._raise_failure()
-        if self._ending:
-            raise UsageError("this producer has ended the stream: nothing can follow")
-        self._waiting.append(body)
-        self._unsettled_bytes += len(body)
-        self.added += 1
+        return self._next_offset
 
-    def end(self) -> None:
-        """Close the stream with the last batch."""
+    def end(self) -> Waiting[str | None]:
+        """Close the stream behind all that was appended, and wait for it."""
+        self._check_open()
         self._raise_failure()
-        self.added += 0 if self._ending else 1
+        self._added += 0 if self._ending else 1
         self._ending = True
+        return (yield from self.flush())
+
+    def work(self) -> Waiting[None]:
+        """What each of the workers does: takes a batch and sends it until it is settled, as long as there are any."""
+        try:
+            while True:
+                yield Until(lambda: self._can_take or self._over)
+                if not self._can_take:
+                    return
+                yield from self._deliver(self._take())
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (raised where somebody appends or flushes)
+            self.failed = self.failed or error
+
+    @property
+    def _is_json(self) -> bool:
+        return messages.media_type(self._content_type) == messages.JSON
+
+    @property
+    def _over(self) -> bool:
+        return self.closed or self.failed is not None
+
+    def _check_open(self) -> None:
+        if not self._content_type:
+            raise UsageError("enter a producer before you use it: async with stream.producer(...) as producer")
+        if self.closed and self.failed is None:
+            raise UsageError("this producer is closed: make another one, with a greater epoch or claim=True")
 
     def _raise_failure(self) -> None:
         if self.failed is not None:
             raise self.failed
 
-    def take(self) -> Sending | None:
-        """The next batch to send, None if there is nothing to do at the moment."""
-        if self.failed is not None or len(self._flying) >= (self._options.max_in_flight if self._established else 1):
-            return None
+    def _encoded(self, contents: Iterable[Content]) -> list[bytes]:
+        """:raises UsageError: one of them cannot be appended to this stream."""
+        found = [messages.encoded(content, is_json=self._is_json) for content in contents]
+        bodies = [body[1:-1] if self._is_json else body for body in found]
+        if not all(bodies):
+            raise UsageError("there is nothing to append: an empty message cannot be stored")
+        return bodies
+
+    def _add(self, body: bytes) -> None:
+        self._raise_failure()
+        if self._ending:
+            raise UsageError("this producer has ended the stream: nothing can follow")
+        self._waiting.append(body)
+        self._unsettled_bytes += len(body)
+        self._added += 1
+
+    @property
+    def _can_take(self) -> bool:
+        free = len(self._flying) < (self.options.max_in_flight if self._established else 1)
+        return self.failed is None and free and (bool(self._waiting) or self._can_end)
+
+    @property
+    def _can_end(self) -> bool:
+        # The end goes alone: a closed stream refuses even what it has, so no batch before may have to be sent again.
+        return self._ending and not (self._end_sent or self._waiting or self._flying)
+
+    def _take(self) -> Sending:
         parts: list[bytes] = []
         size = 0
-        while self._waiting and (not parts or size + len(self._waiting[0]) <= self._options.max_batch_bytes):
+        while self._waiting and (not parts or size + len(self._waiting[0]) <= self.options.max_batch_bytes):
             parts.append(self._waiting.popleft())
             size += len(parts[-1])
-        # The end goes alone: a closed stream refuses even what it has, so no batch before may have to be sent again.
-        ends = self._ending and not self._end_sent and not self._waiting and not self._flying
-        if not parts and not ends:
-            return None
-        body = b"[" + b",".join(parts) + b"]" if self._json and parts else b"".join(parts)
+        ends = self._can_end
+        body = b"[" + b",".join(parts) + b"]" if self._is_json and parts else b"".join(parts)
         self._taken += len(parts) + (1 if ends else 0)
-        sending = Sending(self._number, body, size, self._taken, ends, self._policy.tries())
+        sending = Sending(self._number, body, size, self._taken, ends, self._calls.policy.tries())
         self._number += 1
         self._end_sent = self._end_sent or ends
         self._flying.append(sending)
         return sending
 
-    def request(self, sending: Sending) -> Request:
+    def _deliver(self, sending: Sending) -> Waiting[None]:
+        while not sending.settled:
+            if sending.waits:
+                yield Until(lambda: self._flying[0] is sending or self._over)
+            if sending.pause:  # the answers to other batches do not shorten it
+                yield Until(lambda: self._over, sending.pause)
+            if self.failed is not None or (self.closed and sending.attempts > 0):
+                return
+            try:
+                reply = yield self._request(sending)
+            except Lost as lost:
+                sending.uncertain = sending.uncertain or lost.sent
+                self._again(sending, None, str(lost))
+            else:
+                self._judge(sending, reply)
+
+    def _request(self, sending: Sending) -> Request:
         """What to send: for every try anew, because the epoch may have changed."""
-        base = messages.append(self._url, self._content_type, sending.body, close=sending.ends)
+        base = messages.append(self._calls.url, self._content_type, sending.body, close=sending.ends)
         triple = {
-            "Producer-Id": self._options.id,
+            "Producer-Id": self.options.id,
             "Producer-Epoch": str(self.epoch),
             "Producer-Seq": str(sending.number),
         }
@@ -192,27 +265,6 @@ class Producing:
         sending.first = self._flying[0] is sending
         sending.waits, sending.pause = False, 0.0
         return sending.request
-
-    def ready(self, sending: Sending) -> bool:
-        """Whether a batch that waits for its predecessors may be sent again."""
-        return self.failed is not None or self._flying[0] is sending
-
-    def fail(self, error: BaseException) -> None:
-        """Something went wrong that is nobody's answer: a function of the caller, a client that was closed."""
-        self.failed = self.failed or error
-
-    def replied(self, sending: Sending, reply: Reply) -> None:
-        """:raises StreamError: this producer is at its end; also kept in `failed`."""
-        try:
-            self._judge(sending, reply)
-        except StreamError as error:
-            self.failed = self.failed or error
-            raise
-
-    def lost(self, sending: Sending, reason: str, *, sent: bool) -> None:
-        """:raises StreamError: for as long as the policy allows no answer came; also kept in `failed`."""
-        sending.uncertain = sending.uncertain or sent
-        self._again(sending, None, reason)
 
     def _judge(self, sending: Sending, reply: Reply) -> None:
         match reply.status:
@@ -245,7 +297,7 @@ class Producing:
                 f"{error}; and an answer was lost before: batch {sending.number} may or may not be appended; read the "
                 "stream before you repeat it",
                 status=reply.status,
-                url=self._url,
+                url=self._calls.url,
                 detail=detail_of(reply),
             ) from error
 
@@ -258,7 +310,7 @@ class Producing:
         if sending.ends and not is_closed(reply):
             senseless(request, reply.status, "without Stream-Closed", "this server does not close streams")
         if "stream-next-offset" in reply.headers:  # some servers leave it out of 204
-            self.next_offset = next_offset(request, reply)
+            self._next_offset = next_offset(request, reply)
         sending.settled = True
         self._established = True
         self._unsettled_bytes -= sending.size
@@ -270,12 +322,12 @@ class Producing:
         epoch = whole_number(sending.request, reply, "Producer-Epoch")
         if epoch is None or epoch < self.epoch or (reply.status == 403 and epoch == self.epoch):
             senseless(sending.request, reply.status, "without a Producer-Epoch that explains it")
-        may_claim = self._options.claim and not self._established and not sending.uncertain
+        may_claim = self.options.claim and not self._established and not sending.uncertain
         if may_claim and sending.attempts <= _CLAIMS_MAX and epoch < INTEGER_MAX:
             self.epoch = epoch + 1
             return
-        known = {"url": self._url, "detail": detail_of(reply)}
-        did = f"producer {self._options.id!r} in epoch {self.epoch} on {self._url}"
+        known = {"url": self._calls.url, "detail": detail_of(reply)}
+        did = f"producer {self.options.id!r} in epoch {self.epoch} on {self._calls.url}"
         if sending.uncertain:
             raise OutcomeUnknownError(
                 f"{did}: {why}, and an answer was lost before: batch {sending.number} may or may not be appended; "
@@ -295,21 +347,16 @@ class Producing:
             sending.waits = True
             return
         raise SequenceGapError(
-            f"producer {self._options.id!r} on {self._url}: the server expects batch {expected}, all before "
+            f"producer {self.options.id!r} on {self._calls.url}: the server expects batch {expected}, all before "
             f"{sending.number} were acknowledged: the stream was made anew or lost data; read it before you go on "
             "with a new epoch",
             expected=expected,
             received=sending.number,
-            url=self._url,
+            url=self._calls.url,
         )
 
     def _again(self, sending: Sending, reply: Reply | None, reason: str) -> None:
-        pause = sending.tries.again(asked_pause(reply, self._policy.environment))
-        if pause is not None:
-            sending.pause = pause.seconds
-            return
-        try:
+        pause = sending.tries.again(asked_pause(reply, self._calls.policy.environment))
+        if pause is None:
             give_up(sending.request, reply, reason, uncertain=sending.uncertain)
-        except StreamError as error:
-            self.failed = self.failed or error
-            raise
+        sending.pause = pause.seconds

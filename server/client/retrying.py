@@ -1,18 +1,19 @@
 """When a request is sent again. Without I/O: generators say what to send and how long to wait, and are sent the
 answers.
 
-Whoever drives one sends each `Request` that it yields and gives it the `Reply`, or throws a `Lost` into it, and waits
-for each `Pause`. That is all there is to a client, with threads or with tasks.
+Whoever drives one sends each `Request` that it yields and gives it the `Reply`, waits for each `Pause`, and throws into
+it whatever goes wrong on the way, such as a `Lost`. That is all there is to a client, with threads or with tasks.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
@@ -22,6 +23,7 @@ from opslog.server.client.errors import OutcomeUnknownError, UnavailableError
 from opslog.server.client.messages import Reply, Request
 
 T = TypeVar("T")
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Pause(NamedTuple):
@@ -42,7 +44,18 @@ class Lost(Exception):
         self.answered = answered
 
 
-Steps = Generator[Request | Pause, Reply, T]
+Steps = Generator[Request | Pause, Any, T]
+
+
+def described(call: Called, method: Callable[..., Steps[Any]]) -> Called:
+    """Give `call` the name, docstring and signature of the `method` it performs, with what comes of the steps as its
+    return type."""
+    signature = inspect.signature(method, eval_str=True)
+    _, _, result = get_args(signature.return_annotation)
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    call.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]  # inspect reads it
+    return call
+
 
 # Answers that say that nothing was done.
 OVERLOADED = frozenset({429, 503})

@@ -99,19 +99,28 @@ class Subscribing:
             raise UsageError(f"{id!r} is not the id of a subscription: it is printable, and not empty")
         self.id = id
         self.url = f"{root}/__ds/subscriptions/{quote(id, safe='')}"
-        self._policy = policy
+        self.policy = policy
 
     def create(
         self,
         *,
-        pattern: str | None,
-        streams: Sequence[str],
-        webhook_url: str | None,
-        wake_stream: str | None,
-        lease_seconds: float | None,
-        description: str | None,
+        pattern: str | None = None,
+        streams: Sequence[str] = (),
+        webhook_url: str | None = None,
+        wake_stream: str | None = None,
+        lease_seconds: float | None = None,
+        description: str | None = None,
     ) -> Steps[SubscriptionInfo]:
-        """Section 6.2."""
+        """Make the subscription, or find that it is there with the same configuration (section 6.2).
+
+        :param pattern: of paths: ``*`` is one segment, ``**`` any number. Streams that exist are taken up at their end.
+        :param streams: paths of streams, also ones that do not exist yet.
+        :param webhook_url: what the server posts wakes to.
+        :param wake_stream: or else the path of a JSON stream, to be created by you, in which the server writes an event
+            for each wake, for workers who `claim`.
+        :param lease_seconds: how long a worker may be silent, from 1 to 600; None: 30.
+        :raises SubscriptionConflictError: it exists with another configuration.
+        """
         if (webhook_url is None) == (wake_stream is None):
             raise UsageError("a subscription wakes by a webhook_url or by a wake_stream: give one of them")
         if pattern is None and not streams:
@@ -135,23 +144,26 @@ class Subscribing:
         return (yield from self._call(_asking("PUT", self.url, config), _info))
 
     def get(self) -> Steps[SubscriptionInfo]:
+        """:raises SubscriptionNotFoundError: there is none."""
         return (yield from self._call(Request("GET", self.url), _info))
 
     def delete(self) -> Steps[None]:
+        """Whether it exists or not. Whoever holds a wake of it has lost it."""
         return (yield from self._call(Request("DELETE", self.url), _nothing))
 
-    def add(self, paths: Sequence[str]) -> Steps[None]:
-        """Section 6.4."""
+    def add(self, *paths: str) -> Steps[None]:
+        """Link streams by hand, at their present end (section 6.4)."""
         if not paths:
             raise UsageError("give at least one path of a stream")
         return (yield from self._call(_asking("POST", f"{self.url}/streams", {"streams": _paths(paths)}), _nothing))
 
     def remove(self, path: str) -> Steps[None]:
+        """Undo `add`. A pattern that matches stays."""
         url = f"{self.url}/streams/{quote(_path('path', path), safe='')}"
         return (yield from self._call(Request("DELETE", url), _nothing))
 
-    def claim(self, worker: object) -> Steps[Wake]:
-        """Section 7.2. Repeatable: a claim whose answer was lost ends with its lease."""
+    def claim(self, worker: object) -> Steps[Holding]:
+        """Take what there is to do (section 7.2). Repeatable: a claim whose answer was lost ends with its lease."""
         if not isinstance(worker, str) or not worker:
             raise UsageError(f"a worker is a name, not {worker!r}")
 
@@ -160,17 +172,40 @@ class Subscribing:
             lease = _seconds(request, reply, found)
             return wake(self.id, "pull-wake", found, _text(request, reply, found, "token"), lease, request, reply)
 
-        return (yield from self._call(_asking("POST", f"{self.url}/claim", {"worker": worker}), claimed))
+        held = yield from self._call(_asking("POST", f"{self.url}/claim", {"worker": worker}), claimed)
+        return Holding(self, held)
 
-    def acknowledge(self, wake: Wake, offsets: Mapping[str, str], *, done: bool) -> Steps[bool]:
-        """Whether there is more to do, for which workers are woken again (sections 7.1 and 7.2)."""
+    def _call(self, request: Request, meaning: Callable[[Request, Reply], T]) -> Steps[T]:
+        return (yield from call(request, meaning, self.policy, repeatable=True, refused=refused))
+
+
+class Holding:
+    """The calls of whoever holds a wake.
+
+    :ivar ended: it was given back, as done or by `release`.
+    """
+
+    def __init__(self, subscription: Subscribing, wake: Wake) -> None:
+        self.wake = wake
+        self.ended = False
+        self._subscription = subscription
+
+    def acknowledge(self, offsets: Mapping[str, str] | None = None, *, done: bool = False) -> Steps[bool]:
+        """Move cursors, and hold on; or with `done` give the wake back (sections 7.1 and 7.2). Without arguments: a
+        sign of life. Returns whether there is more to do, for which workers are woken again.
+
+        :param offsets: by path, up to where each stream is processed.
+        :raises WakeLostError: the lease ended, or a newer wake came.
+        :raises OutcomeUnknownError: the same, after an answer was lost: `Subscription.get` says what is acknowledged.
+        """
+        offsets = offsets or {}
         for path, offset in offsets.items():
             _path("a path", path)
             arguments.offset("what is acknowledged", offset)
-        body = {**_held(wake), "acks": [{"stream": path, "offset": offset} for path, offset in offsets.items()]}
+        body: dict[str, Any] = {"acks": [{"stream": path, "offset": offset} for path, offset in offsets.items()]}
         if done:
             body["done"] = True
-        action = "ack" if wake.type == "pull-wake" else "callback"
+        action = "ack" if self.wake.type == "pull-wake" else "callback"
 
         def acknowledged(request: Request, reply: Reply) -> bool:
             found = _object(request, reply)
@@ -178,22 +213,73 @@ class Subscribing:
                 senseless(request, reply.status, "without ok and next_wake", _ADVICE)
             return bool(found.get("next_wake", False))
 
-        return (yield from self._call(_asking("POST", f"{self.url}/{action}", body, wake.token), acknowledged))
+        more = yield from self._call(action, body, acknowledged)
+        self.ended = self.ended or done
+        return more
 
-    def release(self, wake: Wake) -> Steps[None]:
-        """Section 7.2. Repeatable: whoever released it does not hold it any more."""
-        if wake.type != "pull-wake":
+    def finish(self) -> Steps[bool]:
+        """Acknowledge all that the wake told of, as done."""
+        offsets = {stream.path: stream.tail_offset for stream in self.wake.streams if stream.has_pending}
+        return (yield from self.acknowledge(offsets, done=True))
+
+    def release(self) -> Steps[None]:
+        """Give a claim back without acknowledging; another worker is woken (section 7.2). Repeatable: whoever released
+        it does not hold it any more."""
+        if self.wake.type != "pull-wake":
             raise UsageError("only a claim can be released: answer a webhook with an error, or acknowledge it as done")
-        request = _asking("POST", f"{self.url}/release", _held(wake), wake.token)
 
         def gone(reply: Reply) -> bool:
             return _error(reply).get("code") == "FENCED"
 
-        steps = call(request, _nothing, self._policy, repeatable=True, done_anyway=gone, refused=refused)
-        return (yield from steps)
+        yield from self._call("release", {}, _nothing, gone)
+        self.ended = True
 
-    def _call(self, request: Request, meaning: Callable[[Request, Reply], T]) -> Steps[T]:
-        return (yield from call(request, meaning, self._policy, repeatable=True, refused=refused))
+    def leave(self, error: BaseException | None) -> Steps[None]:
+        """Release what is still held at the end of a block.
+
+        :param error: what ended the block; a failure to release is noted there.
+        """
+        if self.ended or self.wake.type != "pull-wake":
+            return
+        try:
+            yield from self.release()
+        except errors.StreamError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and then: {failure}")
+
+    def _call(
+        self,
+        action: str,
+        body: Mapping[str, Any],
+        meaning: Callable[[Request, Reply], T],
+        done_anyway: Callable[[Reply], bool] = lambda reply: False,
+    ) -> Steps[T]:
+        held = {"wake_id": self.wake.wake_id, "generation": self.wake.generation}
+        request = _asking("POST", f"{self._subscription.url}/{action}", {**held, **body}, self.wake.token)
+        policy = self._subscription.policy
+        return (yield from call(request, meaning, policy, repeatable=True, done_anyway=done_anyway, refused=refused))
+
+
+class Held:
+    """What a claim knows without asking."""
+
+    _core: Holding
+
+    @property
+    def wake(self) -> Wake:
+        """What is held."""
+        return self._core.wake
+
+    @property
+    def ended(self) -> bool:
+        """It was given back, as done or by `release`."""
+        return self._core.ended
+
+    @property
+    def streams(self) -> tuple[PendingStream, ...]:
+        """The streams of the subscription; those with `has_pending` have more."""
+        return self._core.wake.streams
 
 
 def wake(  # noqa: PLR0917  (what one is made of)
@@ -270,10 +356,6 @@ def _asking(method: str, url: str, body: Mapping[str, Any], token: str | None = 
         return Request(method, url, headers, json.dumps(body).encode())
     except (TypeError, ValueError) as error:
         raise UsageError(f"that cannot be written as JSON: {error}") from None
-
-
-def _held(wake: Wake) -> dict[str, Any]:
-    return {"wake_id": wake.wake_id, "generation": wake.generation}
 
 
 def _path(name: str, path: object) -> str:

@@ -3,30 +3,122 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from inspect import isawaitable, iscoroutine
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 import httpx
 
 from opslog.errors import UsageError
-from opslog.server.client import arguments
 from opslog.server.client.calls import Calls
-from opslog.server.client.computed import Asking, Extras, Values
+from opslog.server.client.computed import Computed, Values
+from opslog.server.client.endpoint import Endpoint
 from opslog.server.client.following import Following, Live
-from opslog.server.client.messages import START, Appended, Batch, Content, Metadata, Reply, Request, stream_url
-from opslog.server.client.producing import Options, Producing, Sending
-from opslog.server.client.retrying import Lost, Pause, Retrying, Steps
-from opslog.server.client.subscribing import Subscribing
-from opslog.server.client.subscriptions import Claim, Subscription
-from opslog.server.client.transport import FAILURES, head_of, lost, patience, settings
-from opslog.server.client.webhooks import Webhooks
+from opslog.server.client.messages import START, Batch, Reply, Request
+from opslog.server.client.producing import Options, Producing, Until
+from opslog.server.client.retrying import Pause, Retrying, described
+from opslog.server.client.subscribing import Held, Holding, Subscribing
+from opslog.server.client.transport import FAILURES, lost, patience, settings
 
+Step = TypeVar("Step")
+Core = TypeVar("Core")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class Client:
+def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
+    """Perform each step, and give or throw into it what comes of that."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = perform(step)
+            except BaseException as error:  # noqa: BLE001  (the steps let through what they do not know)
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
+
+
+class Connection:
+    """Performs what the calls on one server consist of."""
+
+    def __init__(self, endpoint: Endpoint, http: httpx.Client | None) -> None:
+        self._endpoint = endpoint
+        self._own = http is None
+        self._http = http or httpx.Client(**settings())
+
+    def perform(self, step: Request | Pause | Computed) -> Any:
+        if isinstance(step, Request):
+            return self.send(step)
+        if isinstance(step, Pause):
+            return self._endpoint.policy.environment.sleep(step.seconds)
+        if isawaitable(step.returned):
+            if iscoroutine(step.returned):
+                step.returned.close()
+            raise UsageError("headers= and params= of this client are plain functions: AsyncClient awaits others")
+        return step.returned
+
+    def send(self, request: Request) -> Reply:
+        url, headers = self._prepared(request)
+        try:
+            answer = self._http.request(request.method, url, headers=headers, content=request.content)
+        except FAILURES as error:
+            raise lost(error) from error
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    def read(self, following: Following) -> Iterator[Batch]:
+        while (request := following.request()) is not None:
+            url, headers = self._prepared(request)
+            timeout = patience(self._http, live=following.is_live)
+            try:
+                with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
+                    following.opened(answer.status_code, answer.headers)
+                    for piece in answer.iter_bytes():
+                        yield from following.received(piece)
+                        if following.ended:
+                            return
+                yield from following.finished()
+            except FAILURES as error:
+                following.lost(lost(error))
+            if following.pause:
+                self.perform(Pause(following.pause))
+
+    def close(self) -> None:
+        if self._own:
+            self._http.close()
+
+    def _prepared(self, request: Request) -> tuple[str, dict[str, str]]:
+        if self._http.is_closed:
+            raise UsageError("this client is closed: make another one")
+        return drive(self._endpoint.extras.prepared(request), self.perform)
+
+
+class Handle(Generic[Core]):
+    """What users call: the calls of the core, performed."""
+
+    def __init__(self, connection: Connection, core: Core) -> None:
+        self._connection = connection
+        self._core = core
+
+    def _run(self, steps: Generator[Any, Any, T]) -> T:
+        return drive(steps, self._connection.perform)
+
+
+def blocking(
+    method: Callable[Concatenate[Core, P], Generator[Any, Any, T]],
+) -> Callable[Concatenate[Handle[Core], P], T]:
+    """The same call on a handle, which returns when it is done."""
+
+    def call(self: Handle[Core], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._core, *args, **kwargs))
+
+    return described(call, method)
+
+
+class Client(Handle[Endpoint]):
     """Streams below one address. Thread-safe; keeps connections open until it is closed.
 
         with Client("http://127.0.0.1:4437/v1/stream") as client:
@@ -57,19 +149,15 @@ class Client:
         retrying: Retrying | None = None,
         http: httpx.Client | None = None,
     ) -> None:
-        self._url = arguments.address(url)
-        self._policy = retrying or Retrying()
-        self._extras = Extras(token, headers, params)
-        self._webhooks = Webhooks(self._url, self._policy)
-        self._own = http is None
-        self._http = http or httpx.Client(**settings())
+        endpoint = Endpoint(url, token, headers, params, retrying)
+        super().__init__(Connection(endpoint, http), endpoint)
 
     def stream(self, path: str) -> Stream:
         """A handle on a stream, whether it exists or not; asks nothing.
 
         :raises UsageError: that is no path.
         """
-        return Stream(self, Calls(stream_url(self._url, path), self._policy))
+        return Stream(self._connection, self._core.stream(path))
 
     def subscription(self, id: str) -> Subscription:
         """A handle on a subscription, whether it exists or not; asks nothing. The client's address must be that of the
@@ -77,7 +165,7 @@ class Client:
 
         :raises UsageError: that is no id.
         """
-        return Subscription(self._run, Subscribing(self._url, id, self._policy))
+        return Subscription(self._connection, self._core.subscription(id))
 
     def verify_webhook(self, body: bytes, signature: str) -> Claim:
         """The wake that a webhook brings, if it is from this server; needs ``opslog[webhooks]``. The keys that the
@@ -87,12 +175,10 @@ class Client:
         :param signature: its header ``Webhook-Signature``.
         :raises WebhookError: it is not, or older than five minutes: answer with 401.
         """
-        wake = self._run(self._webhooks.verified(body, signature))
-        return Claim(self._run, Subscribing(self._url, wake.subscription_id, self._policy), wake)
+        return Claim(self._connection, self._run(self._core.verified(body, signature)))
 
     def close(self) -> None:
-        if self._own:
-            self._http.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,121 +188,19 @@ class Client:
     ) -> None:
         self.close()
 
-    def _run(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    self._policy.environment.sleep(step.seconds)
-                    step = next(steps)
-                    continue
-                try:
-                    reply = self._send(step)
-                except Lost as failure:
-                    step = steps.throw(failure)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
 
-    def _check_open(self) -> None:
-        if self._http.is_closed:
-            raise UsageError("this client is closed: make another one")
-
-    def _send(self, request: Request) -> Reply:
-        self._check_open()
-        url, headers = _asked(self._extras.prepared(request))
-        try:
-            answer = self._http.request(request.method, url, headers=headers, content=request.content)
-        except FAILURES as error:
-            raise lost(error) from error
-        return Reply(answer.status_code, answer.headers, answer.content)
-
-    def _read(self, following: Following) -> Iterator[Batch]:
-        while (request := following.request()) is not None:
-            self._check_open()
-            url, headers = _asked(self._extras.prepared(request))
-            timeout = patience(self._http, live=following.is_live)
-            try:
-                with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
-                    following.opened(*head_of(answer))
-                    for piece in answer.iter_bytes():
-                        yield from following.received(piece)
-                        if following.ended:
-                            return
-                yield from following.finished()
-            except FAILURES as error:
-                following.lost(lost(error))
-            if following.pause:
-                self._policy.environment.sleep(following.pause)
-
-
-def _asked(asking: Asking[T]) -> T:
-    """What comes of the functions of the caller."""
-    try:
-        found = next(asking)
-        while True:
-            if isawaitable(found):
-                if iscoroutine(found):
-                    found.close()
-                raise UsageError("headers= and params= of this client are plain functions: AsyncClient awaits others")
-            found = asking.send(found)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]  # a generator's return value has no type there
-
-
-class Stream:
+class Stream(Handle[Calls]):
     """One stream of a `Client`. What each call raises: see `opslog.server.client.errors`."""
-
-    def __init__(self, client: Client, calls: Calls) -> None:
-        self._client = client
-        self._calls = calls
 
     @property
     def url(self) -> str:
-        return self._calls.url
+        return self._core.url
 
-    def create(
-        self,
-        content_type: str = "application/octet-stream",
-        content: Content | None = None,
-        *,
-        ttl: int | None = None,
-        expires_at: str | None = None,
-        closed: bool = False,
-    ) -> Metadata:
-        """Make the stream, or find that it is there with the same configuration.
-
-        :param content: its first bytes, or of a JSON stream its first message.
-        :param ttl: seconds without use until it is deleted.
-        :param expires_at: RFC 3339, when it is deleted.
-        :param closed: nothing will follow.
-        :raises StreamConflictError: it exists with another configuration, or is deleted while forks need it.
-        """
-        return self._client._run(self._calls.create(content_type, content, ttl, expires_at, closed=closed))
-
-    def append(
-        self, *contents: Content, seq: str | None = None, close: bool = False, at_least_once: bool = False
-    ) -> Appended:
-        """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
-
-        :param seq: must be greater than that of the append before, byte by byte.
-        :param close: nothing will follow.
-        :param at_least_once: if the answer is lost, or the server fails, send it again, though it may be there twice
-            then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
-        :raises OutcomeUnknownError: the answer was lost: this may be there, or not.
-        """
-        return self._client._run(self._calls.append(list(contents), seq, close=close, at_least_once=at_least_once))
-
-    def close(self) -> Appended:
-        """Nothing can be appended any more. Closing twice is the same as once."""
-        return self._client._run(self._calls.close())
-
-    def delete(self) -> None:
-        self._client._run(self._calls.delete())
-
-    def head(self) -> Metadata:
-        return self._client._run(self._calls.head())
+    create = blocking(Calls.create)
+    append = blocking(Calls.append)
+    close = blocking(Calls.close)
+    delete = blocking(Calls.delete)
+    head = blocking(Calls.head)
 
     def fork(
         self,
@@ -231,13 +215,11 @@ class Stream:
 
         :param sub_offset: so many more messages (of a JSON stream) or bytes behind `at`.
         """
-        made = self._client.stream(path)
-        self._client._run(made._calls.fork(self.url, at, sub_offset, ttl, expires_at))
-        return made
+        return Stream(self._connection, self._run(self._core.fork(path, at, sub_offset, ttl, expires_at)))
 
     def read(self, offset: str = START) -> Iterator[Batch]:
         """Everything there is behind `offset`, one batch per request; the last one is up to date, and may be empty."""
-        return self._client._read(Following(self.url, offset, None, self._calls.policy))
+        return self._connection.read(self._core.read(offset))
 
     def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> Iterator[Batch]:
         """Like `read`, and then what comes, until the stream is closed: the last batch then says `closed`.
@@ -249,8 +231,7 @@ class Stream:
             polls for text.
         :raises StreamNotFoundError: the stream is gone.
         """
-        arguments.choice("live", live, ("auto", "sse", "long-poll"))
-        return self._client._read(Following(self.url, offset, live, self._calls.policy))
+        return self._connection.read(self._core.follow(offset, live))
 
     def producer(
         self,
@@ -273,20 +254,22 @@ class Stream:
         :raises UsageError: one of these cannot be.
         """
         options = Options(id, epoch, claim, max_in_flight, max_batch_bytes, max_buffered_bytes)
-        content_type = self._client._run(self._calls.typed())
-        return Producer(self._client, Producing(self.url, content_type, options, self._calls.policy), options)
+        core = Producing(self._core, options)
+        self._run(core.begin())
+        return Producer(self._connection, core)
 
 
-class Producer:
+class Producer(Handle[Producing]):
     """See `Stream.producer`. Thread-safe. An error ends it: it is raised by the next call, and by leaving the
     block."""
 
-    def __init__(self, client: Client, core: Producing, options: Options) -> None:
-        self._client = client
-        self._core = core
-        self._changed = threading.Condition()
-        self._closed = False
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(options.max_in_flight)]
+    def __init__(self, connection: Connection, core: Producing) -> None:
+        super().__init__(connection, core)
+        self._changed = threading.Condition(threading.Lock())
+        self._threads = [
+            threading.Thread(target=self._run, args=(core.work(),), daemon=True)
+            for _ in range(core.options.max_in_flight)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -294,54 +277,21 @@ class Producer:
     def epoch(self) -> int:
         return self._core.epoch
 
-    def append(self, *contents: Content) -> None:
-        """Returns at once, unless so much is unacknowledged that waiting is better; `flush` says when it is
-        durable."""
-        self._add(contents)
-
-    def _add(self, contents: Iterable[Content]) -> None:
-        with self._changed:
-            self._check_open()
-            for body in self._core.encoded(contents):
-                self._changed.wait_for(lambda: not self._core.full or self._core.failed is not None)
-                self._core.add(body)
-                self._changed.notify_all()
-
-    def flush(self) -> str | None:
-        """Wait until all that was appended before is acknowledged, whatever others append meanwhile. Returns the end of
-        the stream, None if nothing was appended."""
-        with self._changed:
-            if not self._core.idle:
-                self._check_open()
-            added = self._core.added
-            self._changed.wait_for(lambda: self._core.reached(added) or self._core.failed is not None)
-            if self._core.failed is not None:
-                raise self._core.failed
-            return self._core.next_offset
-
-    def end(self) -> str | None:
-        """Close the stream behind all that was appended, and wait for it."""
-        with self._changed:
-            self._check_open()
-            self._core.end()
-            self._changed.notify_all()
-        return self.flush()
-
-    def _check_open(self) -> None:
-        if self._closed and self._core.failed is None:
-            raise UsageError("this producer is closed: make another one, with a greater epoch or claim=True")
+    append = blocking(Producing.append)
+    flush = blocking(Producing.flush)
+    end = blocking(Producing.end)
 
     def close(self) -> None:
         """Flush, and stop the threads."""
         try:
-            if not self._closed:
+            if not self._core.closed:
                 self.flush()
         finally:
             self._stop()
 
     def _stop(self) -> None:
         with self._changed:
-            self._closed = True
+            self._core.closed = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -357,40 +307,60 @@ class Producer:
         else:
             self._stop()
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                sending: Sending | None = None
-                while (sending := self._core.take()) is None:
-                    if self._closed or self._core.failed is not None:
-                        return
-                    self._changed.wait()
+    def _run(self, steps: Generator[Any, Any, T]) -> T:
+        """Holds the lock, except while a step waits."""
+        with self._changed:
             try:
-                self._deliver(sending)
-            except BaseException as error:  # noqa: BLE001  (raised where somebody appends or flushes)
-                with self._changed:
-                    self._core.fail(error)
-                return
+                return drive(steps, self._perform)
             finally:
-                with self._changed:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
-    def _deliver(self, sending: Sending) -> None:
-        while not sending.settled:
-            with self._changed:
-                if sending.waits:
-                    self._changed.wait_for(lambda: self._core.ready(sending) or self._closed)
-                if sending.pause:  # the answers to other batches do not shorten it
-                    self._changed.wait_for(lambda: self._core.failed is not None or self._closed, sending.pause)
-                if self._core.failed is not None or (self._closed and sending.attempts > 0):
-                    return
-                request = self._core.request(sending)
-            try:
-                reply = self._client._send(request)
-            except Lost as failure:
-                with self._changed:
-                    self._core.lost(sending, str(failure), sent=failure.sent)
-            else:
-                with self._changed:
-                    self._core.replied(sending, reply)
-                    self._changed.notify_all()
+    def _perform(self, step: Request | Until) -> Any:
+        self._changed.notify_all()
+        if isinstance(step, Until):
+            return self._changed.wait_for(step.condition, step.seconds)
+        self._changed.release()
+        try:
+            return self._connection.send(step)
+        finally:
+            self._changed.acquire()
+
+
+class Subscription(Handle[Subscribing]):
+    """A handle on a subscription, whether it exists or not. What each call raises: see
+    `opslog.server.client.errors`."""
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    create = blocking(Subscribing.create)
+    get = blocking(Subscribing.get)
+    delete = blocking(Subscribing.delete)
+    add = blocking(Subscribing.add)
+    remove = blocking(Subscribing.remove)
+
+    def claim(self, worker: str) -> Claim:
+        """Take what there is to do; of a subscription with a wake_stream.
+
+        :param worker: a name that tells others who has it.
+        :raises AlreadyClaimedError, NoPendingWorkError: wait for the next wake.
+        """
+        return Claim(self._connection, self._run(self._core.claim(worker)))
+
+
+class Claim(Held, Handle[Holding]):
+    """What a worker holds, by a claim or by a webhook. Leaving its ``with`` block releases a claim that is not done, so
+    that another worker gets it."""
+
+    acknowledge = blocking(Holding.acknowledge)
+    finish = blocking(Holding.finish)
+    release = blocking(Holding.release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._core.leave(error))

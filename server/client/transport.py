@@ -37,8 +37,3 @@ def lost(error: Exception) -> Lost:
     reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     # All others are of the connection: no answer came, or not to its end.
     return Lost(reason, sent=not not_sent, answered=not isinstance(error, httpx.TransportError))
-
-
-def head_of(answer: httpx.Response) -> tuple[int, dict[str, str]]:
-    """Status and headers by lower-case name."""
-    return answer.status_code, dict(answer.headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -49,3 +50,32 @@ def test_the_first_example_in_the_documents_does_what_it_says(capsys: pytest.Cap
 def test_the_worker_in_the_documents_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     _, worker = EXAMPLES
     assert printed_by(worker, capsys) == "[{'built': 7}]\n"
+
+
+PAIRS = [
+    (client.Stream, client.AsyncStream),
+    (client.Producer, client.AsyncProducer),
+    (client.Subscription, client.AsyncSubscription),
+    (client.Claim, client.AsyncClaim),
+]
+
+
+@pytest.mark.parametrize(("kind", "async_kind"), PAIRS, ids=lambda kind: kind.__name__)
+def test_both_clients_have_the_same_calls_and_describe_them(kind: type, async_kind: type) -> None:
+    """Also those that are made from the core have the signature that `help` and editors show."""
+    calls = {name: call for name, call in vars(kind).items() if inspect.isfunction(call) and not name.startswith("_")}
+    for name, call in calls.items():
+        if (kind, name) == (client.Producer, "close"):  # leaving the block does it for asyncio
+            continue
+        signature, other = inspect.signature(call), inspect.signature(vars(async_kind)[name])
+        assert call.__name__ == name
+        assert list(signature.parameters) == list(other.parameters)
+        assert "Steps" not in str(signature)
+        assert "Generator" not in str(signature)
+        assert "args" not in signature.parameters
+
+
+def test_calls_say_what_they_give() -> None:
+    assert inspect.signature(client.Stream.append).return_annotation is client.Appended
+    assert inspect.iscoroutinefunction(client.AsyncStream.append)
+    assert "Durable on return" in (client.Stream.append.__doc__ or "")
