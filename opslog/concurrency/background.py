@@ -57,11 +57,13 @@ class Worker:
         self._bell = Bell()
         self._woken = self._hurried = self._closed = False
         self._starting = threading.RLock()
-        # The one that does the work, or is about to.
+        # The one that does the work, or is about to. An exception may end it before it has begun.
         self._thread: threading.Thread | None = None
+        # Whether it has begun: from then on it says itself when it ends.
+        self._is_running = False
         # All that may live. More than one where a start was interrupted, so that nobody knew whether it would come.
         self._started: list[threading.Thread] = []
-        # Held by the one that does the work; any other one ends.
+        # Held by the one that does the work; any other one waits, and goes on in its place should it end.
         self._turn = threading.Lock()
 
     def wake(self, hurry: bool = False) -> bool:
@@ -70,7 +72,7 @@ class Worker:
         :returns: False if it will not run, because this process can start no more threads: do it yourself, or wake it
             again later.
         """
-        if self._woken and (self._hurried or not hurry):
+        if self._woken and self._is_running and (self._hurried or not hurry):
             return True
         rung = False
         try:
@@ -97,7 +99,7 @@ class Worker:
     def _start(self) -> bool:
         """Whether there is a thread, or need not be one any more."""
         with self._starting:
-            if self._thread is not None or self._closed:
+            if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return True
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._started = [*(other for other in self._started if other.is_alive()), thread]
@@ -113,23 +115,23 @@ class Worker:
         return True
 
     def _run(self) -> None:
-        if not self._turn.acquire(blocking=False):
-            return
-        try:
-            self._thread = threading.current_thread()
-            self._woken = True  # a thread is started when there is something to do
+        with self._turn:
             pause: float | None = None
-            while not self._closed:
-                try:
-                    while self._await_turn(pause):
-                        pause = self._try(pause)
-                except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
-                    pause = self._retry_seconds
-        finally:
-            self._turn.release()
-            with self._starting:
-                self._thread = None
-                self._woken = self._hurried = False  # who wakes it next must not rely on this thread
+            try:
+                # A thread is started when there is something to do.
+                self._is_running = self._woken = True
+                while not self._closed:
+                    try:
+                        self._thread = threading.current_thread()
+                        while self._await_turn(pause):
+                            pause = self._try(pause)
+                    except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
+                        pause = self._retry_seconds
+            finally:
+                with self._starting:
+                    self._thread = None
+                    # Who wakes it next must not rely on this thread.
+                    self._is_running = self._woken = self._hurried = False
 
     def _try(self, pause: float | None) -> float | None:
         """Run once; how long to wait before the next try, None after a good run.

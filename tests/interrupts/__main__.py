@@ -16,6 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+from tests.interrupts.async_running import ThreadCase, run_thread
 from tests.interrupts.calls import CALLS
 from tests.interrupts.handlers import HANDLERS
 from tests.interrupts.places import Kind
@@ -61,11 +62,14 @@ def main() -> int:
     parser.add_argument("--hangs", type=int, default=3, help="give a call up after so many cases that do not end")
     parser.add_argument("--workers", type=int, default=1, help="how many processes")
     parser.add_argument("--replay", type=Case.of, help="one case")
+    parser.add_argument(
+        "--replay-thread", type=ThreadCase.of, help="one case of a thread, about: threads run as they like"
+    )
     parser.add_argument("--piece", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.replay:
+    if asked.replay or asked.replay_thread:
         runner = Runner()
-        print(runner.run(asked.replay))
+        print(runner.run(asked.replay) if asked.replay else run_thread(runner, asked.replay_thread))
         runner.end()
         return 0
     settings = [setting for setting in SETTINGS_OF_ALL if str(setting) in asked.settings]
