@@ -19,14 +19,14 @@ from benchmarks.runner import Round, Scale, Timer, contender
 BATCH = 100
 
 
-def bare(folder: Path, pieces: list[bytes], operations: int, *, each: bool = True) -> Iterator[Round]:
+def bare(folder: Path, records: list[bytes], operations: int, *, each: bool = True) -> Iterator[Round]:
     """Appends of the same bytes, with an fdatasync after each of them or after the last."""
     with (folder / "floor").open("ab", buffering=0) as file:
 
         def run(timer: Timer) -> int:
             with timer:
-                for piece in pieces:
-                    file.write(piece)
+                for record in records:
+                    file.write(record)
                     if each:
                         os.fdatasync(file.fileno())
                 if not each:

@@ -69,7 +69,7 @@ class Registry:
         stream, position = self._streams.stream(PATH), 0
         while position < stream.tail:
             found = self._streams.read(stream, position, _CHUNK_BYTES)
-            for message in _messages.decode(json_mode.array(found.pieces)):
+            for message in _messages.decode(json_mode.array(found.chunks)):
                 (known.add if message.headers.get("operation") == "insert" else known.discard)(message.key)
             position = found.stop
         return known

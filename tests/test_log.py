@@ -61,15 +61,15 @@ def read_on(cursor: Cursor, backend: Backend) -> list[int]:
 
 
 def read_newest_first(cursor: Cursor, backend: Backend) -> list[int]:
-    stretches = list(cursor.read_newest_first(backend, list_log(backend, cursor.agent)))
-    for stretch in stretches:
-        starts = [offset for segment, offset in stretch.starts() if segment == stretch.segment]
-        ends = [*starts[1:], stretch.offset + len(stretch.lines)]
-        data = backend.read(segment_path(cursor.agent, stretch.segment))
-        assert stretch.lines == data[stretch.offset :][: len(stretch.lines)]
+    chunks = list(cursor.read_newest_first(backend, list_log(backend, cursor.agent)))
+    for chunk in chunks:
+        starts = [offset for segment, offset in chunk.starts() if segment == chunk.segment]
+        ends = [*starts[1:], chunk.offset + len(chunk.lines)]
+        data = backend.read(segment_path(cursor.agent, chunk.segment))
+        assert chunk.lines == data[chunk.offset :][: len(chunk.lines)]
         lines = [data[start:end] for start, end in zip(starts, ends, strict=True)]
-        assert lines == [encode_commit(commit) for commit in stretch.commits]
-    return [commit.clock for stretch in reversed(stretches) for commit in stretch.commits]
+        assert lines == [encode_commit(commit) for commit in chunk.commits]
+    return [commit.clock for chunk in reversed(chunks) for commit in chunk.commits]
 
 
 # -- reading
@@ -133,7 +133,7 @@ def test_a_torn_tail_is_passed_over_once_the_log_goes_on(backend: Backend, read:
 
 def test_lines_longer_than_a_read(backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", 64)
-    monkeypatch.setattr(log_module, "_STRETCH_BYTES", 64)
+    monkeypatch.setattr(log_module, "_CHUNK_BYTES", 64)
     sizes = [0, 10, 63, 64, 65, 500, 5000, 0, 1]
     segment(backend, 1, b"".join(line(number + 1, size=size) for number, size in enumerate(sizes)))
     assert read(Cursor("a"), backend) == list(range(1, len(sizes) + 1))
@@ -152,7 +152,7 @@ def test_what_cannot_be_the_next_commit(
     backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch, *, read_bytes: int, second: bytes, text: str
 ) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", read_bytes)
-    monkeypatch.setattr(log_module, "_STRETCH_BYTES", read_bytes)
+    monkeypatch.setattr(log_module, "_CHUNK_BYTES", read_bytes)
     segment(backend, 1, line(1) + second + line(5))
     segment(backend, 2, line(6) + second)
     with pytest.raises(CorruptError, match=text.partition(" above")[0]) as caught:
@@ -196,7 +196,7 @@ def test_what_is_missing(backend: Backend, read: Read) -> None:
 
 @pytest.mark.parametrize("logs", [3, 40])
 def test_logs_are_read_by_turns_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: int) -> None:
-    monkeypatch.setattr(log_module, "_STRETCH_BYTES", 1000)
+    monkeypatch.setattr(log_module, "_CHUNK_BYTES", 1000)
     agents = [f"agent-{number:02}" for number in range(logs)]
     with closing(open_backend(tmp_path / "store")) as backend:
         for first, agent in enumerate(agents, 1):
@@ -204,15 +204,15 @@ def test_logs_are_read_by_turns_the_newest_first(tmp_path: Path, monkeypatch: py
             segment(backend, 1, b"".join(line(clock, agent) for clock in clocks), agent)
         cursors: dict[str, Cursor] = {}
         read = list(read_logs(backend, cursors, list_segments(backend)))
-    assert sorted(commit.clock for _, stretch in read for commit in stretch.commits) == list(range(1, 100 * logs))
+    assert sorted(commit.clock for _, chunk in read for commit in chunk.commits) == list(range(1, 100 * logs))
     assert {agent: cursor.commits for agent, cursor in cursors.items()} == {
-        agent: sum(len(stretch.commits) for whose, stretch in read if whose == agent) for agent in agents
+        agent: sum(len(chunk.commits) for whose, chunk in read if whose == agent) for agent in agents
     }
-    # Not log after log, though not all of 40 at once: no stretch comes before what is newer by two stretches.
+    # Not log after log, though not all of 40 at once: no chunk comes before what is newer by two chunks.
     for group in (set(agents[:3]), set(agents[32:])):
-        newest = [stretch.commits[-1].clock for agent, stretch in read if agent in group]
-        stretch_clocks = max(len(stretch.commits) for _, stretch in read) * logs
-        assert all(later - earlier <= 2 * stretch_clocks for earlier, later in pairwise(newest))
+        newest = [chunk.commits[-1].clock for agent, chunk in read if agent in group]
+        chunk_clocks = max(len(chunk.commits) for _, chunk in read) * logs
+        assert all(later - earlier <= 2 * chunk_clocks for earlier, later in pairwise(newest))
 
 
 def test_listings(backend: Backend) -> None:

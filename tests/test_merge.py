@@ -133,12 +133,12 @@ def test_loading_whole_logs_is_applying_their_commits(window: int, data: Any) ->
     one_by_one, loaded = Merge(window), Merge(window)
     for commit in interleaved(data.draw, deepcopy(written)):
         one_by_one.apply(commit)
-    stretches: dict[str, list[list[Commit]]] = {}
+    chunks: dict[str, list[list[Commit]]] = {}
     for agent, log in written.items():
         places = sorted(data.draw(st.sets(st.integers(0, len(log)), max_size=4)) | {0, len(log)})
-        stretches[agent] = [log[start:stop] for start, stop in pairwise(places)]
-    turns = data.draw(st.permutations([agent for agent, some in stretches.items() for _ in some]))
-    loaded.load((agent, stretches[agent].pop()) for agent in turns)
+        chunks[agent] = [log[start:stop] for start, stop in pairwise(places)]
+    turns = data.draw(st.permutations([agent for agent, some in chunks.items() for _ in some]))
+    loaded.load((agent, chunks[agent].pop()) for agent in turns)
     assert loaded.settled == one_by_one.settled
     for agent in written:
         assert _recent(loaded, agent) == _recent(one_by_one, agent)

@@ -50,8 +50,8 @@ def forward(backend: Backend, cursor: Cursor) -> list[int]:
 
 
 def backward(backend: Backend, cursor: Cursor) -> list[int]:
-    stretches = list(cursor.read_newest_first(backend, list_log(backend, "a")))
-    return [commit.clock for stretch in reversed(stretches) for commit in stretch.commits]
+    chunks = list(cursor.read_newest_first(backend, list_log(backend, "a")))
+    return [commit.clock for chunk in reversed(chunks) for commit in chunk.commits]
 
 
 @pytest.fixture(params=[forward, backward])
@@ -61,10 +61,10 @@ def read(request: pytest.FixtureRequest) -> Callable[[Backend, Cursor], list[int
 
 
 @pytest.fixture(params=[50, 10**6])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much is read at once."""
     monkeypatch.setattr(log_module, "_READ_BYTES", request.param)
-    monkeypatch.setattr(log_module, "_STRETCH_BYTES", request.param)
+    monkeypatch.setattr(log_module, "_CHUNK_BYTES", request.param)
     monkeypatch.setattr(log_module, "_LAST_BYTES", request.param)
 
 
@@ -77,7 +77,7 @@ def with_hole(data: bytes, start: int, end: int) -> bytes:
     return data[:start] + bytes(end - start) + data[end:]
 
 
-@pytest.mark.usefixtures("pieces")
+@pytest.mark.usefixtures("chunks")
 def test_zeros_in_what_was_never_acknowledged_are_a_torn_tail(
     backend: Backend, read: Callable[[Backend, Cursor], list[int]]
 ) -> None:
@@ -93,7 +93,7 @@ def test_zeros_in_what_was_never_acknowledged_are_a_torn_tail(
         backend.delete([segment_path("a", 2)])
 
 
-@pytest.mark.usefixtures("pieces")
+@pytest.mark.usefixtures("chunks")
 def test_zeros_in_what_was_acknowledged_are_damage(
     backend: Backend, read: Callable[[Backend, Cursor], list[int]]
 ) -> None:

@@ -101,7 +101,7 @@ def visible(text: str) -> str:
 
 
 def id_text(id: str) -> str:
-    """The id as it is, or, where that would not be one visible piece of a line, as a JSON string."""
+    """The id as it is, or, where that would not be one visible word of a line, as a JSON string."""
     if id and not id.startswith('"') and not _CONTROL.search(id):
         return id
     return orjson.dumps(id).decode()

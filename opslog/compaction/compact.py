@@ -32,7 +32,7 @@ from opslog.format.layout import SNAPSHOTS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
 from opslog.log.freshness import Freshness
-from opslog.log.reader import Cursor, Segments, Stretch, list_log, read_logs
+from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
 from opslog.log.survey import Survey, survey
 from opslog.merge.clock import LamportClock
@@ -265,14 +265,14 @@ class Tail:
             self._read_on(backend, agent)
         return sealed
 
-    def _noted(self, stretches: Iterable[tuple[str, Stretch]]) -> Iterator[tuple[str, list[Commit]]]:
-        for agent, stretch in stretches:
+    def _noted(self, chunks: Iterable[tuple[str, Chunk]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, chunk in chunks:
             starts = self._starts[agent]
             if len(starts) < self.merge.window:
-                starts.extendleft(reversed(stretch.starts()[len(starts) - self.merge.window :]))
-            self.clock = max(self.clock, stretch.commits[-1].clock)
-            self.ts = max(self.ts, *(commit.ts for commit in stretch.commits))
-            yield agent, stretch.commits
+                starts.extendleft(reversed(chunk.starts()[len(starts) - self.merge.window :]))
+            self.clock = max(self.clock, chunk.commits[-1].clock)
+            self.ts = max(self.ts, *(commit.ts for commit in chunk.commits))
+            yield agent, chunk.commits
 
     def _read_on(self, backend: Backend, agent: str) -> int:
         """Read what a log has got since; returns how many commits that was."""
@@ -299,7 +299,7 @@ class _Winners:
         self._unfolded = tail.merge.contested
         self.documents = 0
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
-        # In pieces: tuples of rows the garbage collector leaves alone, where it would go through a list of them.
+        # In tuples: Python's garbage collector skips a tuple of rows, and would traverse a list of them.
         self._rows = deque(batched(winners, _TOGETHER))
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)

@@ -24,14 +24,14 @@ _TAIL_LENGTH = len(_FIELD) + 64 + len(b'"}\n')
 
 # What is not longer, zlib works on without letting other threads run. For a block that takes microseconds, that is the
 # better way: a thread that lets go waits 5 ms for its turn if another one computes.
-_PIECE = 4096
+_CHUNK_BYTES = 4096
 
 
 def crc32(data: bytes) -> str:
     """The CRC-32 as 8 hexadecimal digits."""
     value = 0
-    for start in range(0, len(data), _PIECE):
-        value = zlib.crc32(data[start : start + _PIECE], value)
+    for start in range(0, len(data), _CHUNK_BYTES):
+        value = zlib.crc32(data[start : start + _CHUNK_BYTES], value)
     return f"{value:08x}"
 
 

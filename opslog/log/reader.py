@@ -33,13 +33,13 @@ SEGMENT_COST = 64 * 1024
 
 # How many segments are fetched at once, at most.
 _AHEAD = 500
-# How many logs are read by turns, at most: of each the last stretch stays in memory, a megabyte with its commits.
+# How many logs are read by turns, at most: of each the last chunk stays in memory, a megabyte with its commits.
 _BY_TURNS = 16
 # How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads.
 _READ_BYTES = 1024 * 1024
 # The same where most of it is forgotten at once and a read costs little: with its commits it fits into the cache next
 # to a processor, and decoding takes three quarters of the time it takes beyond that.
-_STRETCH_BYTES = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 # In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer.
 _LAST_BYTES = 64 * 1024
 
@@ -123,7 +123,7 @@ class LogSource(Protocol):
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
 
 
-class Stretch(NamedTuple):
+class Chunk(NamedTuple):
     """Some commits of a log in a row, with the lines of them that begin at byte `offset` of `segment`."""
 
     segment: int
@@ -196,20 +196,20 @@ class Cursor(msgspec.Struct):
             if not source.segments_grow:
                 self.segment, self.offset = number + 1, 0
 
-    def read_newest_first(self, source: LogSource, segments: list[Segment]) -> Iterator[Stretch]:
-        """The same commits in stretches, the newest stretch first, as far as the listing goes; moves the cursor when
+    def read_newest_first(self, source: LogSource, segments: list[Segment]) -> Iterator[Chunk]:
+        """The same commits in chunks, the newest chunk first, as far as the listing goes; moves the cursor when
         the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
         forgotten at once. Errors as in `read`."""
         end, clock, later = self.place, self.clock, None
         commits = 0
         for number, size, _ in reversed(coming := self.coming(segments)):
-            for stretch in self._read_segment_back(source, number, size):
-                self._check(stretch, later)
+            for chunk in self._read_segment_back(source, number, size):
+                self._check(chunk, later)
                 if later is None:
-                    end, clock = (number, stretch.offset + len(stretch.lines)), stretch.commits[-1].clock
-                later = stretch
-                commits += len(stretch.commits)
-                yield stretch
+                    end, clock = (number, chunk.offset + len(chunk.lines)), chunk.commits[-1].clock
+                later = chunk
+                commits += len(chunk.commits)
+                yield chunk
         if later is not None and later.commits[0].clock <= self.clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, self.clock)
         last = coming[-1].number if coming else self.segment
@@ -236,8 +236,8 @@ class Cursor(msgspec.Struct):
             )
         return coming
 
-    def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Stretch]:
-        path, full = segment_path(self.agent, number), _STRETCH_BYTES if source.segments_grow else _READ_BYTES
+    def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Chunk]:
+        path, full = segment_path(self.agent, number), _CHUNK_BYTES if source.segments_grow else _READ_BYTES
         want = full
         first, end = self.offset if number == self.segment else 0, size
         if source.segments_grow and end > first:
@@ -250,7 +250,7 @@ class Cursor(msgspec.Struct):
             lines = data[skipped : data.rfind(b"\n") + 1]
             if lines:
                 end = start + skipped
-                yield Stretch(number, end, lines, decode_commits(lines, path, end))
+                yield Chunk(number, end, lines, decode_commits(lines, path, end))
             elif start == first:
                 return
             # A full read without a whole line is a part of a long one: ask for more of it.
@@ -277,12 +277,12 @@ class Cursor(msgspec.Struct):
             raise self._vanished(number, f"ends at byte {start + len(data)}, and had {end} bytes before")
         return data
 
-    def _check(self, stretch: Stretch, later: Stretch | None) -> None:
+    def _check(self, chunk: Chunk, later: Chunk | None) -> None:
         """Whether its commits can be this log's ones before those that come `later`."""
         agent, clock = self.agent, 0
-        for place, commit in enumerate(stretch.commits):
+        for place, commit in enumerate(chunk.commits):
             if commit.clock <= clock or commit.agent != agent:
-                raise self._misplaced(commit, *stretch.starts()[place], clock)
+                raise self._misplaced(commit, *chunk.starts()[place], clock)
             clock = commit.clock
         if later is not None and later.commits[0].clock <= clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
@@ -324,7 +324,7 @@ class Cursor(msgspec.Struct):
 
 def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """(offset, whole lines) of a file from a byte on, about a megabyte at a time; what follows the last newline comes
-    as a last piece without one.
+    last, without one.
 
     :param start: where a line begins.
     :param read: reads the bytes of a file from one place to another, or fewer where it ends before. Not called beyond
@@ -363,10 +363,10 @@ def log_source(
     )
 
 
-def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) -> Iterator[tuple[str, Stretch]]:
-    """All logs from the cursors on, in stretches, each with its agent; adds the cursors of new logs. Of each log the
-    newest stretch comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
-    in groups; each cursor moves when the last stretch of its log was taken. Errors as in `Cursor.read`.
+def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) -> Iterator[tuple[str, Chunk]]:
+    """All logs from the cursors on, in chunks, each with its agent; adds the cursors of new logs. Of each log the
+    newest chunk comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
+    in groups; each cursor moves when the last chunk of its log was taken. Errors as in `Cursor.read`.
 
     :param segments: a listing with all logs that have a cursor (`all_logs`).
     """
@@ -374,14 +374,14 @@ def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) 
         cursors.setdefault(agent, Cursor(agent))
     source = log_source(backend, cursors, segments, newest_first=True)
     readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in segments.items())
-    return by_turns(source, readers, lambda stretch: stretch.commits[0].clock)
+    return by_turns(source, readers, lambda chunk: chunk.commits[0].clock)
 
 
 def by_turns(
     source: LogSource, readers: Iterator[tuple[str, Iterator[T]]], lowest: Callable[[T], int]
 ) -> Iterator[tuple[str, T]]:
-    """The stretches of logs that are read from a source, each newest first: always one of the log whose rest may be the
-    newest, as that is below the `lowest` clock of a stretch. Where segments are fetched in groups, log by log."""
+    """The chunks of logs that are read from a source, each newest first: always one of the log whose rest may be the
+    newest, as that is below the `lowest` clock of a chunk. Where segments are fetched in groups, log by log."""
     for some in batched(readers, _BY_TURNS if source.segments_grow else 1):
         yield from _by_turns(some, lowest)
 
@@ -391,12 +391,12 @@ def _by_turns(readers: Iterable[tuple[str, Iterator[T]]], lowest: Callable[[T], 
     heapq.heapify(waiting)
     while waiting:
         _, agent, reader = waiting[0]
-        stretch = next(reader, None)
-        if stretch is None:
+        chunk = next(reader, None)
+        if chunk is None:
             heapq.heappop(waiting)
         else:
-            heapq.heapreplace(waiting, (-lowest(stretch), agent, reader))
-            yield agent, stretch
+            heapq.heapreplace(waiting, (-lowest(chunk), agent, reader))
+            yield agent, chunk
 
 
 class _ReadAhead:

@@ -84,18 +84,18 @@ class Merge:
             self._settle(log.popleft())
         return touched
 
-    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+    def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
         """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
         was overwritten since costs one look, and only what is kept is detached from the bytes it came in. Cheapest if
         on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
 
-        :param stretches: (agent, commits): some commits of a log in a row, in their order; of each log the newest
-            stretch first, and all of it. Nothing of these logs was applied before.
+        :param chunks: (agent, commits): some commits of a log in a row, in their order; of each log the newest
+            chunk first, and all of it. Nothing of these logs was applied before.
         """
         logs: dict[str, _Loading] = {}
         settled = self.settled
         oldest = 0 if settled else CLOCK_MAX
-        for agent, commits in stretches:
+        for agent, commits in chunks:
             log = logs.get(agent)
             if log is None:
                 recent = self.recent[agent] = deque()

@@ -21,8 +21,8 @@ def in_order(ids: Collection[str]) -> Iterator[str]:
     for id in ids:
         buckets[bisect_right(bounds, id)].append(id)
     # Lists of a million ids the garbage collector would go through again and again; tuples of strings it leaves alone.
-    pieces: list[tuple[str, ...]] = []
+    chunks: list[tuple[str, ...]] = []
     while buckets:
-        pieces.append(tuple(buckets.pop()))
-    while pieces:
-        yield from sorted(pieces.pop())
+        chunks.append(tuple(buckets.pop()))
+    while chunks:
+        yield from sorted(chunks.pop())

@@ -16,7 +16,7 @@ from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import Cursor, Stretch, list_log, read_logs
+from opslog.log.reader import Chunk, Cursor, list_log, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
@@ -117,13 +117,13 @@ class State:
                 self.winners[record.id] = winner
             self._uncounted.add(record.id)
 
-    def load(self, stretches: Iterable[tuple[str, list[Commit]]]) -> None:
+    def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
         """Take in whole logs at once, before anything else; see `Merge.load`."""
-        self.merge.load(self._count(stretches))
+        self.merge.load(self._count(chunks))
         self.winners = self.merge.winners()
 
-    def _count(self, stretches: Iterable[tuple[str, list[Commit]]]) -> Iterator[tuple[str, list[Commit]]]:
-        for agent, commits in stretches:
+    def _count(self, chunks: Iterable[tuple[str, list[Commit]]]) -> Iterator[tuple[str, list[Commit]]]:
+        for agent, commits in chunks:
             self.commits += len(commits)
             if commits:
                 self.clock = max(self.clock, commits[-1].clock)
@@ -162,8 +162,8 @@ class State:
         return len(self.winners) > _WINNERS_MAX
 
     def empty(self) -> None:
-        """Let go of everything, when nobody uses this state any more. Piece by piece, because freeing a million records
-        at once would hold up all threads for as long."""
+        """Let go of everything, when nobody uses this state any more. Record by record: to free a million of them at
+        once would hold up all threads for as long."""
         for held in (self.winners, self.merge.settled, self._counted):
             while held:
                 held.popitem()
@@ -300,17 +300,17 @@ class Loader:
 
     def _load(self, found: Survey, included: Callable[[Commit], bool] | None) -> State:
         state = State(found, self._load_runs(found.manifest.runs))
-        stretches = self._told(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
+        chunks = self._told(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
         if included is not None:
-            stretches = ((agent, list(filter(included, commits))) for agent, commits in stretches)
-        state.load(stretches)
+            chunks = ((agent, list(filter(included, commits))) for agent, commits in chunks)
+        state.load(chunks)
         return state
 
-    def _told(self, read: Iterator[tuple[str, Stretch]], total: int) -> Iterator[tuple[str, list[Commit]]]:
+    def _told(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, list[Commit]]]:
         done = 0
-        for agent, stretch in read:
-            yield agent, stretch.commits
-            done += len(stretch.lines)
+        for agent, chunk in read:
+            yield agent, chunk.commits
+            done += len(chunk.lines)
             if self._progress:
                 self._progress(done, total)
 

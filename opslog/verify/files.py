@@ -1,7 +1,7 @@
 """Verifying one file after the other: lines, and parts and archives with their indexes. What is found goes into a
 `Report`.
 
-Files are read in pieces of about 1 MiB, so memory is bounded by that and by the longest line. A damaged line or block
+Files are read in bodies of about 1 MiB, so memory is bounded by that and by the longest line. A damaged line or block
 does not end the check of its file: what follows it is read all the same.
 """
 
@@ -119,24 +119,24 @@ def decode_each(
 ) -> Iterator[tuple[int, int, T | None]]:
     """(offset, offset of the next line, what it holds or None) of each of some whole lines, their documents included.
     Reports each line that cannot be read, and everything in it that is not as it should be."""
-    pieces = lines.split(b"\n")[:-1]
+    bodies = lines.split(b"\n")[:-1]
     try:
         decoded: Sequence[T | None] = decode(lines, path, offset)
     except CorruptError:
         decoded = [
-            _decode_one(decode, piece + b"\n", path, offset_, report) for offset_, piece in _offsets(pieces, offset)
+            _decode_one(decode, body + b"\n", path, offset_, report) for offset_, body in _offsets(bodies, offset)
         ]
-    for (start, piece), item in zip(_offsets(pieces, offset), decoded, strict=True):
+    for (start, body), item in zip(_offsets(bodies, offset), decoded, strict=True):
         if item is not None:
-            for fault in _faults(item, piece):
+            for fault in _faults(item, body):
                 report.error(path, start, fault)
-        yield start, start + len(piece) + 1, item
+        yield start, start + len(body) + 1, item
 
 
-def _offsets(pieces: list[bytes], offset: int) -> Iterator[tuple[int, bytes]]:
-    for piece in pieces:
-        yield offset, piece
-        offset += len(piece) + 1
+def _offsets(bodies: list[bytes], offset: int) -> Iterator[tuple[int, bytes]]:
+    for body in bodies:
+        yield offset, body
+        offset += len(body) + 1
 
 
 def _decode_one(

@@ -5,7 +5,7 @@ it is no problem: garbage collection deletes a manifest before what it names, so
 exactly if a manifest that needs it still is.
 
 Each file is read once, and the snapshot of the newest manifest once more, to count its documents. Memory is that of one
-piece of a file, one line, and the names of all files.
+chunk of a file, one line, and the names of all files.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Connection:
             try:
                 async with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
                     following.opened(answer.status_code, answer.headers)
-                    async for piece in answer.aiter_bytes():
-                        for batch in following.received(piece):
+                    async for chunk in answer.aiter_bytes():
+                        for batch in following.received(chunk):
                             yield batch
                         if following.ended:
                             return

@@ -1,4 +1,4 @@
-"""Server-sent events, as they arrive in pieces (the parser of the WHATWG specification, as far as this protocol needs
+"""Server-sent events, as they arrive in chunks (the parser of the WHATWG specification, as far as this protocol needs
 it, but for text that is not UTF-8: where a browser shows a replacement character, this refuses)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Event(NamedTuple):
 
 
 class EventParser:
-    """Takes text in pieces of any size, gives whole events. An event that was not ended is never given."""
+    """Takes text in chunks of any size, gives whole events. An event that was not ended is never given."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -22,11 +22,11 @@ class EventParser:
         self._kind = ""
         self._data: list[str] = []
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[Event]:
         """:raises UnicodeDecodeError: that is not UTF-8."""
-        text = self._decoder.decode(piece)
+        text = self._decoder.decode(chunk)
         if self._after_return and text:
-            # The second half of a CRLF that fell between two pieces.
+            # The second half of a CRLF that fell between two chunks.
             text = text.removeprefix("\n")
             self._after_return = False
         self._after_return = text.endswith("\r") or (self._after_return and not text)

@@ -1,6 +1,6 @@
-"""Reading a stream, from an offset to its end: which request comes next, and what the pieces of its answer mean.
+"""Reading a stream, from an offset to its end: which request comes next, and what the chunks of its answer mean.
 
-`Following` knows no network. Its driver asks for the `request`, tells it the answer's head (`opened`), each piece of
+`Following` knows no network. Its driver asks for the `request`, tells it the answer's head (`opened`), each chunk of
 the body (`received`), and how the answer ended (`finished`, or `lost`), and passes on the batches that these give. It
 is through when `ended` is true. Between two requests the driver waits for `pause` seconds.
 
@@ -86,12 +86,12 @@ class Following:
                 senseless(self._request, status, f"with events of {self._content_type} in {encoding!r}", _LONG_POLL)
             self._parser = EventParser()
 
-    def received(self, piece: bytes) -> Iterator[Batch]:
+    def received(self, chunk: bytes) -> Iterator[Batch]:
         if self._parser is None:
-            self._body += piece
+            self._body += chunk
             return
         try:
-            events = self._parser.feed(piece)
+            events = self._parser.feed(chunk)
         except UnicodeDecodeError as error:
             senseless(self._request, 200, f"with events that are not UTF-8 ({error.reason})", _LONG_POLL)
         for event in events:

@@ -70,7 +70,7 @@ class UnreadableMessages(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A piece of a stream, as one answer or event brought it.
+    """What one response or event brought of a stream.
 
     :ivar data: bytes; of a JSON stream an array. Empty if there was nothing new to say.
     :ivar next_offset: where to read on: what a reader remembers once it is done with this batch.

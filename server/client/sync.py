@@ -76,8 +76,8 @@ class Connection:
             try:
                 with self._http.stream(request.method, url, headers=headers, timeout=timeout) as answer:
                     following.opened(answer.status_code, answer.headers)
-                    for piece in answer.iter_bytes():
-                        yield from following.received(piece)
+                    for chunk in answer.iter_bytes():
+                        yield from following.received(chunk)
                         if following.ended:
                             return
                 yield from following.finished()

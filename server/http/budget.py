@@ -16,7 +16,7 @@ class Budget:
     A request that does not fit is refused, and its client tries again. Waiting for room could be a deadlock: every
     waiting request would hold the part of its body that has already arrived.
 
-    :param bytes_max: the limit. Requests that arrive in one piece may exceed it by an eighth, so that short appends get
+    :param bytes_max: the limit. Requests that arrive in one read may exceed it by an eighth, so that short appends get
         through while long bodies fill the budget.
     :ivar held: bytes held now.
     """
@@ -42,7 +42,7 @@ class Holding:
     def hold(self, count: int, *, small: bool = False) -> None:
         """Change the share to `count` bytes.
 
-        :param small: the request arrived in one piece.
+        :param small: the request arrived in one read.
         :raises Refused: 503, there is no room; the share is unchanged.
         """
         budget, more = self._budget, count - self.count

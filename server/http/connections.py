@@ -1,7 +1,7 @@
 """HTTP/1.1 connections: those of uvicorn with httptools, with limits for clients that behave badly.
 
 uvicorn limits the head of a request only with h11 (`h11_max_incomplete_event_size`), and h11 is several times slower.
-With httptools, a head can grow without end, each piece of a request line copies the whole line so far, trailers end up
+With httptools, a head can grow without end, each read of a request line copies the whole line so far, trailers end up
 among the headers, and every pipelined request becomes a request object at once. This class adds:
 
 - A head is limited to `Limits.head_bytes` and `HEAD_FIELDS_MAX` fields, and so are the trailers of a body and the
@@ -203,7 +203,7 @@ class Connection(HttpToolsProtocol):
         self._account()
 
     def _end_of_part(self, data: bytes, position: int) -> int:
-        """Where the next piece for the parser ends: at the latest where the head or body ends that it begins in."""
+        """Where the next bytes for the parser end: at the latest where the head or body ends that it begins in."""
         if self._part is _Part.BODY:
             if self._left is None:
                 return min(len(data), position + _CHUNKED_BYTES)
@@ -220,16 +220,16 @@ class Connection(HttpToolsProtocol):
         self._last = (self._last + data[position:])[-3:]
         return len(data)
 
-    def _take(self, piece: bytes) -> bool:
-        """Parse a piece, unless the head would become too large. Returns whether the connection goes on."""
+    def _take(self, data: bytes) -> bool:
+        """Parse some bytes, unless the head would become too large. Returns whether the connection goes on."""
         in_body = self._part is _Part.BODY
         if not in_body or self._left is None:
-            self._framing += len(piece)
+            self._framing += len(data)
         if not in_body and self._framing > self._limits.head_bytes:
             self._refuse(self._too_large())
             return False
         try:
-            self.parser.feed_data(piece)
+            self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             return True
         except httptools.HttpParserError as error:

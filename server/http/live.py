@@ -148,15 +148,15 @@ class Live:
 
     def _data_event(self, stream: Stream, position: int) -> Answer:
         found = self._read(stream, position)
-        return Answer(sse.data_event(stream, found.pieces), found.stop)
+        return Answer(sse.data_event(stream, found.chunks), found.stop)
 
     def _read(self, stream: Stream, position: int) -> Range:
         found = self._streams.read(stream, position, _EVENT_BYTES)
-        if stream.is_json or not sse.is_text(stream) or not found.pieces or found.stop == stream.tail:
+        if stream.is_json or not sse.is_text(stream) or not found.chunks or found.stop == stream.tail:
             return found
         # A text must not be cut within a character.
-        last = found.pieces[-1]
+        last = found.chunks[-1]
         extra = sse.incomplete_bytes(last)
         if not 0 < extra < len(last):
             return found
-        return Range([*found.pieces[:-1], last[:-extra]], found.stop - extra)
+        return Range([*found.chunks[:-1], last[:-extra]], found.stop - extra)

@@ -159,8 +159,8 @@ class Reading:
 
 def _content(stream: Stream, found: Range) -> bytes:
     if stream.is_json:
-        return json_mode.array(found.pieces)
-    return found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)
+        return json_mode.array(found.chunks)
+    return found.chunks[0] if len(found.chunks) == 1 else b"".join(found.chunks)
 
 
 async def _compressed(body: bytes, encoding: str) -> bytes:

@@ -89,21 +89,21 @@ async def body(receive: Receive, given: Fields, max_bytes: int, seconds: float, 
 
 
 async def _whole(receive: Receive, max_bytes: int, holding: Holding) -> bytes:
-    pieces = bytearray()
+    chunks = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise DisconnectedError
-        piece: bytes = message.get("body", b"")
+        chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
-        if len(pieces) + len(piece) > max_bytes:
+        if len(chunks) + len(chunk) > max_bytes:
             raise _too_large(max_bytes)
-        holding.hold(len(pieces) + len(piece), small=not pieces and not more)
-        if not pieces and not more:
-            return piece
-        pieces += piece
+        holding.hold(len(chunks) + len(chunk), small=not chunks and not more)
+        if not chunks and not more:
+            return chunk
+        chunks += chunk
         if not more:
-            return bytes(pieces)
+            return bytes(chunks)
 
 
 class DisconnectedError(Exception):

@@ -1,4 +1,4 @@
-"""Reading a range of a stream: through what it inherited, in pieces of limited size."""
+"""Reading a range of a stream: through what it inherited, in chunks of limited size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Records = Callable[[int, int, int, int], Sequence[Record]]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """:ivar pieces: the bytes, in order;.
+    """:ivar chunks: the bytes, in order.
     :ivar stop: the position behind them.
     """
 
-    pieces: list[bytes]
+    chunks: list[bytes]
     stop: int
 
 
@@ -48,7 +48,7 @@ def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
     :raises VanishedError: see there.
     """
     whole = stream.is_json
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     for segment in stream.segments():
         if position >= segment.stop:
             continue
@@ -58,17 +58,17 @@ def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
                 raise _vanished(stream, position)
             if whole and start < position:
                 _check_boundary(data, position - start)
-            piece = data[position - start : segment.stop - start]
+            chunk = data[position - start : segment.stop - start]
             if not whole:
-                piece = piece[:limit]
-            pieces.append(piece)
-            position += len(piece)
-            limit -= len(piece)
+                chunk = chunk[:limit]
+            chunks.append(chunk)
+            position += len(chunk)
+            limit -= len(chunk)
         if limit <= 0:
             break
         if position < segment.stop:
             raise _vanished(stream, position)
-    return Range(pieces, position)
+    return Range(chunks, position)
 
 
 def _vanished(stream: Stream, position: int) -> VanishedError:

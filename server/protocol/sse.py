@@ -16,11 +16,11 @@ def is_text(stream: Stream) -> bool:
     return stream.is_json or media_type(stream.content_type).startswith("text/")
 
 
-def data_event(stream: Stream, pieces: list[bytes]) -> bytes:
+def data_event(stream: Stream, chunks: list[bytes]) -> bytes:
     """The bytes of one range: a JSON array, text, or base64."""
     if stream.is_json:
-        return _event(b"data", json_mode.array(pieces))
-    data = b"".join(pieces)
+        return _event(b"data", json_mode.array(chunks))
+    data = b"".join(chunks)
     return _event(b"data", data if is_text(stream) else base64.b64encode(data))
 
 

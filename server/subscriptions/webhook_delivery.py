@@ -104,8 +104,8 @@ class Delivery:
 
 async def _beginning(answer: httpx.Response) -> bytes:
     read = bytearray()
-    async for piece in answer.aiter_raw():
-        read += piece
+    async for chunk in answer.aiter_raw():
+        read += chunk
         if len(read) > _ANSWER_BYTES_MAX:
             return b""
     return bytes(read)

@@ -3,7 +3,7 @@
 The driver reads the ends of the logs, which say where the new cut goes, and decides; it holds no documents. The rest is
 five steps of Spark:
 
-1. Fold: each task reads some pieces of logs, and gives the best record of each document (`opslog.spark.read.splits`).
+1. Fold: each task reads some slices of logs, and gives the best record of each document (`opslog.spark.read.splits`).
 2. Win: the records meet by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater one.
 3. Merge: where older runs go into the new one, their rows meet the new ones by ranges of ids, too.
 4. Measure: where a part ends follows from the lengths of all lines before it. So the driver goes through those, four
@@ -40,7 +40,7 @@ from opslog.format.snapshot import Ages, PartEnds
 from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import folding
-from opslog.spark.compaction.folding import Batches, Place, Stretch
+from opslog.spark.compaction.folding import Batches, PartSlice, Place
 from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look
@@ -140,8 +140,8 @@ class _Fold:
         work = partial(folding.fold_logs, place=self.place, window=manifest.settings.undo_window, tasks=tasks)
         folded = self.frames.keep(_each(self.spark, len(tasks), work, folding.FOLDED))
         read = [(row.agent, row.commits, row.ts) for row in folded.where("id is null").collect()]
-        pieces = (piece for task in tasks for split in task for piece in split.pieces)
-        ranges = _ranges(sum(piece.stop - piece.start for piece in pieces))
+        slices = (slice_ for task in tasks for split in task for slice_ in split.slices)
+        ranges = _ranges(sum(slice_.stop - slice_.start for slice_ in slices))
         rows = (
             folded.where("id is not null")
             .repartitionByRange(ranges, "id")
@@ -178,8 +178,8 @@ class _Rows:
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         with _others_first(self.place, self.manifest):
             rows = self.frames.keep(self._merged(merged, ages))
-            stretches = _stretches(self._lengths(rows))
-            yield from self._written(rows, run, stretches)
+            slices = _slices(self._lengths(rows))
+            yield from self._written(rows, run, slices)
 
     def _merged(self, merged: Sequence[Run], ages: Ages) -> DataFrame:
         if not merged and not self._tombstones:
@@ -196,16 +196,16 @@ class _Rows:
         return rows.mapInArrow(partial(folding.newest, ages=ages, unfolded=self.unfolded), folding.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
-        """Per range the lengths of its lines, in pieces, in order."""
+        """Per range the lengths of its lines, in slices, in order."""
         lengths = self.frames.keep(rows.mapInArrow(folding.measure, folding.LENGTHS))
         lengths.count()  # at once, on all executors; what follows takes them one after the other
         for row in lengths.toLocalIterator():
             yield row.range, array("I", bytes(row.lengths))
 
-    def _written(self, rows: DataFrame, run: str, stretches: dict[int, list[Stretch]]) -> list[Part]:
-        write = partial(folding.write_parts, place=self.place, run=run, stretches=stretches)
+    def _written(self, rows: DataFrame, run: str, slices: dict[int, list[PartSlice]]) -> list[Part]:
+        write = partial(folding.write_parts, place=self.place, run=run, slices=slices)
         written = rows.mapInArrow(write, folding.WRITTEN)
-        divided = {each.number for some in stretches.values() for each in some if not each.whole}
+        divided = {each.number for some in slices.values() for each in some if not each.whole}
         if divided:
             rest = partial(folding.write_rest, place=self.place, run=run)
             written = (
@@ -217,15 +217,15 @@ class _Rows:
         return [msgspec.json.decode(found[number], type=Part) for number in sorted(found)]
 
 
-def _stretches(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[Stretch]]:
+def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSlice]]:
     """How the rows of each range go into parts, which go on from range to range."""
     ends, number = PartEnds(), 0
-    stretches: dict[int, list[Stretch]] = {}
-    # In how many stretches each part lies.
+    slices: dict[int, list[PartSlice]] = {}
+    # In how many slices each part lies.
     ranges_of: dict[int, int] = {}
 
     def note(place: int, rows: int) -> None:
-        stretches.setdefault(place, []).append(Stretch(number, rows, True))
+        slices.setdefault(place, []).append(PartSlice(number, rows, True))
         ranges_of[number] = ranges_of.get(number, 0) + 1
 
     current, rows = -1, 0
@@ -242,8 +242,8 @@ def _stretches(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[Stre
     if rows:
         note(current, rows)
     return {
-        place: [stretch._replace(whole=ranges_of[stretch.number] == 1) for stretch in some]
-        for place, some in stretches.items()
+        place: [slice_._replace(whole=ranges_of[slice_.number] == 1) for slice_ in some]
+        for place, some in slices.items()
     }
 
 

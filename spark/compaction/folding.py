@@ -63,7 +63,7 @@ class Place(msgspec.Struct, frozen=True):
         return open_store(self.url, self.options)
 
 
-class Stretch(NamedTuple):
+class PartSlice(NamedTuple):
     """Some rows of a range in a row that go into one part.
 
     :ivar whole: whether they are all of it.
@@ -173,11 +173,11 @@ def measure(batches: Batches) -> Batches:
             place += len(lengths)
 
 
-def write_parts(batches: Batches, place: Place, run: str, stretches: dict[int, list[Stretch]]) -> Batches:
+def write_parts(batches: Batches, place: Place, run: str, slices: dict[int, list[PartSlice]]) -> Batches:
     """Write the parts that lie within one range, and pass on the rows of the others.
 
     :param batches: as `ROWS`.
-    :param stretches: per range, how its rows go into parts.
+    :param slices: per range, how its rows go into parts.
     :returns: as `WRITTEN`.
     """
     backend = place.open()
@@ -188,12 +188,12 @@ def write_parts(batches: Batches, place: Place, run: str, stretches: dict[int, l
         if first is None:
             return
         rows = chain([first], rows)
-        for stretch in stretches[first[0]]:
-            own = (Row(id, line, deleted) for _, id, deleted, line in islice(rows, stretch.rows))
-            if stretch.whole:
-                yield _written(write_part(backend, run, stretch.number, own))
+        for slice_ in slices[first[0]]:
+            own = (Row(id, line, deleted) for _, id, deleted, line in islice(rows, slice_.rows))
+            if slice_.whole:
+                yield _written(write_part(backend, run, slice_.number, own))
             else:
-                yield from ((stretch.number, row.id, row.deleted, row.line, None) for row in own)
+                yield from ((slice_.number, row.id, row.deleted, row.line, None) for row in own)
 
     try:
         yield from _batched(written(), _schema(WRITTEN), 3)

@@ -1,6 +1,6 @@
 """Records and commits as columns in Arrow's form, as Spark takes them. Without Spark.
 
-Text goes over as the bytes that are stored, in one piece per column: a document is never decoded on its way.
+Text goes over as the bytes that are stored, as one buffer per column: a document is never decoded on its way.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def op_bytes(op: Op) -> int:
     return len(op.op.data) if isinstance(op.op, Set | SetOp) else 0
 
 
-def portions(items: Iterable[T], size: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
+def chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
     """Items, as many as go over together; `size`: how many bytes of documents an item has."""
     return packed(items, size, BYTES, ROWS)
 

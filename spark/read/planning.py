@@ -4,12 +4,12 @@ It follows from one survey of the store (`opslog.log.survey`) without another lo
 given. So the tasks of a job, also those that are tried again, see one and the same
 store, whatever is written meanwhile:
 
-- A piece of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
+- A slice of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
 - A part of a run, an archive, and the bytes of a log that were listed never change.
 - What a compaction collects stays for the store's grace period after the manifest that needed it was superseded. A task
   that comes later finds a file missing, and says so; it never reads another one in its place.
 
-A log is cut anywhere: a line belongs to the piece in which its first byte lies (`opslog.spark.read.splits` reads them).
+A log is cut anywhere: a line belongs to the slice in which its first byte lies (`opslog.spark.read.splits` reads them).
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def _log(found: Survey, agent: str, start: Cut) -> Log:
     return Log(agent, start, tuple(cursor.coming(found.segments[agent])))
 
 
-# -- logs in pieces
+# -- logs in slices
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
     """Bytes `start` up to, not including, `stop` of a segment that had `bytes` of them when it was listed."""
 
     number: int
@@ -122,22 +122,22 @@ class Piece(NamedTuple):
 
 
 class LogSplit(msgspec.Struct, frozen=True):
-    """The lines of a log that begin in some pieces of it.
+    """The lines of a log that begin in some slices of it.
 
-    :ivar pieces: in order, without gaps.
-    :ivar begins: whether a line is known to begin where the first piece does.
+    :ivar slices: in order, without gaps.
+    :ivar begins: whether a line is known to begin where the first slice does.
     :ivar end: the last segment of the listing, and its length then: up to there later lines may be looked at, for the
         undos among them.
     """
 
     agent: str
-    pieces: tuple[Piece, ...]
+    slices: tuple[Slice, ...]
     begins: bool
     end: tuple[int, int]
 
     @property
     def cost(self) -> int:
-        return sum(piece.cost for piece in self.pieces)
+        return sum(slice_.cost for slice_ in self.slices)
 
 
 def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
@@ -153,7 +153,7 @@ def split_before(log: Log, place: tuple[int, int], split_bytes: int = SPLIT_BYTE
     return [
         msgspec.structs.replace(
             split,
-            pieces=tuple(piece._replace(bytes=whole[piece.number]) for piece in split.pieces),
+            slices=tuple(slice_._replace(bytes=whole[slice_.number]) for slice_ in split.slices),
             end=log.end,
         )
         for split in _split(Log(log.agent, log.start, tuple(kept)), max(1, split_bytes))
@@ -162,23 +162,23 @@ def split_before(log: Log, place: tuple[int, int], split_bytes: int = SPLIT_BYTE
 
 def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogSplit]:
     """:param room: what the first split may cost, if not as much as the others."""
-    pieces: list[Piece] = []
+    slices: list[Slice] = []
     begins, room = True, room or split_bytes
     for number, size, _ in log.segments:
         start = log.start.offset if number == log.start.segment else 0
         while start < size:
-            if not pieces:
+            if not slices:
                 begins = start == 0 or (number, start) == log.start.place
             stop = min(size, start + room)
-            piece = Piece(number, start, stop, size)
-            pieces.append(piece)
-            room -= piece.cost
+            slice_ = Slice(number, start, stop, size)
+            slices.append(slice_)
+            room -= slice_.cost
             start = stop
             if room <= 0:
-                yield LogSplit(log.agent, tuple(pieces), begins, log.end)
-                pieces, room = [], split_bytes
-    if pieces:
-        yield LogSplit(log.agent, tuple(pieces), begins, log.end)
+                yield LogSplit(log.agent, tuple(slices), begins, log.end)
+                slices, room = [], split_bytes
+    if slices:
+        yield LogSplit(log.agent, tuple(slices), begins, log.end)
 
 
 def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
@@ -250,8 +250,8 @@ def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tup
     be needed."""
     cursor, segments = Cursor.at(log.agent, log.start), list(log.segments)
     source = log_source(backend, {log.agent: cursor}, {log.agent: segments[-window - 1 :]}, newest_first=True)
-    for stretch in cursor.read_newest_first(source, segments):
-        yield from reversed(list(zip(stretch.starts(), stretch.commits, strict=True)))
+    for chunk in cursor.read_newest_first(source, segments):
+        yield from reversed(list(zip(chunk.starts(), chunk.commits, strict=True)))
 
 
 def _end_place(backend: Backend, log: Log) -> tuple[int, int]:
@@ -260,5 +260,5 @@ def _end_place(backend: Backend, log: Log) -> tuple[int, int]:
     if last and last[0].number > cursor.segment:
         cursor = Cursor(log.agent, last[0].number)
     for _ in cursor.read_newest_first(backend, last):
-        """It moves when the last stretch was taken."""
+        """It moves when the last chunk was taken."""
     return cursor.place

@@ -87,9 +87,9 @@ def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]
     total = sum(log.bytes for log in logs)
     ids: list[str] = []
     for split in split_logs(logs, total // _SAMPLES + 1):
-        piece = split.pieces[0]
-        path, stop = segment_path(split.agent, piece.number), min(piece.bytes, piece.start + _SAMPLE_BYTES)
-        start = piece.start if split.begins else find_line(backend, path, piece.start, stop)
+        slice_ = split.slices[0]
+        path, stop = segment_path(split.agent, slice_.number), min(slice_.bytes, slice_.start + _SAMPLE_BYTES)
+        start = slice_.start if split.begins else find_line(backend, path, slice_.start, stop)
         if start is not None:
             data = backend.read(path, start, stop)
             # As far as zeros: whether they are a torn tail or damage is for those to say who read it all.
@@ -107,7 +107,7 @@ class RunRange:
         self._parts = range.run(run).parts
         self._range = range
 
-    def pieces(self) -> Iterator[list[Record]]:
+    def chunks(self) -> Iterator[list[Record]]:
         """The records in order of id, about a megabyte at a time."""
         for part in self._parts:
             if self._range.covers(part.first, part.last):
@@ -117,7 +117,7 @@ class RunRange:
                 yield from self._some(part)
 
     def records(self) -> Iterator[Record]:
-        for records in self.pieces():
+        for records in self.chunks():
             yield from records
 
     def _some(self, part: Part) -> Iterator[list[Record]]:

@@ -1,4 +1,4 @@
-"""Reading pieces of logs, so that all tasks together say what one reader of the whole log would. Without Spark.
+"""Reading slices of logs, so that all tasks together say what one reader of the whole log would. Without Spark.
 
 A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
 so whether a commit is cancelled is known once that many commits after it were looked at: a split looks at so many
@@ -21,7 +21,7 @@ from opslog.errors import MissingFileError
 from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo
 from opslog.format.layout import segment_path
 from opslog.history import Point, conditions
-from opslog.log.reader import Cursor, LogSource, Segment, Stretch, by_turns, log_source
+from opslog.log.reader import Chunk, Cursor, LogSource, Segment, by_turns, log_source
 from opslog.merge.merge import Merge
 from opslog.spark.read.planning import LogSplit
 
@@ -49,23 +49,23 @@ class Included:
         return commits if self._all else self._select(self._test, commits)
 
 
-class Portion(NamedTuple):
-    """Of a stretch of a log the commits that are included."""
+class SelectedChunk(NamedTuple):
+    """The commits of a chunk that are included."""
 
-    stretch: Stretch
+    source: Chunk
     commits: list[Commit]
 
     def starts(self) -> list[tuple[int, int]]:
         """Where each of the commits begins."""
-        starts = self.stretch.starts()
+        starts = self.source.starts()
         if len(self.commits) == len(starts):
             return starts
         kept = {commit.clock for commit in self.commits}
-        return [start for start, commit in zip(starts, self.stretch.commits, strict=True) if commit.clock in kept]
+        return [start for start, commit in zip(starts, self.source.commits, strict=True) if commit.clock in kept]
 
 
-# Some megabytes of a log, newest first. The first portion is what comes after them, as in `LogReader.portions`.
-Block = list[Portion]
+# Some megabytes of a log, newest first. The first chunk is what comes after them, as in `LogReader.chunks`.
+Block = list[SelectedChunk]
 
 
 class LogReader:
@@ -81,11 +81,13 @@ class LogReader:
         self.commits, self.ts = 0, ""
         self._backend = backend
         self._included = Included(as_of)
-        segments = {split.agent: [Segment(piece.number, piece.stop, 0.0) for piece in split.pieces] for split in splits}
+        segments = {
+            split.agent: [Segment(slice_.number, slice_.stop, 0.0) for slice_ in split.slices] for split in splits
+        }
         cursors = {agent: Cursor(agent, listed[0].number) for agent, listed in segments.items()}
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
-    def portions(self, split: LogSplit) -> Iterator[Portion]:
+    def chunks(self, split: LogSplit) -> Iterator[SelectedChunk]:
         """What comes after a split, as places in the log, without bytes and without records; then the split, newest
         first. Nothing, where no line begins in it.
 
@@ -93,7 +95,7 @@ class LogReader:
         :raises MissingFileError: a segment was collected, or is shorter than it was.
         """
         split = self._sound(split)
-        if not split.pieces:
+        if not split.slices:
             return
         end = self._end(split)
         own = self._own(split, end)
@@ -101,28 +103,28 @@ class LogReader:
         if newest is None:
             return
         yield _behind(self._later(split, end, newest.commits[-1].clock))
-        for stretch in chain([newest], own):
-            commits = self._included.among(stretch.commits)
+        for source in chain([newest], own):
+            commits = self._included.among(source.commits)
             self._note(commits)
-            yield Portion(stretch, commits)
+            yield SelectedChunk(source, commits)
 
-    def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, Portion]]:
-        """The portions of some splits, each of another log, with its agent: what is newer comes first, on the whole."""
-        return by_turns(self._source, ((split.agent, self.portions(split)) for split in splits), _lowest)
+    def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, SelectedChunk]]:
+        """The chunks of some splits, each of another log, with its agent: what is newer comes first, on the whole."""
+        return by_turns(self._source, ((split.agent, self.chunks(split)) for split in splits), _lowest)
 
     def blocks(self, split: LogSplit) -> Iterator[Block]:
-        """The same, some megabytes at once. Errors as in `portions`."""
-        portions = self.portions(split)
-        behind = next(portions, None)
+        """The same, some megabytes at once. Errors as in `chunks`."""
+        chunks = self.chunks(split)
+        behind = next(chunks, None)
         block: Block = []
         size = 0
-        for portion in portions:
+        for chunk in chunks:
             assert behind is not None
-            block.append(portion)
-            size += len(portion.stretch.lines)
+            block.append(chunk)
+            size += len(chunk.source.lines)
             if size >= BLOCK_BYTES:
                 yield [behind, *block]
-                oldest_first = chain.from_iterable(portion.commits for portion in reversed(block))
+                oldest_first = chain.from_iterable(chunk.commits for chunk in reversed(block))
                 behind = _behind(list(islice(chain(map(without_records, oldest_first), behind.commits), self.window)))
                 block, size = [], 0
         if block and behind is not None:
@@ -135,28 +137,28 @@ class LogReader:
 
     def _sound(self, split: LogSplit) -> LogSplit:
         """The split without what is torn. Whether zeros and what follows them are, the whole end of a segment says, of
-        which a piece may be only a part."""
+        which a slice may be only a part."""
         if not self._source.segments_grow:
             return split
-        pieces = []
-        for piece in split.pieces:
-            ends = piece.bytes
-            if piece.start or piece.stop < piece.bytes:
-                ends = Cursor(split.agent, piece.number).sound_end(self._source, piece.number, 0, piece.bytes)
-            if piece.start < ends:
-                pieces.append(piece._replace(stop=min(piece.stop, ends), bytes=ends))
-        begins = split.begins or (bool(pieces) and pieces[0].start == 0)
-        return msgspec.structs.replace(split, pieces=tuple(pieces), begins=begins)
+        slices = []
+        for slice_ in split.slices:
+            ends = slice_.bytes
+            if slice_.start or slice_.stop < slice_.bytes:
+                ends = Cursor(split.agent, slice_.number).sound_end(self._source, slice_.number, 0, slice_.bytes)
+            if slice_.start < ends:
+                slices.append(slice_._replace(stop=min(slice_.stop, ends), bytes=ends))
+        begins = split.begins or (bool(slices) and slices[0].start == 0)
+        return msgspec.structs.replace(split, slices=tuple(slices), begins=begins)
 
-    def _own(self, split: LogSplit, end: int) -> Iterator[Stretch]:
+    def _own(self, split: LogSplit, end: int) -> Iterator[Chunk]:
         """The lines of a split, newest first."""
-        first = split.pieces[0]
-        segments = [Segment(piece.number, piece.stop, 0.0) for piece in split.pieces]
+        first = split.slices[0]
+        segments = [Segment(slice_.number, slice_.stop, 0.0) for slice_ in split.slices]
         begin: int | None = first.start
         if not split.begins:
             begin = find_line(self._source, segment_path(split.agent, first.number), first.start, first.stop)
         if begin is None:
-            # All of this piece is the middle of a line, or the torn end of a segment.
+            # All of this slice is the middle of a line, or the torn end of a segment.
             del segments[0]
         if segments:
             segments[-1] = segments[-1]._replace(bytes=end)
@@ -164,8 +166,8 @@ class LogReader:
             yield from cursor.read_newest_first(self._source, segments)
 
     def _end(self, split: LogSplit) -> int:
-        """Where the last line ends that begins before the end of the last piece."""
-        last = split.pieces[-1]
+        """Where the last line ends that begins before the end of the last slice."""
+        last = split.slices[-1]
         if last.stop == last.bytes:
             return last.stop
         path = segment_path(split.agent, last.number)
@@ -183,7 +185,7 @@ class LogReader:
 
     def _behind(self, split: LogSplit, end: int, clock: int) -> Iterator[Commit]:
         """The commits behind a split, up to where the log ended when it was listed."""
-        last = split.pieces[-1]
+        last = split.slices[-1]
         number, offset, size = (last.number, end, last.bytes) if end < last.bytes else (last.number + 1, 0, 0)
         while number <= split.end[0]:
             # Each is likely to have a commit, so as many segments as there are commits wanted, and seldom more.
@@ -213,8 +215,8 @@ class _Listed:
         return self._source.read(path, start, stop)
 
 
-def _lowest(portion: Portion) -> int:
-    commits = portion.stretch.commits
+def _lowest(chunk: SelectedChunk) -> int:
+    commits = chunk.source.commits
     return commits[0].clock if commits else CLOCK_MAX
 
 
@@ -243,8 +245,8 @@ def without_records(commit: Commit) -> Commit:
     return Batch(commit.ts, commit.clock, commit.agent, [])
 
 
-def _behind(later: list[Commit]) -> Portion:
-    return Portion(Stretch(0, 0, b"", []), later)
+def _behind(later: list[Commit]) -> SelectedChunk:
+    return SelectedChunk(Chunk(0, 0, b"", []), later)
 
 
 # Whether a document is asked for.
@@ -262,11 +264,11 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
 
 def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> dict[str, Record]:
     """Who wins in some splits, each of another log, tombstones included. Holds one record per document."""
-    stretches = ((agent, portion.commits) for agent, portion in reader.by_turns(splits))
+    chunks = ((agent, chunk.commits) for agent, chunk in reader.by_turns(splits))
     if wanted is not None:
-        stretches = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in stretches)
+        chunks = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in chunks)
     merge = Merge(reader.window)
-    merge.load(stretches)
+    merge.load(chunks)
     # Not `merge.winners()`, which is a copy: of a million documents another 40 MB.
     best = merge.settled
     for id in merge.contested:
@@ -278,9 +280,9 @@ def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None
 
 def cancelled(block: Block, window: int) -> set[int]:
     """The clocks of the commits of a block that an undo cancels."""
-    if not any(isinstance(commit, Undo) for portion in block for commit in portion.commits):
+    if not any(isinstance(commit, Undo) for chunk in block for commit in chunk.commits):
         return set()
-    oldest_first = chain.from_iterable(portion.commits for portion in reversed(block))
+    oldest_first = chain.from_iterable(chunk.commits for chunk in reversed(block))
     merge = Merge(window)
     found: set[int] = set()
     for commit in oldest_first:

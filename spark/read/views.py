@@ -159,7 +159,7 @@ class StateView:
             tail = {record.id: record for record in decode_records(task.winners, "the plan", 0)}
         stored = [RunRange(backend, run, task.range) for run in task.runs]
         records = (record for record in live_records(stored, tail) if asked.wants(record.id))
-        for some in columns.portions(records, columns.record_bytes):
+        for some in columns.chunks(records, columns.record_bytes):
             yield pa.RecordBatch.from_arrays(columns.state_columns(some), schema=self.schema)
 
 
@@ -199,7 +199,7 @@ class CandidatesView:
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
         for records in self._records(backend, task, asked):
-            for some in columns.portions(records, columns.record_bytes):
+            for some in columns.chunks(records, columns.record_bytes):
                 yield pa.RecordBatch.from_arrays(columns.state_columns(some), schema=self.schema)
 
     def _records(self, backend: Backend, task: Task, asked: Asked) -> Iterator[Iterable[Record]]:
@@ -207,7 +207,7 @@ class CandidatesView:
             reader = LogReader(backend, task.logs, task.window, self.as_of)
             yield winners(reader, task.logs, None if asked == EVERYTHING else asked.wants).values()
         for run in task.runs:
-            yield from RunRange(backend, run, asked.ids).pieces()
+            yield from RunRange(backend, run, asked.ids).chunks()
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class OpsView:
         ]
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:
-        for some in columns.portions(self._ops(backend, task, asked), columns.op_bytes):
+        for some in columns.chunks(self._ops(backend, task, asked), columns.op_bytes):
             yield pa.RecordBatch.from_arrays(columns.ops_columns(some), schema=self.schema)
 
     def _ops(self, backend: Backend, task: Task, asked: Asked) -> Iterator[Op]:
@@ -236,8 +236,8 @@ class OpsView:
         for split in task.logs:
             for block in reader.blocks(split):
                 undone = cancelled(block, task.window)
-                for portion in block[1:]:
-                    for commit, start in zip(portion.commits, portion.starts(), strict=True):
+                for chunk in block[1:]:
+                    for commit, start in zip(chunk.commits, chunk.starts(), strict=True):
                         for op in ops_of(commit, start, commit.clock in undone):
                             if every or op.op is None or asked.wants(op.op.id):
                                 yield op
@@ -269,6 +269,6 @@ class ArchiveView:
             for id, record in sorted(newest_archived(backend, files).items())
             if id in task.range and asked.wants(id)
         ]
-        for some in columns.portions(records, columns.record_bytes):
+        for some in columns.chunks(records, columns.record_bytes):
             periods = pa.array([task.period] * len(some), pa.string())
             yield pa.RecordBatch.from_arrays([periods, *columns.state_columns(some)], schema=self.schema)

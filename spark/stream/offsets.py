@@ -62,7 +62,7 @@ class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
         return not self.logs and not self.resync
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True):
     """Bytes `start` up to, not including, `stop` of a segment: whole lines, and, if that is its end, what a crash tore.
 
     :ivar delivery: why its rows are delivered.
@@ -98,7 +98,7 @@ class Work(msgspec.Struct, frozen=True):
 
     resync: Resync | None
     stored: list[Stored]
-    pieces: list[Piece]
+    slices: list[Slice]
 
 
 def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
@@ -199,27 +199,27 @@ class Follower:
         if end.resync != start.resync:
             with suppress(MissingFileError):  # collected since, as when a batch is tried again much later
                 manifest = self._manifests.read(end.resync)
-        pieces: list[Piece] = []
+        slices: list[Slice] = []
         for agent, stop in end.logs.items():
             log = logs.get(agent)
             if log is None:
                 continue
             cut = manifest.cut.get(agent, START)
             if not resyncs:
-                pieces += self._pieces(agent, log, stop.place, OP)
+                slices += self._slices(agent, log, stop.place, OP)
                 continue
-            pieces += self._pieces(agent, log, min(stop.place, cut.place), FOLDED)
+            slices += self._slices(agent, log, min(stop.place, cut.place), FOLDED)
             if log.place.place < cut.place:
                 log = Log(cut, _from(log.segments, cut), False)
             elif not log.gap:
                 again = list_segments(self._backend, {agent: Cursor.at(agent, cut)}).get(agent, [])
-                pieces += self._pieces(agent, Log(cut, _from(again, cut), False), log.place.place, RESYNC)
-            pieces += self._pieces(agent, log, stop.place, OP)
+                slices += self._slices(agent, Log(cut, _from(again, cut), False), log.place.place, RESYNC)
+            slices += self._slices(agent, log, stop.place, OP)
         if not resyncs:
-            return Work(None, [], pieces)
+            return Work(None, [], slices)
         ranges = cut_ranges(part_weights(manifest.runs), SPLIT_BYTES) if manifest.runs else []
         stored = [Stored([range.run(run) for run in manifest.runs], range) for range in ranges]
-        return Work(Resync(manifest.clock, manifest.ts), stored, pieces)
+        return Work(Resync(manifest.clock, manifest.ts), stored, slices)
 
     def _look(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
         """The newest manifest, and all logs from `start` on."""
@@ -304,7 +304,7 @@ class Follower:
             place += len(data)
         return end, lines
 
-    def _pieces(self, agent: str, log: Log, stop: tuple[int, int], delivery: str) -> Iterator[Piece]:
+    def _slices(self, agent: str, log: Log, stop: tuple[int, int], delivery: str) -> Iterator[Slice]:
         for number, size, _ in log.segments:
             start = log.place.offset if number == log.place.segment else 0
             if (number, start) >= stop:
@@ -318,20 +318,20 @@ class Follower:
                     path,
                     size,
                 )
-            yield from self._cut(agent, Piece(agent, number, start, end, delivery))
+            yield from self._cut(agent, Slice(agent, number, start, end, delivery))
 
-    def _cut(self, agent: str, piece: Piece) -> Iterator[Piece]:
-        """A piece in several, none of them too large for one task."""
-        start = piece.start
-        path = segment_path(agent, piece.number)
-        while piece.stop - start > SPLIT_BYTES:
-            line = find_line(self._backend, path, start + SPLIT_BYTES, piece.stop)
+    def _cut(self, agent: str, slice_: Slice) -> Iterator[Slice]:
+        """A slice as several, none of them too large for one task."""
+        start = slice_.start
+        path = segment_path(agent, slice_.number)
+        while slice_.stop - start > SPLIT_BYTES:
+            line = find_line(self._backend, path, start + SPLIT_BYTES, slice_.stop)
             if line is None:
                 break
-            yield msgspec.structs.replace(piece, start=start, stop=line)
+            yield msgspec.structs.replace(slice_, start=start, stop=line)
             start = line
-        if start < piece.stop:
-            yield msgspec.structs.replace(piece, start=start)
+        if start < slice_.stop:
+            yield msgspec.structs.replace(slice_, start=start)
 
 
 def _from(segments: Iterable[Segment], place: Cut) -> list[Segment]:

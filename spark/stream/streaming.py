@@ -21,11 +21,11 @@ from opslog.format.commits import Commit, Seal
 from opslog.format.layout import segment_path
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
 from opslog.snapshot.runs import newest_records
-from opslog.spark.read.columns import OPS, Op, op_bytes, ops_columns, ops_of, portions
+from opslog.spark.read.columns import OPS, Op, chunks, op_bytes, ops_columns, ops_of
 from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import RunRange
 from opslog.spark.stores import open_store
-from opslog.spark.stream.offsets import RESYNC, Follower, Offset, Piece, Resync, Stored, Work
+from opslog.spark.stream.offsets import RESYNC, Follower, Offset, Resync, Slice, Stored, Work
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
@@ -37,9 +37,9 @@ COLUMNS = pa.schema([*(field for field in OPS if field.name != "cancelled"), ("d
 
 
 class Task(InputPartition):
-    """What one task reads: some pieces of logs, or records of the snapshot, or the head of a resync."""
+    """What one task reads: some slices of logs, or records of the snapshot, or the head of a resync."""
 
-    def __init__(self, work: Resync | Stored | tuple[Piece, ...]) -> None:
+    def __init__(self, work: Resync | Stored | tuple[Slice, ...]) -> None:
         super().__init__(0)
         self.work = work
 
@@ -117,7 +117,7 @@ def _tasks(work: Work) -> Iterator[Task]:
     if work.resync is not None:
         yield Task(work.resync)
     yield from map(Task, work.stored)
-    yield from map(Task, packed(work.pieces, lambda piece: piece.cost, SPLIT_BYTES))
+    yield from map(Task, packed(work.slices, lambda slice_: slice_.cost, SPLIT_BYTES))
 
 
 def _head(resync: Resync) -> pa.RecordBatch:
@@ -129,33 +129,33 @@ def _stored(backend: Backend, stored: Stored) -> Iterator[pa.RecordBatch]:
     """The newest record of each document in a range of the snapshot, tombstones included."""
     runs = [RunRange(backend, run, stored.range) for run in stored.runs]
     ops = (Op(record, record, None, 0, 0, False) for record in newest_records(runs))
-    for some in portions(ops, op_bytes):
+    for some in chunks(ops, op_bytes):
         columns = ops_columns(some)[:-1]
         for name in ("segment", "offset"):
             columns[COLUMNS.get_field_index(name)] = pa.nulls(len(some), pa.int64())
         yield _batch(columns, len(some), RESYNC)
 
 
-def _logged(backend: Backend, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-    for (agent, delivery), some in groupby(pieces, lambda piece: (piece.agent, piece.delivery)):
+def _logged(backend: Backend, slices: Iterable[Slice]) -> Iterator[pa.RecordBatch]:
+    for (agent, delivery), some in groupby(slices, lambda slice_: (slice_.agent, slice_.delivery)):
         ops = (
             op
             for start, commit in _commits(backend, agent, list(some))
             if not isinstance(commit, Seal)
             for op in ops_of(commit, start, False)
         )
-        for portion in portions(ops, op_bytes):
-            yield _batch(ops_columns(portion)[:-1], len(portion), delivery)
+        for chunk in chunks(ops, op_bytes):
+            yield _batch(ops_columns(chunk)[:-1], len(chunk), delivery)
 
 
 def _batch(columns: list[pa.Array], rows: int, delivery: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, pa.array([delivery] * rows, pa.string())], schema=COLUMNS)
 
 
-def _commits(backend: Backend, agent: str, pieces: list[Piece]) -> Iterator[tuple[tuple[int, int], Commit]]:
-    """The commits in neighbouring pieces of a log, each with where it begins."""
-    cursor = Cursor(agent, pieces[0].number, pieces[0].start)
-    ends = {piece.number: piece.stop for piece in pieces}
+def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tuple[tuple[int, int], Commit]]:
+    """The commits in neighbouring slices of a log, each with where it begins."""
+    cursor = Cursor(agent, slices[0].number, slices[0].start)
+    ends = {slice_.number: slice_.stop for slice_ in slices}
     segments = [Segment(number, stop, 0.0) for number, stop in ends.items()]
     source = _Bounded(
         log_source(backend, {agent: cursor}, {agent: segments}),

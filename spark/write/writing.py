@@ -89,7 +89,7 @@ class OpslogWriter(DataSourceArrowWriter):
         files: list[tuple[str, int]] = []
         with closing(self._open()) as backend:
             ops = (op for batch in iterator for op in self._columns.ops(batch))
-            for number, some in enumerate(_portions(ops)):
+            for number, some in enumerate(_batches(ops)):
                 line = encode_commit(Batch(format_ts(0.0), 1, self._agent, some))
                 path = f"{self._folder}{partition:05}-{attempt}-{number:05}.jsonl"
                 backend.create(path, line)
@@ -105,7 +105,7 @@ class OpslogWriter(DataSourceArrowWriter):
                 self._replace_all(backend, files)
             elif files:
                 with closing(Log(backend, self._agent)) as log:
-                    for ops in _portions(op for path, _ in files for op in _read(backend, path)):
+                    for ops in _batches(op for path, _ in files for op in _read(backend, path)):
                         log.append(ops)
             self._forget(backend)
 
@@ -188,18 +188,18 @@ class Log:
         self._appender.close()
 
 
-def _portions(ops: Iterable[Op]) -> Iterator[list[Op]]:
-    """Ops in portions of `BATCH_BYTES`."""
-    portion: list[Op] = []
+def _batches(ops: Iterable[Op]) -> Iterator[list[Op]]:
+    """Ops in batches of `BATCH_BYTES`."""
+    batch: list[Op] = []
     size = 0
     for op in ops:
-        portion.append(op)
+        batch.append(op)
         size += len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
         if size >= BATCH_BYTES:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _read(backend: Backend, path: str) -> Iterator[Op]:

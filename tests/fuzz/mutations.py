@@ -120,7 +120,7 @@ MUTATIONS: list[Mutation] = [flip, insert, delete, duplicate, truncate, splice, 
 
 
 def mutate(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
-    """`data`, changed in one to four places. :param others: files to take pieces from."""
+    """`data`, changed in one to four places. :param others: files to copy bytes from."""
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         if data:
             data = random.choice(MUTATIONS)(data, random, others)

@@ -24,14 +24,14 @@ from tests.interrupts.running import Case, Runner
 from tests.interrupts.stage import SETTINGS_OF_ALL, Setting
 from tests.interrupts.watching import EXCEPTIONS
 
-Piece = tuple[str, Setting, Kind]
+Unit = tuple[str, Setting, Kind]
 
-_PIECE_SECONDS = 7200.0
+_UNIT_SECONDS = 7200.0
 
 
-def sweep(piece: Piece, events: list[str], every: int, hangs: int) -> str:
+def sweep(unit: Unit, events: list[str], every: int, hangs: int) -> str:
     """Run all cases of a call; returns a line of figures."""
-    call, setting, kind = piece
+    call, setting, kind = unit
     runner = Runner()
     places = runner.count(call, setting, kind)
     started, lost, cases, bad = time.monotonic(), 0, 0, 0
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument(
         "--replay-thread", type=ThreadCase.of, help="one case of a thread, about: threads run as they like"
     )
-    parser.add_argument("--piece", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--unit", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.replay or asked.replay_thread:
         runner = Runner()
@@ -73,31 +73,31 @@ def main() -> int:
         runner.end()
         return 0
     settings = [setting for setting in SETTINGS_OF_ALL if str(setting) in asked.settings]
-    pieces: list[Piece] = list(product(asked.calls, settings, asked.kinds))
-    if asked.piece:
-        for piece in pieces:
-            print(sweep(piece, asked.events, asked.every, asked.hangs), flush=True)
+    units: list[Unit] = list(product(asked.calls, settings, asked.kinds))
+    if asked.unit:
+        for unit in units:
+            print(sweep(unit, asked.events, asked.every, asked.hangs), flush=True)
         return 0
 
-    def run(piece: Piece) -> list[str]:
+    def run(unit: Unit) -> list[str]:
         """In a process of its own: what never ends must not hold up the others."""
-        call, setting, kind = piece
-        command = [sys.executable, "-m", "tests.interrupts", "--piece", "--calls", call, "--settings", str(setting)]
+        call, setting, kind = unit
+        command = [sys.executable, "-m", "tests.interrupts", "--unit", "--calls", call, "--settings", str(setting)]
         command += ["--kinds", kind, "--events", *asked.events]
         command += ["--every", str(asked.every), "--hangs", str(asked.hangs)]
         try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_PIECE_SECONDS, check=False)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_UNIT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return [f"{piece}: does not end"]
+            return [f"{unit}: does not end"]
         lines = done.stdout.splitlines()
         if done.returncode:
-            lines.append(f"{piece}: exit status {done.returncode}")
+            lines.append(f"{unit}: exit status {done.returncode}")
         print("\n".join(lines), flush=True)
         return lines
 
     started = time.monotonic()
     with ThreadPoolExecutor(asked.workers) as pool:
-        lines = [line for lines in pool.map(run, pieces) for line in lines]
+        lines = [line for lines in pool.map(run, units) for line in lines]
     found = Counter(line.partition("\t")[0].split("/")[0] for line in lines if not line.startswith("#"))
     cases = sum(int(line.split(" cases")[0].split()[-1]) for line in lines if line.startswith("#"))
     print(f"{cases} cases in {time.monotonic() - started:.0f} s; failed: {dict(found) or 'none'}")

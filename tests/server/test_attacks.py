@@ -44,13 +44,13 @@ def refused(server: Server) -> float:
     return figure(server, 'opslog_server_requests_total{method="POST",status="503"}')
 
 
-def send_for_ever(connection: socket.socket, piece: bytes, most: int) -> int:
+def send_for_ever(connection: socket.socket, chunk: bytes, most: int) -> int:
     """Send until the server ends the connection; how much went out."""
     sent = 0
     try:
         while sent < most:
-            connection.sendall(piece)
-            sent += len(piece)
+            connection.sendall(chunk)
+            sent += len(chunk)
     except (ConnectionResetError, BrokenPipeError):
         pass
     return sent
@@ -58,8 +58,8 @@ def send_for_ever(connection: socket.socket, piece: bytes, most: int) -> int:
 
 def status_of(connection: socket.socket) -> int:
     head = b""
-    while b"\r\n" not in head and (piece := connection.recv(65536)):
-        head += piece
+    while b"\r\n" not in head and (chunk := connection.recv(65536)):
+        head += chunk
     return int(head.split(b" ")[1]) if head else 0
 
 
@@ -76,12 +76,12 @@ ENDLESS = {
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_an_endless_head_is_refused_before_its_token_and_takes_no_memory(server: Server, kind: str) -> None:
     before = peak_bytes(server)
-    start, piece = ENDLESS[kind]
+    start, chunk = ENDLESS[kind]
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall(start + piece * 2)
+        connection.sendall(start + chunk * 2)
         assert status_of(connection) == 431
         assert http("GET", f"{server.root}/healthz").status_code == 200
-        send_for_ever(connection, piece, 80 * MB)  # it reads on for a while, and forgets
+        send_for_ever(connection, chunk, 80 * MB)  # it reads on for a while, and forgets
     assert peak_bytes(server) - before < 8 * MB
     metrics = http("GET", f"{server.root}/metrics", headers={"authorization": "Bearer secret"}).text
     assert 'opslog_server_requests_total{method="-",status="431"} 1.0' in metrics

@@ -173,14 +173,14 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
-@pytest.mark.parametrize("piece", [1, 700, 2**20])
-def test_what_frames_a_request_is_limited(kind: str, piece: int) -> None:
+@pytest.mark.parametrize("chunk", [1, 700, 2**20])
+def test_what_frames_a_request_is_limited(kind: str, chunk: int) -> None:
     data = TOO_LARGE[kind]
 
     async def run(world: World) -> None:
         side = world.open()
-        for start in range(0, len(data), piece):
-            side.give(data[start : start + piece])
+        for start in range(0, len(data), chunk):
+            side.give(data[start : start + chunk])
             await asyncio.sleep(0)
         await settled(lambda: bool(side.wire.written))
         assert side.statuses == side.refused == [431]
@@ -206,7 +206,7 @@ def test_a_head_at_its_limit_is_taken() -> None:
 
 
 def test_no_more_than_a_head_is_ever_given_to_the_parser() -> None:
-    """What the parser and uvicorn do with a piece of a request line costs time in proportion to the whole line."""
+    """What the parser and uvicorn do with a part of a request line costs time in proportion to the whole line."""
 
     async def run(world: World) -> None:
         side = world.open()
@@ -403,7 +403,7 @@ class TestTheWholeBudget:
             short = world.open(limits)
             short.give(request(b"POST", ROOT + b"a", TEXT, body=b"y" * 2000))
             await settled(lambda: bool(short.wire.written))
-            assert short.statuses == [204], "what comes in one piece still fits"
+            assert short.statuses == [204], "what comes in one chunk still fits"
             for side in sides[:3]:
                 side.give(b"x")
                 await settled(lambda side=side: bool(side.wire.written))  # type: ignore[misc]
@@ -512,11 +512,11 @@ class TestAnAnswerBeforeTheBodyHasCome:
             side = world.open(Limits())
             side.give(request(b"POST", ROOT + b"a", *CHUNKED) + b"7d0\r\n" + b"x" * 2000)
             await settled(lambda: side.wire.ended)
-            piece = b"x" * 2**20
+            chunk = b"x" * 2**20
             for _ in range(64):
-                side.give(piece)
+                side.give(chunk)
             assert not side.wire.closed
-            side.give(piece)
+            side.give(chunk)
             assert side.wire.closed
 
         scenario(run, max_body_bytes=1000)

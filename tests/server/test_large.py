@@ -32,13 +32,13 @@ def own_memory(pid: int) -> int:
     "size", [48 * MIB, pytest.param(10 * 1024 * MIB, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_a_large_stream_is_read_in_bounded_memory(tmp_path: Path, size: int) -> None:
-    piece = bytes(range(256)) * 4096 * 8
+    chunk = bytes(range(256)) * 4096 * 8
     with serving("--data", str(tmp_path / "data")) as server, httpx.Client(timeout=120) as client:
         url, written, read = f"{server.url}/a", sha256(), sha256()
         client.put(url, headers=BINARY)
-        for _ in range(size // len(piece)):
-            assert client.post(url, content=piece, headers=BINARY).status_code == 204
-            written.update(piece)
+        for _ in range(size // len(chunk)):
+            assert client.post(url, content=chunk, headers=BINARY).status_code == 204
+            written.update(chunk)
         before, most, offset = own_memory(server.process.pid), 0, "-1"
         while True:
             answer = client.get(url, params={"offset": offset}, headers={"accept-encoding": "identity"})
@@ -67,9 +67,9 @@ def test_many_small_messages_are_read_in_chunks(tmp_path: Path, count: int) -> N
             stream, position, found = streams.stream(path), 0, 0
             while position < stream.tail:
                 read = streams.read(stream, position, 4096)
-                assert sum(map(len, read.pieces)) < 4096 + 16
-                for piece in read.pieces:
-                    assert piece == b"%d," % found
+                assert sum(map(len, read.chunks)) < 4096 + 16
+                for chunk in read.chunks:
+                    assert chunk == b"%d," % found
                     found += 1
                 position = read.stop
             assert found == count

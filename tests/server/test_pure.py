@@ -60,11 +60,11 @@ def test_events_carry_any_text(text: str) -> None:
 
 
 @given(st.lists(st.binary()))
-def test_events_carry_any_bytes(pieces: list[bytes]) -> None:
-    event = sse.data_event(stream("application/octet-stream"), pieces)
+def test_events_carry_any_bytes(chunks: list[bytes]) -> None:
+    event = sse.data_event(stream("application/octet-stream"), chunks)
     found = re.fullmatch(rb"event: data\ndata:([A-Za-z0-9+/=]*)\n\n", event)
     assert found is not None
-    assert base64.b64decode(found[1], validate=True) == b"".join(pieces)
+    assert base64.b64decode(found[1], validate=True) == b"".join(chunks)
 
 
 @given(st.text(min_size=1), st.data())

@@ -38,7 +38,7 @@ def content(streams: Streams, path: str) -> bytes:
     stream, position, found = streams.stream(path), 0, b""
     while position < stream.tail:
         read = streams.read(stream, position, 1000)
-        found += b"".join(read.pieces)
+        found += b"".join(read.chunks)
         position = read.stop
     return found
 

@@ -136,17 +136,17 @@ def test_clients_that_vanish_are_forgotten(server: Server) -> None:
 
 def test_a_client_that_does_not_read_holds_nobody_up(server: Server) -> None:
     """It gets what fits into the buffers between; the others get everything."""
-    url, piece = f"{server.url}/a", b"~" * 200_000
+    url, chunk = f"{server.url}/a", b"~" * 200_000
     http("PUT", url, headers=TEXT)
     with socket.create_connection(("127.0.0.1", server.port)) as lazy:
         lazy.sendall(b"GET /v1/stream/a?offset=-1&live=sse HTTP/1.1\r\nHost: x\r\n\r\n")
         eager = Follower(url, offset="-1", live="sse")
         until(lambda: followers(server) == 2)
         for _ in range(40):
-            assert http("POST", url, content=piece, headers=TEXT).status_code == 204
+            assert http("POST", url, content=chunk, headers=TEXT).status_code == 204
         http("POST", url, headers={"stream-closed": "true"})
         eager.join()
-    assert eager.text.count("~") == 40 * len(piece)
+    assert eager.text.count("~") == 40 * len(chunk)
 
 
 def test_a_client_that_does_not_finish_its_request_is_let_go() -> None:

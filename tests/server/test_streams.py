@@ -78,7 +78,7 @@ def test_a_restart_finds_everything(reopen: Reopen) -> None:
         assert (await streams.append(append)).duplicate
         for number in range(9):
             stream = streams.stream(f"f{number}")
-            assert b"".join(streams.read(stream, 0, 100).pieces) == (b"abcx" if number == 1 else b"abc")
+            assert b"".join(streams.read(stream, 0, 100).chunks) == (b"abcx" if number == 1 else b"abc")
         assert streams.usage().bytes == (9 if "soon" in paths else 4)
         await streams.stop()
         storage.close()

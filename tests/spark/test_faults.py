@@ -143,15 +143,15 @@ def test_the_library_may_be_first(spark: SparkSession, tmp_path: Path, monkeypat
     """A compaction that does not see the lock publishes while Spark folds: Spark stops, and deletes its parts."""
     fill(tmp_path, 1)
     before = documents(tmp_path)
-    stretches = compacting._stretches
+    slices = compacting._slices
 
     def too_late(lengths: object) -> object:
         backend = open_backend(str(tmp_path))
         assert compaction.fold(backend, opslog.Environment()).number == 2
         backend.close()
-        return stretches(lengths)  # type: ignore[arg-type]
+        return slices(lengths)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compacting, "_stretches", too_late)
+    monkeypatch.setattr(compacting, "_slices", too_late)
     assert opslog.spark.compact(spark, str(tmp_path)) == Compaction()
     assert len(list(tmp_path.glob("snapshots/*"))) == 1
     assert documents(tmp_path) == before

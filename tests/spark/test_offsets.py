@@ -471,14 +471,14 @@ def test_a_log_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
         stream.step()
 
 
-def test_large_pieces_are_split_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_slices_are_split_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opslog.spark.stream.offsets.SPLIT_BYTES", 300)
     write(str(tmp_path), "a", 20)
     stream = Stream(str(tmp_path))
     end = stream.reader.latestOffset(stream.offset, EVERYTHING)
     with closing(open_backend(tmp_path)) as backend:
         work = Follower(backend).between(Follower(backend).newest().parse({}), Follower(backend).newest())
-    assert len(work.pieces) > 5
+    assert len(work.slices) > 5
     stream.deliver(end)
     assert [row["clock"] for row in stream.sink.rows] == list(range(1, 21))
 

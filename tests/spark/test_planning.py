@@ -62,7 +62,7 @@ def lines(backend: Backend, log: Log) -> bytes:
 
 @pytest.mark.parametrize("split_bytes", [1, 64, 1000, SPLIT_BYTES])
 @pytest.mark.parametrize("find", [survey_state, survey_retained])
-def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[Backend], planning.JobSurvey]) -> None:
+def test_slices_are_every_byte_once(url: str, split_bytes: int, find: Callable[[Backend], planning.JobSurvey]) -> None:
     for seed in range(5):
         fill(url, seed)
         backend = open_backend(url)
@@ -70,8 +70,10 @@ def test_pieces_are_every_byte_once(url: str, split_bytes: int, find: Callable[[
         assert found == pickle.loads(pickle.dumps(found))
         splits = split_logs(found.logs, split_bytes)
         for log in found.logs:
-            pieces = [piece for split in splits if split.agent == log.agent for piece in split.pieces]
-            read = [backend.read(segment_path(log.agent, piece.number), piece.start, piece.stop) for piece in pieces]
+            slices = [slice_ for split in splits if split.agent == log.agent for slice_ in split.slices]
+            read = [
+                backend.read(segment_path(log.agent, slice_.number), slice_.start, slice_.stop) for slice_ in slices
+            ]
             assert b"".join(read) == lines(backend, log)
             assert sum(map(len, read)) == log.bytes
             assert all(0 < len(part) <= split_bytes for part in read)
@@ -104,9 +106,9 @@ def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
         newest = [entry.commit.ts for entry in expected]
         assert recent.ts == max(newest, default="")
         settled = split_before(log, recent.place, 100)
-        place = max((piece.number, piece.stop) for split in settled for piece in split.pieces) if settled else (0, 0)
+        place = max((slice_.number, slice_.stop) for split in settled for slice_ in split.slices) if settled else (0, 0)
         assert place <= recent.place
-        assert sum(piece.stop - piece.start for split in settled for piece in split.pieces) == sum(
+        assert sum(slice_.stop - slice_.start for split in settled for slice_ in split.slices) == sum(
             len(data)
             for segment in log.segments
             if (segment.number, 0) <= recent.place

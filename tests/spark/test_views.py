@@ -219,7 +219,7 @@ def test_lines_longer_than_splits(long_lines: str, split_bytes: int) -> None:
 def test_combining_goes_on_where_it_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int) -> None:
     """With a block of a few commits: hot documents are one row per task, others are passed on block by block."""
     monkeypatch.setattr(splits, "BLOCK_BYTES", 4000)
-    monkeypatch.setattr(log, "_STRETCH_BYTES", 2000)
+    monkeypatch.setattr(log, "_CHUNK_BYTES", 2000)
     url = str(tmp_path / "store")
     with opslog.open(url, agent="a", compact_after=None, durability="buffered") as store:
         for n in range(1000):

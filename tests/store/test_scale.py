@@ -28,8 +28,8 @@ MIB = 1024 * 1024
 
 def text(number: int, length: int) -> str:
     """So many characters, other ones for each number."""
-    piece = hashlib.sha256(str(number).encode()).hexdigest()
-    return (piece * (length // len(piece) + 1))[:length]
+    digest = hashlib.sha256(str(number).encode()).hexdigest()
+    return (digest * (length // len(digest) + 1))[:length]
 
 
 # Log bytes, segment bytes
@@ -81,7 +81,7 @@ def test_a_line_of_16_mib(tmp_path: Path, batched: bool) -> None:
         if batched:
             with store.batch():
                 for number in range(16):
-                    store[f"piece-{number}"] = {"text": text(number, MIB)}
+                    store[f"text-{number}"] = {"text": text(number, MIB)}
                 store["long"] = {"end": True}
         else:
             store["long"] = long

@@ -38,8 +38,8 @@ class Caller:
     def request(
         self, method: str, path: str | httpx.URL, *, content: bytes | Iterable[bytes] = b"", **options: Any
     ) -> httpx.Response:
-        """:param content: in one piece, or in several."""
-        body = content if isinstance(content, bytes) else _pieces(content)
+        """:param content: in one message, or in several."""
+        body = content if isinstance(content, bytes) else _chunks(content)
         answer = self.run(self.client.request(method, path, content=body, **options))
         names = [name.lower() for name, _ in answer.headers.raw]
         assert len(set(names)) == len(names), f"a header of an answer comes twice: {answer.headers.raw}"
@@ -50,7 +50,7 @@ class Caller:
 
         async def get() -> tuple[httpx.Response, bytes]:
             async with self.client.stream("GET", path, headers=headers) as answer:
-                return answer, b"".join([piece async for piece in answer.aiter_raw()])
+                return answer, b"".join([chunk async for chunk in answer.aiter_raw()])
 
         return self.run(get())
 
@@ -70,6 +70,6 @@ class Caller:
         return self.request("DELETE", path, **options)
 
 
-async def _pieces(content: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for piece in content:
-        yield piece
+async def _chunks(content: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in content:
+        yield chunk

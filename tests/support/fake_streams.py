@@ -137,15 +137,15 @@ class FakeServer:
             return httpx.Response(204, headers=headers)
         return httpx.Response(200, headers={"Content-Type": "application/json", **headers}, content=content)
 
-    def _torn(self, events: str) -> Pieces:
+    def _torn(self, events: str) -> Chunks:
         data = events.encode()
         if self._random is None or self._random.random() < 0.5:
-            return Pieces(data, len(data))
-        return Pieces(data, self._random.randrange(len(data)))
+            return Chunks(data, len(data))
+        return Chunks(data, self._random.randrange(len(data)))
 
 
-class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body in pieces of seven bytes that breaks off after `whole` bytes, unless that is all of it."""
+class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body in chunks of seven bytes that breaks off after `whole` bytes, unless that is all of it."""
 
     def __init__(self, data: bytes, whole: int) -> None:
         self._data = data
@@ -158,5 +158,5 @@ class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
             raise httpx.ReadError("the connection broke")
 
     async def __aiter__(self) -> Any:
-        for piece in self:
-            yield piece
+        for chunk in self:
+            yield chunk

@@ -32,19 +32,19 @@ class Follower(Thread):
     def __init__(self, url: str, **params: str) -> None:
         super().__init__()
         self.status = 0
-        self._pieces: list[str] = []
+        self._chunks: list[str] = []
         self._url, self._params = url, params
         self.start()
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return "".join(self._chunks)
 
     def run(self) -> None:
         with httpx.stream("GET", self._url, params=self._params, timeout=60, verify=_NO_TLS) as answer:
             self.status = answer.status_code
             for text in answer.iter_text():
-                self._pieces.append(text)
+                self._chunks.append(text)
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""Server-sent events arrive in pieces of any size."""
+"""Server-sent events arrive in chunks of any size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = [Event("data", "é1\n2"), Event("control", '{"a":1}'), Event("message",
 
 
 @given(st.lists(st.integers(0, len(TEXT.encode()))))
-def test_where_pieces_end_changes_nothing(cuts: list[int]) -> None:
+def test_where_chunks_end_changes_nothing(cuts: list[int]) -> None:
     data = TEXT.encode()
     places = [0, *sorted(cuts), len(data)]
     parser = EventParser()
