@@ -15,7 +15,7 @@ and every job would leave hundreds of names in every manifest from then on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 import opslog
 from opslog.backends import Backend, open_backend
+from opslog.chunks import packed
 from opslog.environment import REAL, format_ts
 from opslog.errors import AgentFencedError, NotFoundError, UsageError
 from opslog.format.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
@@ -38,7 +39,7 @@ from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import look
 from opslog.spark.write.rows import Columns, Op
 
-# A commit of an appended job ends with the row that reaches this size: every reader holds the last 32 in memory.
+# The most that a commit of an appended job takes, unless one row is larger: every reader holds the last 32 in memory.
 BATCH_BYTES = 8 * 1024 * 1024
 
 # What one commit that replaces everything may be.
@@ -89,8 +90,8 @@ class OpslogWriter(DataSourceArrowWriter):
         files: list[tuple[str, int]] = []
         with closing(self._open()) as backend:
             ops = (op for batch in iterator for op in self._columns.ops(batch))
-            for number, some in enumerate(_batches(ops)):
-                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, some))
+            for number, some in enumerate(packed(ops, _cost, BATCH_BYTES)):
+                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, list(some)))
                 path = f"{self._folder}{partition:05}-{attempt}-{number:05}.jsonl"
                 backend.create(path, line)
                 files.append((path, len(line)))
@@ -105,8 +106,9 @@ class OpslogWriter(DataSourceArrowWriter):
                 self._replace_all(backend, files)
             elif files:
                 with closing(Log(backend, self._agent)) as log:
-                    for ops in _batches(op for path, _ in files for op in _read(backend, path)):
-                        log.append(ops)
+                    ops = (op for path, _ in files for op in _read(backend, path))
+                    for some in packed(ops, _cost, BATCH_BYTES):
+                        log.append(list(some))
             self._forget(backend)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -188,18 +190,9 @@ class Log:
         self._appender.close()
 
 
-def _batches(ops: Iterable[Op]) -> Iterator[list[Op]]:
-    """Ops in batches of `BATCH_BYTES`."""
-    batch: list[Op] = []
-    size = 0
-    for op in ops:
-        batch.append(op)
-        size += len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _cost(op: Op) -> int:
+    """About how many bytes of a commit it takes."""
+    return len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
 
 
 def _read(backend: Backend, path: str) -> Iterator[Op]:
