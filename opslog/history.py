@@ -22,7 +22,7 @@ from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, Usag
 from opslog.format.commits import Commit, Record, Stamp, Undo
 from opslog.format.manifest import Manifest
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
-from opslog.log.survey import check_reaches, retained
+from opslog.log.survey import Survey, check_reaches, retained, survey_history
 from opslog.merge.stamps import stamp_of
 from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
@@ -120,19 +120,19 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    return _unless_collected(backend, oldest, _merged(backend, oldest, newest, since))
+    # To have everything, from where the segments begin in which the cuts are.
+    commits = _merged(backend, retained(backend, oldest, newest, whole_segments=since is None))
+    return _unless_collected(backend, oldest, (commit for commit in commits if since is None or commit.clock > since))
 
 
-def _merged(backend: Backend, oldest: Manifest, newest: Manifest, since: int | None) -> Iterator[Commit]:
-    """The commits of all logs from the oldest manifest's cuts on, or, to have everything, from where the segments begin
-    in which those are."""
-    found = retained(backend, oldest, newest, whole_segments=since is None)
+def _merged(backend: Backend, found: Survey) -> Iterator[Commit]:
+    """The commits of all logs."""
     logs = []
     for agent, listed in found.segments.items():
         cursor = found.cursors.get(agent) or Cursor(agent)
-        logs.append(_read_retained(log_source(backend, {agent: cursor}, {agent: listed}), cursor, listed, newest))
-    merged = heapq.merge(*logs, key=stamp_of)
-    return (commit for commit in merged if since is None or commit.clock > since)
+        source = log_source(backend, {agent: cursor}, {agent: listed})
+        logs.append(_read_retained(source, cursor, listed, found.manifest))
+    return heapq.merge(*logs, key=stamp_of)
 
 
 def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Commit]) -> Iterator[Commit]:
@@ -163,25 +163,20 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
 
     Reads all retained logs; leaves out commits that are not `included`.
     """
-    manifests = ManifestStore(backend)
-    return manifests.read_consistently(
-        manifests.oldest, lambda oldest: _revisions(backend, oldest, manifests.newest(), id, included)
-    )
 
+    def read(oldest: Manifest, logs: Survey) -> list[Revision]:
+        found: dict[Stamp, Record] = {}
+        undone: set[Stamp] = set()
+        for run in reversed(oldest.runs):
+            record = BlockRun(backend, run).get(id)
+            if record is not None:
+                found = {record.stamp: record}
+        for commit in filter(included, _merged(backend, logs)):
+            if isinstance(commit, Undo):
+                undone.add((commit.target, commit.agent))
+            for record in commit.records:
+                if record.id == id:
+                    found[record.stamp] = record
+        return [Revision(found[stamp], stamp in undone) for stamp in sorted(found)]
 
-def _revisions(
-    backend: Backend, oldest: Manifest, newest: Manifest, id: str, included: Callable[[Commit], bool]
-) -> list[Revision]:
-    found: dict[Stamp, Record] = {}
-    undone: set[Stamp] = set()
-    for run in reversed(oldest.runs):
-        record = BlockRun(backend, run).get(id)
-        if record is not None:
-            found = {record.stamp: record}
-    for commit in filter(included, _merged(backend, oldest, newest, None)):
-        if isinstance(commit, Undo):
-            undone.add((commit.target, commit.agent))
-        for record in commit.records:
-            if record.id == id:
-                found[record.stamp] = record
-    return [Revision(found[stamp], stamp in undone) for stamp in sorted(found)]
+    return survey_history(ManifestStore(backend), read)

@@ -3,7 +3,8 @@
 The newest manifest says what is folded, up to a cut in each log; a listing made after it says what lies behind. Neither
 is of use alone: while the logs are listed and read, a compaction may publish another manifest and collect what this one
 needs. It collects only after it has published. So what was read is accepted if the manifest is still the newest
-afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`).
+afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). Whoever reads behind the oldest
+retained manifest accepts it if that is still the oldest: nothing behind its cut is collected before.
 
 A store that is refreshed needs no such second look: where a log does not go on at its cursor it says so, and
 `opslog.replica.refresh` decides.
@@ -119,6 +120,15 @@ def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict
         else:
             moved[agent] = cursor.moved_to(cut)
     return moved
+
+
+def survey_history(manifests: ManifestStore, read: Callable[[Manifest, Survey], T]) -> T:
+    """What `read` makes of the oldest retained manifest and of everything behind its cut, in whole segments, once that
+    is accepted. Costs and errors as of `survey`, and two more reads of a manifest."""
+    return manifests.read_consistently(
+        manifests.oldest,
+        lambda oldest: read(oldest, retained(manifests.backend, oldest, manifests.newest(), whole_segments=True)),
+    )
 
 
 def retained(backend: Backend, oldest: Manifest, newest: Manifest, *, whole_segments: bool) -> Survey:

@@ -16,7 +16,7 @@ from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import Chunk, Cursor, list_log, read_logs
+from opslog.log.reader import Chunk, Cursor, Segment, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
@@ -326,26 +326,31 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
     :param skip: an agent whose log is left alone.
     """
 
-    def read(oldest: Manifest) -> tuple[list[Commit], bool]:
+    def begin(_: Manifest) -> dict[str, Cursor]:
+        # Copies: if this fails half-way, it begins again where it began.
+        return {agent: msgspec.structs.replace(old.get(agent) or Cursor(agent)) for agent in state.cursors}
+
+    def read(found: Survey) -> tuple[list[Commit], bool]:
         commits: list[Commit] = []
         complete = True
         for agent, end in state.cursors.items():
-            if agent != skip and end.commits > (old[agent].commits if agent in old else 0):
-                # A copy: if this fails half-way, it begins again where it began.
-                start = msgspec.structs.replace(old[agent]) if agent in old else Cursor(agent)
-                found, all_there = _read_between(backend, start, end, oldest.cut.get(agent, START))
-                commits += found
+            start = found.cursors[agent]
+            if agent != skip and end.commits > start.commits:
+                first = found.manifest.cut.get(agent, START)
+                some, all_there = _read_between(backend, start, end, first, found.segments[agent])
+                commits += some
                 complete = complete and all_there
         return commits, complete
 
     # While one and the same manifest is the oldest, nothing after its cut is collected.
     manifests = ManifestStore(backend)
-    return manifests.read_consistently(manifests.oldest, read)
+    return survey(manifests, read, choose=manifests.oldest, begin=begin)
 
 
-def _read_between(backend: Backend, start: Cursor, end: Cursor, first: Cut) -> tuple[list[Commit], bool]:
+def _read_between(
+    backend: Backend, start: Cursor, end: Cursor, first: Cut, segments: list[Segment]
+) -> tuple[list[Commit], bool]:
     """:param first: before it there may be segments by a delayed write under a number that was used."""
-    segments = list_log(backend, start.agent)
     seen = start.commits
     if start.segment >= first.segment:
         with suppress(MissingFileError):

@@ -25,7 +25,7 @@ from opslog.format.commits import Commit, Undo
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.history import Point, conditions, manifest_before
 from opslog.log.reader import SEGMENT_COST, Cursor, Segment, log_source
-from opslog.log.survey import Survey, check_reaches, retained, survey
+from opslog.log.survey import Survey, check_reaches, survey, survey_history
 from opslog.merge.undo import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
@@ -73,31 +73,30 @@ def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
     """
     manifests = ManifestStore(backend)
     if as_of is None:
-        return survey(manifests, _tails)
+        return survey(manifests, tails)
     before, _ = conditions(as_of)
-    return survey(manifests, _tails, choose=lambda: manifest_before(manifests, before, as_of))
+    return survey(manifests, tails, choose=lambda: manifest_before(manifests, before, as_of))
 
 
 def survey_retained(backend: Backend) -> JobSurvey:
     """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
     oldest retained manifest is. Costs and errors as of `survey_state`, and one more listing and read."""
-    manifests = ManifestStore(backend)
-    return manifests.read_consistently(manifests.newest, lambda newest: _retained(backend, manifests.oldest(), newest))
+    return survey_history(ManifestStore(backend), _retained)
 
 
-def _tails(found: Survey) -> JobSurvey:
+def tails(found: Survey) -> JobSurvey:
+    """What lies behind the manifest's cut."""
     logs = (_log(found, agent, found.manifest.cut.get(agent, START)) for agent in sorted(found.segments))
     return JobSurvey(found.manifest, found.cursors, found.segments, tuple(logs))
 
 
-def _retained(backend: Backend, oldest: Manifest, newest: Manifest) -> JobSurvey:
-    found = retained(backend, oldest, newest, whole_segments=True)
+def _retained(oldest: Manifest, found: Survey) -> JobSurvey:
     logs = []
     for agent in sorted(found.segments):
         start = Cut(oldest.cut.get(agent, START).segment, 0, 0)
         logs.append(_log(found, agent, start))
-        check_reaches(Cursor(agent, *logs[-1].end), newest)
-    return JobSurvey(newest, found.cursors, found.segments, tuple(logs))
+        check_reaches(Cursor(agent, *logs[-1].end), found.manifest)
+    return JobSurvey(found.manifest, found.cursors, found.segments, tuple(logs))
 
 
 def _log(found: Survey, agent: str, start: Cut) -> Log:

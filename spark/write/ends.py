@@ -10,9 +10,10 @@ from opslog.format.manifest import START, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
 from opslog.log.sealing import seal_all
+from opslog.log.survey import Survey, survey
 from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.read.planning import JobSurvey, Recent, find_recent, survey_state
+from opslog.spark.read.planning import JobSurvey, Recent, find_recent, tails
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -57,14 +58,14 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 def look(backend: Backend, environment: Environment) -> Ends:
-    """Reads the undo window of each log, and lists all of them; errors as of `survey_state`."""
+    """Reads the undo window of each log, and lists all of them; errors as of `survey`."""
     manifests = ManifestStore(backend)
     read_at = environment.monotonic()
 
-    def ends(_: Manifest) -> Ends:
-        found = survey_state(backend)
-        window = found.manifest.settings.undo_window
-        recent = {log.agent: find_recent(backend, log, window) for log in found.logs}
-        return Ends(found, recent, Freshness(manifests, environment, found.manifest, read_at))
+    def read(found: Survey) -> Ends:
+        manifest = found.manifest
+        tail = tails(found)
+        recent = {log.agent: find_recent(backend, log, manifest.settings.undo_window) for log in tail.logs}
+        return Ends(tail, recent, Freshness(manifests, environment, manifest, read_at))
 
-    return manifests.read_consistently(manifests.newest, ends)
+    return survey(manifests, read)

@@ -128,7 +128,7 @@ def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
 def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(url, 3)
     calls: list[int] = []
-    tails = planning._tails
+    tails = planning.tails
 
     def meddle(survey: Survey) -> planning.JobSurvey:
         found = tails(survey)
@@ -140,7 +140,7 @@ def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytes
                 store.compact()
         return found
 
-    monkeypatch.setattr(planning, "_tails", meddle)
+    monkeypatch.setattr(planning, "tails", meddle)
     found = survey_state(open_backend(url))
     assert len(calls) == 2
     assert found.manifest.number == calls[1] == calls[0] + 1
