@@ -390,8 +390,8 @@ class Store(Following[T]):
         self.close()
 
     def _write_at_exit(self) -> None:
-        if self._closed or self._is_forked or self._log is None:
-            return
+        if self._log is None or self._log.is_closed or self._is_forked:
+            return  # one whose `close` was interrupted before that has what is buffered still
         # Whatever writes later, as another function that runs at exit, must not rely on a thread any more.
         self._log.write_at_once()
         try:

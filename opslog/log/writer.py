@@ -219,6 +219,10 @@ class LogWriter:
             self._run_alone(self._make_room)
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def is_full(self) -> bool:
         """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
         group, buffer = self._group, self._buffer

@@ -43,13 +43,15 @@ class Place(NamedTuple):
 Handler = Callable[[Place], None]
 
 
-def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after") -> T:
+def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after", *, goes_on: bool = False) -> T:
     """What `call` returns; meanwhile the handler is called, in this thread, at each place. What it raises is raised
     there.
 
+    :param goes_on: go on to call it after that, for a second exception; only "after" steps.
+
     Garbage of earlier calls is not collected meanwhile: finalizers would make places of their own, now here, now there.
     """
-    places = _Places(handler)
+    places = _ManyPlaces(handler) if goes_on else _Places(handler)
     # CPython lets go of these when one of them raises, and may call them once more; so something else has to have them.
     enter, returned, called = places.enter, places.returned, places.called
     gc.disable()
@@ -62,6 +64,7 @@ def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after") -> 
     try:
         return call()
     finally:
+        places.is_over = True
         sys.settrace(None)
         sys.setprofile(None)
         gc.enable()
@@ -95,6 +98,7 @@ class _Places:
     """Recognises places, with what the interpreter tells a debugger and a profiler of one thread."""
 
     def __init__(self, handler: Handler) -> None:
+        self.is_over = False
         self._handler = handler
         self._number = 0
         self._done: set[FrameType] = set()
@@ -142,6 +146,43 @@ class _Places:
             return
         if _counts(frame) or function.__name__ == "start_new_thread":
             self._stop(frame, frame.f_lasti, f"{function.__name__}()")
+
+
+class _ManyPlaces(_Places):
+    """CPython lets go of the debugger or the profiler that raised; the other one puts it back. A place may be missed in
+    between."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(handler)
+        # Each the same object at every look.
+        self._tracing, self._profiling = self.enter, self.returned
+
+    def enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._put_back()
+        return super().enter(frame, event, argument)
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._put_back()
+        return super()._step(frame, event, argument)
+
+    def returned(self, frame: FrameType, event: str, function: Any) -> None:
+        self._put_back()
+        super().returned(frame, event, function)
+
+    def _put_back(self) -> None:
+        if self.is_over:
+            return
+        if sys.getprofile() is None:
+            sys.setprofile(self._profiling)
+        if sys.gettrace() is None:
+            sys.settrace(self._tracing)
+            frame: FrameType | None = sys._getframe(2)
+            while frame is not None:
+                if _counts(frame):
+                    frame.f_trace_lines = False
+                    frame.f_trace = self._step
+                    frame.f_trace_opcodes = True
+                frame = frame.f_back
 
 
 _CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "FORMAT_SIMPLE", "FORMAT_VALUE", "FORMAT_WITH_SPEC"}

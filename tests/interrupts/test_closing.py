@@ -1,0 +1,81 @@
+"""Two exceptions come into one `close` of a buffered store, as when Ctrl-C is pressed again: what was acknowledged is
+in the log, or the store says that it may not be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import opslog
+from tests.interrupts.places import Place, at_places
+from tests.support import bucket  # noqa: F401  (stores at bucket://)
+
+Store = opslog.Store[dict[str, Any]]
+
+_numbers = itertools.count()
+
+
+def _exit(store: Store) -> None:
+    """The end of a program that goes on to it after the second exception."""
+    store._write_at_exit()
+    if store._failure is not None:  # was logged
+        raise store._failure
+
+
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("storage", ["memory", pytest.param("bucket", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("then", [opslog.Store.close, _exit], ids=["closed-again", "exit"])
+@pytest.mark.filterwarnings("ignore:unclosed <opslog.Store:ResourceWarning")
+def test_two_exceptions_in_one_close_lose_nothing_in_silence(
+    storage: str, then: Callable[[Store], None], every: int
+) -> None:
+    both = 0
+    came: list[Place] = []
+    for first in itertools.count(1, every):
+        # The second one comes right after the first, or anywhere.
+        for second in itertools.count(first + 1):
+            if every > 1 and second > first + 20 and second % 17:
+                continue
+            came = _close_twice_interrupted(f"{storage}://closing-{next(_numbers)}", then, {first, second})
+            both += len(came) == 2
+            if len(came) < 2:
+                break
+        if not came:
+            break
+    assert both > 100
+
+
+def _close_twice_interrupted(url: str, then: Callable[[Store], None], numbers: set[int]) -> list[Place]:
+    came: list[Place] = []
+
+    def at(place: Place) -> None:
+        if place.number in numbers:
+            came.append(place)
+            raise KeyboardInterrupt
+
+    store = opslog.open(url, agent="a", durability="buffered", buffer_seconds=3600, compact_after=None)
+    store["x"] = {"v": 1}
+    store.flush()
+    written = {"x": {"v": 2}, "y": {"v": 2}}
+    store.update(written)
+    try:
+        at_places(store.close, at, goes_on=True)
+    except KeyboardInterrupt:
+        assert came
+    said: opslog.OpslogError | None = None
+    try:
+        then(store)
+    except opslog.CommitUnknownError as error:
+        said = error
+    with opslog.open(url, read_only=True) as fresh:
+        assert said is not None or dict(fresh.items()) == written, came
+    try:
+        store.close()
+    except opslog.CommitUnknownError as error:
+        said = error
+    with opslog.open(url, agent="a") as again:
+        assert said is not None or dict(again.items()) == written, came
+    return came
