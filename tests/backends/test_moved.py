@@ -32,6 +32,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.layout import segment_path
+from tests.support.moving import Change, place_for, renamed_above, renamed_and_copied, switched
 
 LINE = b"x\n"
 
@@ -318,33 +319,11 @@ def test_a_lock_file_removed_while_it_is_taken_is_taken_again(backend: FsBackend
 # Directories
 
 
-def renamed_and_copied(root: Path) -> Path:
-    """The wrong way round: a backup, or a restore."""
-    former = root.rename(root.with_name("former"))
-    shutil.copytree(former, root)
-    return former
-
-
 def copied_as_hard_links(root: Path) -> Path:
     """As some backups are. Lock files and segments are the same ones then."""
     copy = shutil.copytree(root, root.with_name("copy"), copy_function=os.link)
     former = root.rename(root.with_name("former"))
     Path(copy).rename(root)
-    return former
-
-
-def renamed_above(root: Path) -> Path:
-    former = root.parent.rename(root.parent.with_name("former"))
-    shutil.copytree(former, root.parent)
-    return former / root.name
-
-
-def switched(root: Path) -> Path:
-    """The link that the path is leads to another version."""
-    former = root.resolve()
-    copy = shutil.copytree(former, former.with_name("v2"))
-    os.symlink(copy, root.with_name("next"))
-    os.replace(root.with_name("next"), root)
     return former
 
 
@@ -358,23 +337,17 @@ CHANGES = [renamed_and_copied, copied_as_hard_links, renamed_above, switched, em
 
 
 @pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
-def change(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
-    chosen: Callable[[Path], Path] = request.param
+def change(request: pytest.FixtureRequest) -> Change:
+    chosen: Change = request.param
     return chosen
 
 
 @pytest.fixture
-def place(tmp_path: Path, change: Callable[[Path], Path]) -> Path:
-    """Where a store can be, for the change to come."""
-    above = tmp_path / "above"
-    above.mkdir()
-    if change is switched:
-        (above / "v1").mkdir()
-        (above / "store").symlink_to(above / "v1")
-    return above / "store"
+def place(tmp_path: Path, change: Change) -> Path:
+    return place_for(tmp_path, change)
 
 
-def test_an_append_to_a_directory_that_was_replaced(place: Path, change: Callable[[Path], Path]) -> None:
+def test_an_append_to_a_directory_that_was_replaced(place: Path, change: Change) -> None:
     appender = FsBackend(place).appender("a")
     appender.append(b"1\n")
     former = change(place)
@@ -393,7 +366,7 @@ def test_an_append_to_a_directory_that_was_replaced(place: Path, change: Callabl
     appender.close()
 
 
-def test_a_segment_is_not_begun_in_a_directory_that_was_replaced(place: Path, change: Callable[[Path], Path]) -> None:
+def test_a_segment_is_not_begun_in_a_directory_that_was_replaced(place: Path, change: Change) -> None:
     appender = FsBackend(place, segment_bytes=1).appender("a")
     appender.append(b"1\n")
     former = change(place)
@@ -417,9 +390,7 @@ CALLS: dict[str, Callable[[FsBackend], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_no_call_goes_on_in_a_directory_that_was_replaced(
-    place: Path, change: Callable[[Path], Path], call: str
-) -> None:
+def test_no_call_goes_on_in_a_directory_that_was_replaced(place: Path, change: Change, call: str) -> None:
     backend = FsBackend(place)
     backend.create("manifests/1", b"1")
     former = change(place)
@@ -432,7 +403,7 @@ def test_no_call_goes_on_in_a_directory_that_was_replaced(
     backend.close()
 
 
-def test_a_directory_that_is_put_back(place: Path, change: Callable[[Path], Path]) -> None:
+def test_a_directory_that_is_put_back(place: Path, change: Change) -> None:
     backend = FsBackend(place)
     backend.create("manifests/1", b"1")
     former = change(place)
@@ -453,7 +424,7 @@ def test_a_directory_that_is_put_back(place: Path, change: Callable[[Path], Path
 
 @pytest.mark.parametrize("moment", moments((posix, "write_all"), (posix, "datasync")))
 def test_a_directory_replaced_while_an_append_is_under_way(
-    place: Path, change: Callable[[Path], Path], when: When, moment: Moment
+    place: Path, change: Change, when: When, moment: Moment
 ) -> None:
     """What is acknowledged is in the segment that others find; it went into the former directory and in no other."""
     appender = FsBackend(place).appender("a")
@@ -473,9 +444,7 @@ def test_a_directory_replaced_while_an_append_is_under_way(
 
 
 @pytest.mark.parametrize("moment", moments((Descriptor, "open"), (posix, "write_all"), (os, "fsync"), (os, "link")))
-def test_a_directory_replaced_while_a_file_is_created(
-    place: Path, change: Callable[[Path], Path], when: When, moment: Moment
-) -> None:
+def test_a_directory_replaced_while_a_file_is_created(place: Path, change: Change, when: When, moment: Moment) -> None:
     """All of it happens in the directory that was opened, and it is not said to be done."""
     backend = FsBackend(place)
     backend.create("manifests/1", b"1")
@@ -493,7 +462,7 @@ def test_a_directory_replaced_while_a_file_is_created(
     assert contents(moved[0]) == {"manifests": None, "manifests/1": b"1", "manifests/2": b"2"}
 
 
-def test_a_deletion_goes_on_where_it_began(place: Path, change: Callable[[Path], Path], when: When) -> None:
+def test_a_deletion_goes_on_where_it_began(place: Path, change: Change, when: When) -> None:
     backend = FsBackend(place)
     for name in "123":
         backend.create(f"manifests/{name}", b"")

@@ -16,28 +16,9 @@ import pytest
 import opslog
 from opslog.backends import open_backend
 from opslog.verify.verify import verify
+from tests.support.moving import Change, place_for, renamed_above, renamed_and_copied, switched
 
 Store = opslog.Store[dict[str, Any]]
-
-
-def renamed_and_copied(root: Path) -> Path:
-    former = root.rename(root.with_name("former"))
-    shutil.copytree(former, root)
-    return former
-
-
-def switched(root: Path) -> Path:
-    former = root.resolve()
-    copy = shutil.copytree(former, former.with_name("v2"))
-    os.symlink(copy, root.with_name("next"))
-    os.replace(root.with_name("next"), root)
-    return former
-
-
-def renamed_above(root: Path) -> Path:
-    former = root.parent.rename(root.parent.with_name("former"))
-    shutil.copytree(former, root.parent)
-    return former / root.name
 
 
 def locks_removed(root: Path) -> Path:
@@ -49,23 +30,14 @@ CHANGES = [renamed_and_copied, switched, renamed_above, locks_removed]
 
 
 @pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
-def change(request: pytest.FixtureRequest) -> Callable[[Path], Path]:
-    chosen: Callable[[Path], Path] = request.param
+def change(request: pytest.FixtureRequest) -> Change:
+    chosen: Change = request.param
     return chosen
 
 
 @pytest.fixture
-def root(tmp_path: Path, change: Callable[[Path], Path]) -> Path:
-    return make_place(tmp_path, change)
-
-
-def make_place(tmp_path: Path, change: Callable[[Path], Path]) -> Path:
-    above = tmp_path / "above"
-    above.mkdir()
-    if change is switched:
-        (above / "v1").mkdir()
-        (above / "store").symlink_to(above / "v1")
-    return above / "store"
+def root(tmp_path: Path, change: Change) -> Path:
+    return place_for(tmp_path, change)
 
 
 def stored(root: Path) -> dict[str, Any]:
@@ -99,9 +71,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("has_written", [True, False])
-def test_no_write_is_acknowledged_that_nobody_finds(
-    root: Path, change: Callable[[Path], Path], write: str, has_written: bool
-) -> None:
+def test_no_write_is_acknowledged_that_nobody_finds(root: Path, change: Change, write: str, has_written: bool) -> None:
     with opslog.open(root, agent="a") as store:
         store["old"] = {}
     store = opslog.open(root, agent="a")
@@ -127,9 +97,7 @@ def test_no_write_is_acknowledged_that_nobody_finds(
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_buffered_write_is_not_flushed_where_nobody_finds_it(
-    root: Path, change: Callable[[Path], Path], write: str
-) -> None:
+def test_a_buffered_write_is_not_flushed_where_nobody_finds_it(root: Path, change: Change, write: str) -> None:
     store = opslog.open(root, agent="a", durability="buffered", buffer_seconds=3600)
     store["old"] = {}
     store.flush()
@@ -145,7 +113,7 @@ def test_a_buffered_write_is_not_flushed_where_nobody_finds_it(
         check(place)
 
 
-def test_with_asyncio(root: Path, change: Callable[[Path], Path]) -> None:
+def test_with_asyncio(root: Path, change: Change) -> None:
     async def story() -> Path:
         async with opslog.aio.open(root, agent="a") as store:
             await asyncio.gather(*(store.set(f"{number}", {}) for number in range(20)))
@@ -165,7 +133,7 @@ def test_with_asyncio(root: Path, change: Callable[[Path], Path]) -> None:
         check(place)
 
 
-def test_two_writers_of_which_one_came_after_the_change(root: Path, change: Callable[[Path], Path]) -> None:
+def test_two_writers_of_which_one_came_after_the_change(root: Path, change: Change) -> None:
     """Whoever is told that a write is done finds it at the path, in whatever order they write."""
     stores = [opslog.open(root, agent="a"), opslog.open(root, agent="b")]
     acknowledged = []
@@ -195,9 +163,7 @@ def test_two_writers_of_which_one_came_after_the_change(root: Path, change: Call
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_reader_says_that_there_is_something_else_to_be_read(
-    root: Path, change: Callable[[Path], Path], read_only: bool
-) -> None:
+def test_a_reader_says_that_there_is_something_else_to_be_read(root: Path, change: Change, read_only: bool) -> None:
     with opslog.open(root, agent="a") as store:
         store["one"] = {}
     with opslog.open(root, agent="b", read_only=read_only) as reader:
@@ -217,7 +183,7 @@ def test_a_reader_says_that_there_is_something_else_to_be_read(
 
 
 def test_a_compaction_in_the_background_says_why_it_ended(tmp_path: Path) -> None:
-    root = make_place(tmp_path, renamed_and_copied)
+    root = place_for(tmp_path, renamed_and_copied)
     with opslog.open(root, agent="a", settings=opslog.Settings(undo_window=0), compact_after=1_000_000) as store:
         store["one"] = {}
         former = renamed_and_copied(root)
