@@ -15,6 +15,7 @@ import ctypes
 import dis
 import functools
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -69,6 +70,36 @@ def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after", *, 
         sys.setprofile(None)
         gc.enable()
         places.end()
+
+
+def at_each(
+    call: Callable[[int], Callable[[], T]], handler: Callable[[], None], stride: int = 1
+) -> Iterator[tuple[Place, T | Exception]]:
+    """Make a call again and again, with the handler at one place after the other, until there is no further place.
+
+    :param call: prepares the call of a number, and gives it.
+    :param handler: what it raises is raised at the place.
+    :param stride: from one place to the next; 1: every place.
+    :returns: per place what the call returned or raised.
+    """
+    for number in itertools.count(1, stride):
+        prepared = call(number)
+        came: list[Place] = []
+
+        def stop(place: Place, number: int = number, came: list[Place] = came) -> None:
+            if place.number == number:
+                came.append(place)
+                handler()
+
+        outcome: T | Exception
+        try:
+            outcome = at_places(prepared, stop)
+        except Exception as error:  # noqa: BLE001  (it is what the caller looks at)
+            outcome = error
+        if not came:
+            assert number > 10, "there are more places in any call"
+            return
+        yield came[0], outcome
 
 
 @contextmanager

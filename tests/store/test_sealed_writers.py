@@ -19,8 +19,8 @@ from opslog.environment import REAL
 from opslog.format.commits import encode_commit
 from opslog.format.layout import segment_path
 from opslog.verify.verify import verify
+from tests.interrupts.places import at_each
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
-from tests.support.signals import at_each
 
 Store = opslog.Store[dict[str, Any]]
 _numbers = itertools.count()

@@ -18,8 +18,8 @@ import pytest
 import opslog
 from opslog.backends.local.fs_log import FsAppender
 from opslog.format import commits
+from tests.interrupts.places import at_each
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
-from tests.support.signals import at_each
 from tests.support.waiting import until
 
 Store = opslog.Store[dict[str, Any]]
@@ -152,7 +152,8 @@ def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
             done.append(inner)
 
     refused = 0
-    for place, outcome in at_each(prepare, call_again):
+    # Every place takes long; `tests.interrupts` has them all.
+    for place, outcome in at_each(prepare, call_again, stride=3):
         refused += not done
         store, has_closed = stage.store, done == ["close"]
         # A batch can be closed before its end, and an undo before it begins.
