@@ -97,7 +97,7 @@ def written(count: int) -> str:
     with opslog.open(url, agent="main", **_direct) as store:
         for number in range(count):
             store.set(f"task-{number}", document(number))
-        print(f"after {count} sets {store.stats().tail_commits} are not folded", flush=True)
+        print(f"after {count} sets {store.stats().tail_commits} are not compacted", flush=True)
     return url.partition("?")[0]
 
 

@@ -1,10 +1,10 @@
 """The past: states as they were, and what happened since, as far back as manifests and segments are retained.
 
 A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to
-c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was folded by the
-storage's clock, whichever is earlier: a commit from the future, of a machine whose clock is wrong, was there at the
-latest when somebody folded it. The state is rebuilt from the newest retained manifest for which nothing beyond the
-point was read: what that manifest folded, and every undo it applied, lies before the point, and all else is in the
+c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was compacted by
+the storage's clock, whichever is earlier: a commit from the future, of a machine whose clock is wrong, was there at the
+latest when somebody compacted it. The state is rebuilt from the newest retained manifest for which nothing beyond the
+point was read: what that manifest compacted, and every undo it applied, lies before the point, and all else is in the
 logs.
 """
 

@@ -64,7 +64,7 @@ def open(
         object).
     :param buffer_bytes: how much of it does not wait any longer.
     :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
-        not folded; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
+        not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
         releases them.
     :param settings: of a store that this call creates; an existing one keeps its own.
     :param environment: clocks and random names, for simulations.

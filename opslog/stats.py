@@ -18,7 +18,7 @@ class Stats(msgspec.Struct, frozen=True):
     :ivar clock: the greatest clock seen.
     :ivar manifest: number of the manifest that this view started from.
     :ivar commits: how many commits were ever written, as far as seen.
-    :ivar tail_commits: how many of them are not folded.
+    :ivar tail_commits: how many of them are not compacted.
     :ivar snapshot_runs: how many runs the snapshot has; `snapshot_records`.
     :ivar snapshot_bytes: their lines, tombstones included.
     :ivar log_segments: retained segments on storage.
@@ -44,9 +44,9 @@ class Stats(msgspec.Struct, frozen=True):
     requests: int
 
     @classmethod
-    def of(cls, state: State, segments: Segments, *, folded: int, **others: Any) -> Self:
+    def of(cls, state: State, segments: Segments, *, compacted: int, **others: Any) -> Self:
         """:param segments: of all logs.
-        :param folded: how many commits are.
+        :param compacted: how many commits are.
         :param others: what these do not say.
         """
         runs = [run.run for run in state.runs]
@@ -55,7 +55,7 @@ class Stats(msgspec.Struct, frozen=True):
             agents=len(segments),
             manifest=state.manifest.number,
             commits=state.commits,
-            tail_commits=state.commits - folded,
+            tail_commits=state.commits - compacted,
             snapshot_runs=len(runs),
             snapshot_records=sum(run.records for run in runs),
             snapshot_bytes=sum(run.bytes for run in runs),

@@ -91,7 +91,7 @@ class Store(Following[T]):
             state.manifest,
             tail_cost=state.tail_cost,
             after=compact_after,
-            compacted=self._forget_folded,
+            compacted=self._forget_compacted,
         )
         if self._buffered:
             exiting.write_at_exit(self)
@@ -262,7 +262,7 @@ class Store(Following[T]):
     def compact(
         self, *, full: bool = False, keep_history: KeepHistory | None = None, progress: Progress | None = None
     ) -> Compaction:
-        """Fold what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's
+        """Compact what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's
         cooperation.
 
         :param full: merge the whole snapshot into one run, and let expired tombstones go.
@@ -278,7 +278,7 @@ class Store(Following[T]):
         )
         if done.number is not None:
             self._compaction.note_manifest(self._freshness.read_newest())
-            self._forget_folded()
+            self._forget_compacted()
         return done
 
     def archive(
@@ -347,7 +347,7 @@ class Store(Following[T]):
                 state,
                 segments,
                 clock=self._clock.value,
-                folded=self._compaction.folded,
+                compacted=self._compaction.commits_compacted,
                 archive_bytes=sum(entry.size for entry in archives),
                 compaction_error=self._compaction.error,
                 requests=self._backend.requests,

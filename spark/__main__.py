@@ -37,7 +37,7 @@ app = click.Group(
 def compact_command(
     session: Session, *, url: str | None, master: str | None, full: bool, keep_history: KeepHistory | None
 ) -> None:
-    """Fold what is settled of all logs into the snapshot, and delete what nothing needs any more."""
+    """Compact what is settled of all logs into the snapshot, and delete what nothing needs any more."""
     from opslog.spark.compaction.compacting import compact
     from opslog.spark.jobs import running
 

@@ -179,7 +179,7 @@ def change(store: Store, other: Store, kind: str) -> None:
     elif kind.startswith("other"):
         other.refresh()
         other["2é"] = {"number": 2, "even": True, "newer": True}
-    if kind.endswith("compact"):  # and what is folded was not read yet, so the store loads again
+    if kind.endswith("compact"):  # and what is compacted was not read yet, so the store loads again
         other["one"] = other["two"] = {"number": 9, "even": False}
         other.compact()
     if kind.endswith(("other", "compact")):

@@ -45,7 +45,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def folded(url: str) -> int:
+def compacted(url: str) -> int:
     return ManifestStore(open_backend(url)).newest().commits
 
 
@@ -59,10 +59,10 @@ def test_it_runs_when_the_tail_is_long_enough(url: str, ran: list[str]) -> None:
         fill(store, 99)
         assert ran == []
         fill(store, 1)
-        until(lambda: folded(url) == 100 - 32)
+        until(lambda: compacted(url) == 100 - 32)
         fill(store, 40)
         assert set(ran) == {"opslog-compact"}
-    assert folded(url) <= 140 - 32
+    assert compacted(url) <= 140 - 32
 
 
 def test_what_is_written_during_a_compaction_counts_towards_the_next(
@@ -79,12 +79,12 @@ def test_what_is_written_during_a_compaction_counts_towards_the_next(
 
         monkeypatch.setattr(compaction, "compact", and_write)
         fill(store, 100)
-        until(lambda: folded(url) == 190 - 32)
+        until(lambda: compacted(url) == 190 - 32)
         assert len(ran) == 2
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_a_store_that_only_writes_forgets_what_was_folded(
+def test_a_store_that_only_writes_forgets_what_was_compacted(
     url: str, by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is that of the tail, and others' commits are handed out all the same, each once."""
@@ -179,7 +179,7 @@ def test_it_runs_when_the_tail_is_large_enough(url: str, ran: list[str], monkeyp
     with opslog.open(url, agent="a") as store:
         for number in itertools.count():  # it may begin at once, when all there is can still be undone
             store[str(number)] = {"text": "x" * 3000}
-            if number % 40 == 39 and folded(url):
+            if number % 40 == 39 and compacted(url):
                 break
 
 
@@ -189,14 +189,14 @@ def test_on_object_storages_it_runs_when_there_are_many_segments(monkeypatch: py
     monkeypatch.setattr(autocompaction, "COMPACT_AFTER_COST", 100 * SEGMENT_COST)
     with opslog.open(url, agent="a") as a:
         fill(a, 99)
-        assert folded(url) == 0
+        assert compacted(url) == 0
         fill(a, 2)
-        until(lambda: folded(url) >= 100 - 32)
+        until(lambda: compacted(url) >= 100 - 32)
     with opslog.open(url, agent="b", compact_after=None) as b, opslog.open(url, agent="c") as c:
         fill(b, 99)
         c.refresh()
         c["x"] = {}
-        until(lambda: folded(url) >= 199 - 3 * 32)
+        until(lambda: compacted(url) >= 199 - 3 * 32)
 
 
 def test_it_counts_what_others_write_and_what_was_there(url: str, ran: list[str]) -> None:
@@ -205,12 +205,12 @@ def test_it_counts_what_others_write_and_what_was_there(url: str, ran: list[str]
         b.refresh()
         assert ran == []
         b["x"] = {}
-        until(lambda: folded(url) > 0)
+        until(lambda: compacted(url) > 0)
     with opslog.open(f"{url}-2", agent="a", compact_after=None) as a:
         fill(a, 200)
     with opslog.open(f"{url}-2", agent="b", compact_after=100) as b:
         b["x"] = {}
-        until(lambda: folded(f"{url}-2") > 0)
+        until(lambda: compacted(f"{url}-2") > 0)
 
 
 def test_it_can_be_turned_off(url: str, ran: list[str]) -> None:
@@ -243,7 +243,7 @@ def test_nobody_waits_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(store) == 201
         assert store.undo()
         may_go.set()
-    assert folded(url) > 0
+    assert compacted(url) > 0
 
 
 def test_a_failure_is_told_and_tried_again(
@@ -264,7 +264,7 @@ def test_a_failure_is_told_and_tried_again(
         assert store.stats().compaction_error == "the disk is full"
         broken = False
         fill(store, 60)
-        until(lambda: folded(url) > 0)
+        until(lambda: compacted(url) > 0)
         until(lambda: store.stats().compaction_error is None)
         assert len(store) == 60
 
@@ -287,7 +287,7 @@ def test_any_exception_is_told_and_tried_again_also_when_nothing_is_written(
         until(lambda: caplog.text.count("automatic compaction failed") >= 2)
         assert store.stats().compaction_error == f"{type(error).__name__}: {error}"
         may_work.set()
-        until(lambda: folded(url) > 0)
+        until(lambda: compacted(url) > 0)
         until(lambda: store.stats().compaction_error is None)
 
 
@@ -339,7 +339,7 @@ def test_where_no_thread_can_be_started_writes_go_on_and_the_compaction_comes_la
             assert store.stats().compaction_error == "this process can start no more threads"
             assert 2 <= starts <= 20, "that costs something, so it is not tried at each commit"
         fill(store, 20)
-        until(lambda: folded(url) > 0)
+        until(lambda: compacted(url) > 0)
         until(lambda: store.stats().compaction_error is None)
 
 
@@ -350,7 +350,7 @@ def test_a_compaction_under_way_elsewhere_is_left_alone(url: str, ran: list[str]
             until(lambda: len(ran) == 1)
         assert store.stats().compaction_error is None
         fill(store, 60)
-        until(lambda: folded(url) > 0)
+        until(lambda: compacted(url) > 0)
 
 
 def test_after_a_failure_a_compaction_under_way_elsewhere_is_no_failure(

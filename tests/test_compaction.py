@@ -1,4 +1,5 @@
-"""Compaction: what is folded and what not, when runs merge, seals, tombstones, and compactors in each other's way."""
+"""Compaction: what goes into a snapshot and what not, when runs merge, seals, tombstones, and compactors in each
+other's way."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import opslog
 from opslog.backends import Backend, open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.compaction import compact as compaction
-from opslog.compaction.compact import Compaction, compact, fold
+from opslog.compaction.compact import Compaction, compact, compact_unlocked
 from opslog.environment import REAL
 from opslog.format import snapshot
 from opslog.format.commits import Record, Set
@@ -87,15 +88,15 @@ def test_the_newest_commits_of_each_log_stay_out(url: str, backend: Backend, win
         fill(b, 3, "b")
         done = a.compact()
     manifest = newest(backend)
-    folded = 50 - window + max(0, 3 - window)
-    assert (done.number, done.commits, done.records) == (2, folded, folded)
+    compacted = 50 - window + max(0, 3 - window)
+    assert (done.number, done.commits, done.records) == (2, compacted, compacted)
     assert manifest.cut["a"].commits == 50 - window
     assert manifest.cut.keys() == {"a"} | ({"b"} if window < 3 else set())
-    assert manifest.documents == len(snapshot_of(backend)) == folded
-    assert manifest.clock == 50, "the greatest that was read, not the greatest that was folded"
+    assert manifest.documents == len(snapshot_of(backend)) == compacted
+    assert manifest.clock == 50, "the greatest that was read, not the greatest that was compacted"
 
 
-def test_what_an_undo_cancels_is_not_folded(url: str, backend: Backend) -> None:
+def test_what_an_undo_cancels_is_not_compacted(url: str, backend: Backend) -> None:
     with open_store(url, undo_window=2) as store:
         store["kept"] = {}
         store["undone"] = {}
@@ -105,7 +106,7 @@ def test_what_an_undo_cancels_is_not_folded(url: str, backend: Backend) -> None:
     assert set(snapshot_of(backend)) == {"kept"}
 
 
-def test_an_undo_that_is_not_folded_itself_is_heeded_all_the_same(url: str, backend: Backend) -> None:
+def test_an_undo_that_is_not_compacted_itself_is_heeded_all_the_same(url: str, backend: Backend) -> None:
     with open_store(url, undo_window=2) as store:
         store["x"] = {"n": 1}
         store["x"] = {"n": 2}
@@ -121,7 +122,7 @@ def test_an_undo_that_is_not_folded_itself_is_heeded_all_the_same(url: str, back
 
 
 def test_a_set_from_an_old_view_does_not_beat_the_snapshot(url: str, backend: Backend) -> None:
-    """Its writer had not seen what was folded meanwhile; its clock is smaller, so it loses, in the snapshot too."""
+    """Its writer had not seen what was compacted meanwhile; its clock is smaller, so it loses, in the snapshot too."""
     with open_store(url, undo_window=1) as a, open_store(url, "late") as late:
         fill(a, 30)
         a["x"] = {"by": "a"}
@@ -130,7 +131,7 @@ def test_a_set_from_an_old_view_does_not_beat_the_snapshot(url: str, backend: Ba
         late["x"] = {"by": "late"}
         late["z"] = {}
         done = a.compact()
-        assert (done.commits, done.records) == (1, 0), "what lost is folded and left no record"
+        assert (done.commits, done.records) == (1, 0), "what lost is compacted and left no record"
         a.refresh()
         assert a["x"] == {"by": "a"}
     record = snapshot_of(backend)["x"]
@@ -255,7 +256,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_an_idle_agent_is_sealed_and_folded_whole(url: str, backend: Backend, clock: list[float]) -> None:
+def test_an_idle_agent_is_sealed_and_compacted_whole(url: str, backend: Backend, clock: list[float]) -> None:
     with open_store(url, "idle") as idle:
         fill(idle, 10)
     clock[0] += DAY - 1
@@ -320,8 +321,8 @@ def racing(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> No
 def test_of_two_compactions_at_once_one_publishes(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(url, undo_window=0) as store:
         fill(store, 40)
-        racing(monkeypatch, lambda: fold(backend, REAL))
-        assert fold(backend, REAL).number is None
+        racing(monkeypatch, lambda: compact_unlocked(backend, REAL))
+        assert compact_unlocked(backend, REAL).number is None
         (run,) = newest(backend).runs
         assert {path.split("/")[1] for path in paths(backend, "snapshots/")} == {run.name}, "the loser left nothing"
         assert dict(store.items()) == {f"{number:04}": {"number": number} for number in range(40)}
@@ -336,7 +337,7 @@ def test_an_empty_segment_may_go_while_a_compaction_reads(tmp_path: Path, monkey
     empty.touch()
     racing(monkeypatch, empty.unlink)
     backend = open_backend(tmp_path)
-    assert fold(backend, REAL).records == 10
+    assert compact_unlocked(backend, REAL).records == 10
     assert verify(backend).problems == []
 
 
@@ -349,19 +350,19 @@ def test_a_compaction_paused_while_others_went_on_does_no_harm(
     def others() -> None:
         for turn in range(3):
             fill(store, 5, f"{turn}-")
-            fold(backend, REAL)
+            compact_unlocked(backend, REAL)
 
     with open_store(url, undo_window=0, grace_seconds=grace) as store:
         fill(store, 40)
         racing(monkeypatch, others)
-        assert fold(backend, REAL).number is None
+        assert compact_unlocked(backend, REAL).number is None
         store.refresh()
         assert len(store) == 55
         with opslog.open(url, read_only=True) as fresh:
             assert dict(fresh.items()) == dict(store.items())
         assert verify(backend).ok
         store["more"] = {}
-        assert fold(backend, REAL).number == 5
+        assert compact_unlocked(backend, REAL).number == 5
         with opslog.open(url, read_only=True) as fresh:
             assert len(fresh) == 56
     assert verify(backend).problems == []
@@ -382,7 +383,7 @@ def test_many_compactors_without_lock_and_a_writer(url: str, backend: Backend) -
     def work() -> None:
         try:
             while not stop.is_set():
-                done.append(fold(backend, REAL))
+                done.append(compact_unlocked(backend, REAL))
         except BaseException as error:
             failures.append(error)
             raise

@@ -83,7 +83,7 @@ def test_a_copy_is_the_store_with_its_past(tmp_path: Path, bucket: str) -> None:
     assert verify(third).problems == []
 
 
-def test_a_copy_from_a_bucket_whose_logs_are_all_folded(tmp_path: Path, bucket: str) -> None:
+def test_a_copy_from_a_bucket_whose_logs_are_all_compacted(tmp_path: Path, bucket: str) -> None:
     settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)
     with opslog.open(bucket, agent="a", settings=settings) as store:
         store["x"] = {}

@@ -1,5 +1,6 @@
-"""Object storages: a seal that a paused compaction creates under a number that was used, folded and collected, and
-agents whose logs were sealed, folded and collected while they were idle. Whatever is acknowledged, everybody reads."""
+"""Object storages: a seal that a paused compaction creates under a number that was used, compacted and collected, and
+agents whose logs were sealed, compacted and collected while they were idle. Whatever is acknowledged, everybody
+reads."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def test_an_import_whose_log_is_sealed_before_its_append_is_to_be_run_again(worl
     def seal(request: Request) -> None:
         if request.method == "put_new" and request.key.startswith("prefix/ops/a/"):
             world.bucket.fault = lambda request: None
-            assert world.fold().sealed == ("a",)
+            assert world.compact().sealed == ("a",)
 
     world.bucket.fault = seal
     commit = ImportedCommit("a", None, (ImportedOp("set", "busy", {"by": "a"}),), "file:1")
@@ -186,7 +187,7 @@ def test_an_import_whose_log_is_sealed_before_its_append_is_to_be_run_again(worl
 
 def test_a_storage_that_does_not_answer_beside_a_seal_leaves_the_store_usable(world: World, live: Store) -> None:
     """Nothing was written, and the next try goes on after the seal."""
-    assert world.fold().sealed == ("a",)
+    assert world.compact().sealed == ("a",)
 
     def fail(request: Request) -> Fault | None:
         return Fault("unknown") if request.method == "list" else None

@@ -1,5 +1,5 @@
 """What a process that was paused for longer than the grace period brings back: a manifest, or a segment, under a
-number that was used, folded and collected."""
+number that was used, compacted and collected."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
 
 
 def use_numbers(url: str) -> None:
-    """Another process uses the next numbers of a's log, a compaction folds them, and they are collected."""
+    """Another process uses the next numbers of a's log, a compaction compacts them, and they are collected."""
     backend = open_backend(url)
     for number in range(2, 7):
         commit = Set(format_ts(0.0), number, "a", f"other-{number}", msgspec.Raw(b"{}"))
@@ -266,7 +266,7 @@ def test_an_import_paused_before_it_looks_where_its_log_goes_on_writes_nothing(
 
 
 def collect(url: str) -> list[int]:
-    """What is folded in a's log, and manifests before the newest; returns the segments' numbers."""
+    """What is compacted in a's log, and manifests before the newest; returns the segments' numbers."""
     backend = open_backend(url)
     newest = ManifestStore(backend).newest()
     backend.delete([manifest_path(number) for number in range(1, newest.number)])
@@ -360,7 +360,7 @@ def test_a_load_after_which_the_own_log_was_collected_is_made_again(
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
 @pytest.mark.parametrize("pause_seconds", [3 * DAY, 5 * DAY, 8 * DAY])
 def test_an_import_paused_for_long_brings_nothing_back(kind: str, pause_seconds: float) -> None:
-    """Between its reading and its append others delete what it is about to set, fold the delete, and drop it."""
+    """Between its reading and its append others delete what it is about to set, compact the delete, and drop it."""
     url = f"{kind}://paused-import-{next(_numbers)}"
     seconds = [0.0]
     environment = replace(REAL, time=lambda: 1.8e9 + seconds[0], monotonic=lambda: seconds[0])

@@ -104,16 +104,16 @@ class Clocks:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_with_wrong_clocks_a_commit_was_written_when_it_was_folded_at_the_latest(url: str, seed: int) -> None:
-    """At any time, however clocks are off: each commit from its `ts` on, or from the first manifest on that folded it,
-    and an undo at the latest from when its target would have been folded."""
+def test_with_wrong_clocks_a_commit_was_written_when_it_was_compacted_at_the_latest(url: str, seed: int) -> None:
+    """At any time, however clocks are off: each commit from its `ts` on, or from the first manifest on that compacted
+    it, and an undo at the latest from when its target would have been compacted."""
     chance = random.Random(seed)
     clocks = Clocks(url, undo_window=chance.choice([0, 1, 3]))
     agents = [
         clocks.open(name, ahead) for name, ahead in (("p", 0.0), ("q", chance.choice([40.0, 1e7])), ("r", -300.0))
     ]
     folded: dict[tuple[str, int], str] = {}
-    """Per agent and place in its log, by which time a commit was folded."""
+    """Per agent and place in its log, by which time a commit was compacted."""
     for number in range(80):
         clocks.seconds += chance.choice([0.001, 1.0, 20.0])
         act(chance.choice(agents), chance, number)
@@ -144,7 +144,7 @@ def test_with_wrong_clocks_a_commit_was_written_when_it_was_folded_at_the_latest
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("older", [False, True], ids=["", "by an older program"])
 def test_a_commit_from_the_future_takes_away_no_past(url: str, window: int, older: bool) -> None:
-    """Not even where older programs made the manifests that folded it."""
+    """Not even where older programs made the manifests that compacted it."""
     clocks = Clocks(url, undo_window=window)
     expected: list[tuple[str, Any]] = []
     with clocks.open("good") as good:
@@ -167,10 +167,10 @@ def test_a_commit_from_the_future_takes_away_no_past(url: str, window: int, olde
     for point, document in expected:
         with opslog.open(url, as_of=point) as past:
             assert past["x"] == document
-            assert "oops-0" in past, "it was folded by then"
+            assert "oops-0" in past, "it was compacted by then"
 
 
-def test_a_commit_from_the_future_is_not_there_before_it_was_folded(url: str) -> None:
+def test_a_commit_from_the_future_is_not_there_before_it_was_compacted(url: str) -> None:
     clocks = Clocks(url, undo_window=0)
     with clocks.open("bad", ahead=60 * 86400.0) as bad, clocks.open("good") as good:
         good["x"] = {}
@@ -211,7 +211,7 @@ def test_what_is_no_point(url: str, point: Any) -> None:
 
 
 def gone(url: str) -> opslog.Settings:
-    """A store of which the first 20 of 30 commits were folded, and what came before collected."""
+    """A store of which the first 20 of 30 commits were compacted, and what came before collected."""
     settings = opslog.Settings(undo_window=10, grace_seconds=0)
     with opslog.open(url, agent="a", settings=settings, compact_after=None) as store:
         for number in range(30):

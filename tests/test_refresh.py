@@ -88,7 +88,7 @@ def test_a_refresh_reads_the_new_bytes_and_nothing_else(url: str, calls: list[An
         assert calls == ["manifests/", "ops/", Read(segment_path("writer", 1), size, line)]
 
 
-def test_a_refresh_after_a_compaction_that_folded_nothing_unread_reads_one_manifest(url: str, calls: list[Any]) -> None:
+def test_a_refresh_after_a_compaction_of_nothing_unread_reads_one_manifest(url: str, calls: list[Any]) -> None:
     with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
         fill(writer, 100)
         reader.refresh()
@@ -136,7 +136,7 @@ def test_a_refresh_is_not_part_of_a_batch_and_leaves_it_alone(url: str) -> None:
         assert set(b) == {"x", "y"}
 
 
-def test_commits_folded_before_they_were_read_are_given_all_the_same(url: str) -> None:
+def test_commits_compacted_before_they_were_read_are_given_all_the_same(url: str) -> None:
     """Within the grace period nothing is collected, so a reader that comes late misses nothing."""
     with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
         fill(writer, 40)
@@ -151,7 +151,7 @@ def test_commits_folded_before_they_were_read_are_given_all_the_same(url: str) -
 
 @pytest.fixture
 def away(url: str) -> Iterator[Callable[[], Store]]:
-    """A reader that looked once, and was away while everything it had read, and more, was folded and collected."""
+    """A reader that looked once, and was away while everything it had read, and more, was compacted and collected."""
     settings = opslog.Settings(undo_window=1, grace_seconds=0)
     readers: list[Store] = []
 
@@ -295,7 +295,7 @@ def steps(call: Callable[[], object]) -> int:
 
 
 def beside_gone_agents(name: str, count: int) -> tuple[Store, list[str]]:
-    """A store on an object storage beside agents that wrote and left, and whose logs are folded and collected."""
+    """A store on an object storage beside agents that wrote and left, and whose logs are compacted and collected."""
     url = f"bucket://{name}-{count}"
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     store = opslog.open(url, agent="a", compact_after=None, settings=settings)

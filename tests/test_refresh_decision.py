@@ -47,12 +47,12 @@ def having(**what: object) -> Progress:
 CASES = {
     # Before the logs are listed.
     "the same manifest": Case(READ, SAME, None, Step.LIST_LOGS),
-    "a newer manifest that folded what was read": Case(READ, NEWER, None, Step.LIST_LOGS),
-    "a newer manifest that folded what was not read": Case(READ, BEYOND, None, Step.RELOAD),
-    "a newer manifest that folded a log nobody has read": Case(
+    "a newer manifest that compacted what was read": Case(READ, NEWER, None, Step.LIST_LOGS),
+    "a newer manifest that compacted what was not read": Case(READ, BEYOND, None, Step.RELOAD),
+    "a newer manifest that compacted a log nobody has read": Case(
         READ, manifest(4, {"new": Cut(1, 5, 1)}), None, Step.RELOAD
     ),
-    "a newer manifest that folded more of the own log": Case(
+    "a newer manifest that compacted more of the own log": Case(
         READ, manifest(4, {"me": Cut(9, 5, 99)}), None, Step.LIST_LOGS
     ),
     "a reader has no own log": Case(having(agent=None), manifest(4, {"me": Cut(9, 5, 99)}), None, Step.RELOAD),
@@ -64,8 +64,8 @@ CASES = {
     "a run on storage was replaced": Case(
         having(runs=frozenset({"2-x"})), manifest(4, runs=("4-y",)), None, Step.RELOAD
     ),
-    "much in memory, and nothing folded": Case(having(has_many_winners=True), SAME, None, Step.LIST_LOGS),
-    "much in memory, and something folded": Case(having(has_many_winners=True), NEWER, None, Step.RELOAD),
+    "much in memory, and nothing compacted": Case(having(has_many_winners=True), SAME, None, Step.LIST_LOGS),
+    "much in memory, and something compacted": Case(having(has_many_winners=True), NEWER, None, Step.RELOAD),
     "much in memory since a manifest was looked at": Case(
         having(has_many_winners=True, passed=4), NEWER, None, Step.RELOAD
     ),
@@ -91,7 +91,7 @@ CASES = {
         having(cursors={"a": Cursor.at("a", Cut(5, 0, 4, there=True))}), SAME, listing(a=[]), Step.READ_ON, ("a",)
     ),
     "torn, whatever is listed": Case(having(is_torn=True), SAME, THERE, Step.RELOAD),
-    "folded beyond, whatever is listed": Case(READ, BEYOND, THERE, Step.RELOAD),
+    "compacted beyond, whatever is listed": Case(READ, BEYOND, THERE, Step.RELOAD),
 }
 
 

@@ -16,7 +16,7 @@ import opslog
 from opslog.backends import Backend, open_backend
 from opslog.bulk.ingest import ingest
 from opslog.compaction import compact as compaction
-from opslog.compaction.compact import compact, fold
+from opslog.compaction.compact import compact, compact_unlocked
 from opslog.environment import REAL, Environment
 from opslog.format.layout import segment_path
 from opslog.importers import ImportedCommit, ImportedOp
@@ -159,11 +159,11 @@ def test_what_was_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest
         assert agents == ["planner"]
         while (tmp_path / segment_path("planner", 1)).exists():
             work()
-            fold(backend, REAL)
+            compact_unlocked(backend, REAL)
         return seal(backend, agents, *arguments)
 
     monkeypatch.setattr(compaction, "seal_all", late)
-    assert fold(backend, REAL) == compaction.Compaction()
+    assert compact_unlocked(backend, REAL) == compaction.Compaction()
     assert verify(backend).problems == []
 
 
@@ -192,7 +192,7 @@ def test_an_agent_that_comes_and_goes_is_never_refused_its_name(storage: str) ->
         backend = place.backend(process)
         process.sleep(1.0)
         for _ in range(600):
-            sealed += len(fold(backend, process.environment).sealed)
+            sealed += len(compact_unlocked(backend, process.environment).sealed)
             process.sleep(0.1 * process.random.random())
 
     with place.installed():

@@ -259,7 +259,7 @@ def test_whoever_may_write_can_speak_in_anybodys_name(tmp_path: Path) -> None:
 
 
 def test_nothing_is_encrypted_and_what_was_deleted_stays_for_a_while(tmp_path: Path) -> None:
-    """Until it is folded, and all manifests from before are collected."""
+    """Until it is compacted, and all manifests from before are collected."""
 
     def is_there() -> bool:
         return any(b"s3cret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

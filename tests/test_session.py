@@ -49,7 +49,7 @@ class Paused:
     now: list[float]
 
     def pause(self) -> None:
-        """Others use the next numbers of this log, fold what they wrote and collect it."""
+        """Others use the next numbers of this log, compact what they wrote and collect it."""
         for number in range(2, 7):
             commit = Set(format_ts(0.0), number, "a", f"other-{number}", msgspec.Raw(b"{}"))
             self.backend.create(segment_path("a", number), encode_commit(commit))
@@ -92,7 +92,7 @@ def test_an_append_with_a_recent_manifest_is_one_request() -> None:
 def test_a_used_number_is_found_before_the_append(in_memory: bool) -> None:
     paused = begun(in_memory=in_memory)
     paused.pause()
-    with pytest.raises(opslog.AgentFencedError, match=r"is folded\. Nothing of this append is in the log") as raised:
+    with pytest.raises(opslog.AgentFencedError, match=r"is in a snapshot\. Nothing of this append is in") as raised:
         paused.append()
     assert raised.value.path == segment_path("a", 2)
     assert list_log(paused.backend, "a") == []
@@ -114,7 +114,7 @@ def test_only_a_session_without_memory_goes_on_behind_another_process() -> None:
     with pytest.raises(opslog.AgentFencedError) as raised:
         paused.append()
     paused.session.go_on(paused.session.pass_seal(raised.value))
-    assert paused.append() > 6, "above all that is folded"
+    assert paused.append() > 6, "above all that is compacted"
     assert [segment.number for segment in list_log(paused.backend, "a")] == [7]
     paused.session.close()
     with opslog.open(paused.backend.url, read_only=True) as store:

@@ -135,7 +135,7 @@ def test_every_flipped_byte_of_a_block_or_index_is_found() -> None:
 NOW, THEN, BEFORE = "2027-02-01T00:00:00.000000Z", "2027-01-25T00:00:00.000000Z", "2027-01-24T23:59:59.999999Z"
 
 
-def test_tombstones_go_when_they_were_folded_long_ago() -> None:
+def test_tombstones_go_when_they_were_compacted_long_ago() -> None:
     """`TS`, when they were written, is longer ago than all of these."""
     set_, new = row("a"), row("b", dead=True)
     young, old, needed = (row(id, dead=True, folded=folded) for id, folded in (("c", NOW), ("d", BEFORE), ("e", THEN)))
@@ -146,7 +146,7 @@ def test_tombstones_go_when_they_were_folded_long_ago() -> None:
     assert list(Ages(NOW, NOW).of([set_, young, old, new], ())) == [set_], "a TTL of 0"
 
 
-def test_the_row_of_a_record_from_a_log_does_not_say_when_it_was_folded() -> None:
+def test_the_row_of_a_record_from_a_log_does_not_say_when_it_was_compacted() -> None:
     record = Delete(TS, 1, "a", "x", "2026-Q4", folded=BEFORE)
     assert Row.new(record) == Row("x", encode_commit(Delete(TS, 1, "a", "x", "2026-Q4")), "")
 
@@ -170,21 +170,21 @@ def test_tiers_grow_by_four() -> None:
 def test_each_record_is_rewritten_about_once_per_tier(size: int) -> None:
     """Ten thousand compactions of equal tails: what is written grows with the logarithm of the store, and so does the
     number of runs."""
-    folds = 10_000
+    compactions = 10_000
     runs: list[int] = []
     written = most = 0
-    for _ in range(folds):
+    for _ in range(compactions):
         merging = runs_to_merge([size, *runs])
         merged = size + sum(runs[: merging - 1])
         runs = [merged, *runs[merging - 1 :]]
         written += merged
         most = max(most, len(runs))
-    assert sum(runs) == folds * size
-    tiers = tier(folds * size) + 1
+    assert sum(runs) == compactions * size
+    tiers = tier(compactions * size) + 1
     # A compaction reads and writes blocks, so up to one block on top is no cost of its own.
-    assert written <= folds * ((tiers + 1) * size + BLOCK_BYTES)
+    assert written <= compactions * ((tiers + 1) * size + BLOCK_BYTES)
     assert most <= 3 * tiers
-    assert math.log(folds, 4) < tiers + 4
+    assert math.log(compactions, 4) < tiers + 4
 
 
 @given(st.lists(st.integers(1, 10**10), min_size=1, max_size=30))

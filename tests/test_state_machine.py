@@ -94,7 +94,7 @@ class Agents(RuleBasedStateMachine):
         """Read what an agent has just written from its log, apart from the store, into the model."""
         cursor = self.cursors.setdefault(name, Cursor(name))
         listed = list_log(self.backend, name)
-        if listed and cursor.segment < listed[0].number:  # what was read here before was folded and collected since
+        if listed and cursor.segment < listed[0].number:  # what was read here before was compacted and collected since
             cursor.segment, cursor.offset = listed[0].number, 0
         new = [commit for _, commit in cursor.read(self.backend, listed)]
         written: list[opslog.Commit] = [commit for commit in new if not isinstance(commit, opslog.Seal)]
@@ -198,7 +198,7 @@ class Agents(RuleBasedStateMachine):
         """Computed now, from what is there now; published later, or never."""
         tail = survey(ManifestStore(self.backend), partial(Tail.read, self.backend))
         manifest = tail.manifest
-        return compaction._Plan(self.backend, manifest, tail.folded(self.backend, (), None), manifest.settings, full)
+        return compaction._Plan(self.backend, manifest, tail.input(self.backend, (), None), manifest.settings, full)
 
     @rule(plan=plans)
     def publish(self, plan: compaction._Plan) -> None:

@@ -91,7 +91,7 @@ MANIFEST = Manifest(number=2, created="", cut={"a": Cut(3, 10, 5)})
     ("cursor", "moved"),
     [
         (None, Cursor.at("a", Cut(3, 10, 5))),
-        (Cursor("a", 1, 70, 4, 9), Cursor.at("a", Cut(3, 10, 5))),  # what lies between is folded
+        (Cursor("a", 1, 70, 4, 9), Cursor.at("a", Cut(3, 10, 5))),  # what lies between is compacted
         (Cursor("a", 2, 50, 5, 9), Cursor("a", 3, 10, 5, 9, 3)),  # nothing lies between
         (Cursor("a", 3, 90, 6, 9), Cursor("a", 3, 90, 6, 9)),  # farther on
     ],

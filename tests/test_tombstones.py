@@ -99,7 +99,7 @@ def test_a_young_tombstone_survives_a_full_compaction(url: str, backend: Backend
     assert "0001" not in store_ids(url)
 
 
-def test_an_expired_tombstone_stays_while_an_older_set_is_not_folded(
+def test_an_expired_tombstone_stays_while_an_older_set_is_not_compacted(
     url: str, seconds: list[float], backend: Backend
 ) -> None:
     with open_store(url, undo_window=4, tombstone_ttl_seconds=10) as slow, open_store(url, "b") as busy:
@@ -115,7 +115,7 @@ def test_an_expired_tombstone_stays_while_an_older_set_is_not_folded(
         slow.refresh()
         fill(slow, 4)
         slow.compact(full=True)
-        assert "doomed" not in snapshot_of(backend), "both are folded, and neither is needed any more"
+        assert "doomed" not in snapshot_of(backend), "both are compacted, and neither is needed any more"
         assert "doomed" not in store_ids(url)
 
 
@@ -128,7 +128,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("ahead", TIMES.values(), ids=TIMES)
-def test_tombstones_age_from_when_they_were_folded(
+def test_tombstones_age_from_when_they_were_compacted(
     url: str, seconds: list[float], backend: Backend, ahead: float
 ) -> None:
     """By the storage's clock, whatever their writer's clock says, and those of the compactions."""
@@ -177,7 +177,7 @@ def test_a_tombstone_ages_though_it_is_merged_again_and_again(url: str, seconds:
 def test_a_tombstone_of_an_older_program_ages_from_when_it_is_merged_first(
     url: str, seconds: list[float], backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its `ts`: when it was folded is not known, and never later than now."""
+    """Whatever its `ts`: when it was compacted is not known, and never later than now."""
     stamped = Row.stamped
     elsewhere = Environment(time=lambda: 1_500_000_000.0)
     with opslog.open(
@@ -200,7 +200,7 @@ def test_a_tombstone_of_an_older_program_ages_from_when_it_is_merged_first(
         assert "0001" not in snapshot_of(backend)
 
 
-def test_what_a_log_says_of_when_a_delete_was_folded_counts_for_nothing(
+def test_what_a_log_says_of_when_a_delete_was_compacted_counts_for_nothing(
     url: str, seconds: list[float], backend: Backend
 ) -> None:
     with open_store(url, undo_window=0) as store:

@@ -101,13 +101,13 @@ class FsAppender(forking.BoundAppender):
         """
         # Until it is locked the next one may be begun, by a process whose lock file was removed.
         while (number := self._highest_number()) > self._number:
-            with suppress(FileNotFoundError):  # folded and collected since
+            with suppress(FileNotFoundError):  # compacted and collected since
                 self._open_end(number)
 
     def make_durable(self) -> None:
         """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
         if self._number:
-            with suppress(MissingFileError):  # folded and collected since
+            with suppress(MissingFileError):  # compacted and collected since
                 self._backend.persist([self._path])
 
     def append(self, data: bytes) -> Position:

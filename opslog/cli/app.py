@@ -24,7 +24,7 @@ _COMMANDS = {
     "history": ("past", "Show what happened to a document."),
     "ops": ("past", "Show commits of all agents."),
     "watch": ("past", "Show commits as they come."),
-    "compact": ("maintenance", "Fold the logs into the snapshot."),
+    "compact": ("maintenance", "Compact the logs into the snapshot."),
     "archive": ("maintenance", "Move documents to an archive, or look into one."),
     "stats": ("maintenance", "Show figures of the store."),
     "verify": ("maintenance", "Check every file of the store."),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def compact_command(session: Session, full: bool, keep_history: KeepHistory | None) -> None:
-    """Fold what is settled of all logs into the snapshot, and delete what nothing needs any more.
+    """Compact what is settled of all logs into the snapshot, and delete what nothing needs any more.
 
     Runs beside everybody, under no agent's name. If another compaction is running there is nothing to do, which is no
     error.
@@ -69,8 +69,8 @@ def tell_compaction(session: Session, done: Compaction, locked: opslog.LockedErr
     text = (
         "nothing to do"
         if done.number is None
-        else f"folded {done.commits} commits into manifest {done.number}; wrote {done.records} records, {done.bytes} "
-        f"bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
+        else f"compacted {done.commits} commits into manifest {done.number}; wrote {done.records} records, "
+        f"{done.bytes} bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
     )
     answer(session, told, text)
 

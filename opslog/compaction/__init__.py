@@ -1,1 +1,1 @@
-"""Folding logs into snapshots, and collecting what nobody needs any more."""
+"""Compacting logs into snapshots, and collecting what nobody needs any more."""

@@ -39,7 +39,7 @@ class AutoCompaction:
     """Watches the length of the tail and compacts when it is due.
 
     :param compacted: called in the thread when somebody may have compacted.
-    :ivar folded: how many commits the newest known manifest has folded.
+    :ivar commits_compacted: how many commits the newest known manifest has compacted.
     :ivar tail_cost: what it takes to read the logs after its cut, as of `cost_after`.
     :ivar error: why the last attempt failed, or could not begin; None if it did not fail.
     """
@@ -67,12 +67,13 @@ class AutoCompaction:
         self._worker = Worker(
             "opslog-compact", self._compact, what="automatic compaction", retry_seconds=_RETRY_SECONDS
         )
-        self.folded = manifest.commits
+        self.commits_compacted = manifest.commits
         self.tail_cost = tail_cost
         self.error: str | None = None
 
     def note_commits(self, commits: int) -> None:
-        """So many commits exist now, folded ones included. Wakes the thread when a compaction is due; never waits."""
+        """So many commits exist now, compacted ones included. Wakes the thread when a compaction is due; never
+        waits."""
         self._commits = commits
         if self._after is not None and self._is_due() and not self._worker.wake():
             self.error = NO_MORE_THREADS
@@ -89,7 +90,7 @@ class AutoCompaction:
         if newest.number == self._manifest:
             return
         self._manifest = newest.number
-        self.folded = newest.commits
+        self.commits_compacted = newest.commits
         if self._after is not None:
             self._due_at = max(self._due_at, newest.commits + self._after)
             self.tail_cost = list_logs(self._backend, newest, at_cut(newest)).log_cost
@@ -137,7 +138,7 @@ class AutoCompaction:
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
         finally:
-            # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be folded
+            # Whatever the outcome: not again before the tail has grown by as much, or a tail that cannot be compacted
             # (each of many agents within its undo window) would be compacted at every commit. What was written
             # meanwhile counts as grown: this attempt may not have seen it.
             if commits >= self._due_at:

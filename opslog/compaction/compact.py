@@ -2,7 +2,7 @@
 
 1. Take the compaction lock. It only avoids double work: what follows is safe without it.
 2. Read the newest manifest and all logs to their ends, into a merge of their own. What is settled there is exactly what
-   may be folded: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new
+   may be compacted: no undo that anybody can still write reaches it. Where the recent commits of a log begin is its new
    cut.
 3. Drop winners that lose against the snapshot (written with an old view); the rest, in order of id, is the new run.
    When runs of one size tier have become four, they are merged into it, streaming.
@@ -58,7 +58,7 @@ class Compaction(msgspec.Struct, frozen=True):
     """What a compaction did.
 
     :ivar number: the manifest it published; None when there was nothing to do, or somebody else was first.
-    :ivar commits: how many commits it folded; `records`.
+    :ivar commits: how many commits it compacted; `records`.
     :ivar bytes: how much it wrote.
     :ivar runs_merged: how many older runs went into the new one.
     :ivar sealed: idle agents whose undo window it ended.
@@ -87,10 +87,10 @@ def compact(
     :raises LockedError: another compaction is running.
     """
     with backend.lock(LOCK):
-        return fold(backend, environment, full=full, keep_history=keep_history, progress=progress)
+        return compact_unlocked(backend, environment, full=full, keep_history=keep_history, progress=progress)
 
 
-def fold(
+def compact_unlocked(
     backend: Backend,
     environment: Environment,
     *,
@@ -104,9 +104,9 @@ def fold(
     tail = survey(manifests, lambda found: Tail.read(backend, found))
     freshness = Freshness(manifests, environment, tail.manifest, read_at)
 
-    def read() -> Folded:
+    def read() -> CompactionInput:
         sealed = tail.seal_idle(backend, freshness)
-        return tail.folded(backend, sealed, progress)
+        return tail.input(backend, sealed, progress)
 
     return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
 
@@ -131,8 +131,8 @@ class NewRows(Protocol):
         """
 
 
-class Folded(msgspec.Struct, frozen=True):
-    """What there is to fold: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
+class CompactionInput(msgspec.Struct, frozen=True):
+    """What there is to compact: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
 
     :ivar ends: where the logs that were read end (`tail_ends`).
     :ivar sealed: agents whose undo window was ended for this.
@@ -148,7 +148,7 @@ class Folded(msgspec.Struct, frozen=True):
 
 def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     """The segments to make durable before a manifest rests on what was read: a commit that another agent is still
-    writing can be seen already, and a power cut could take it away from under a manifest that folds it.
+    writing can be seen already, and a power cut could take it away from under a manifest that compacts it.
 
     Only the last segment of a log can have anything that is not durable, since a session makes durable what it finds
     (`Backend.appender`), and so did whoever published the manifest with what lies before its cut. An empty one has
@@ -165,25 +165,25 @@ def publish(
     backend: Backend,
     environment: Environment,
     old: Manifest,
-    read: Callable[[], Folded],
+    read: Callable[[], CompactionInput],
     *,
     full: bool,
     keep_history: KeepHistory | None,
 ) -> Compaction:
-    """From what there is to fold to the next manifest: all that compactions have in common, whoever reads and writes.
+    """Publish the next manifest: what all compactions have in common, whoever reads and writes.
 
     :param old: the manifest that all was read for.
-    :param read: seals and folds; may find that something was collected meanwhile. If there is a newer manifest by then,
-        somebody else was first, and that is no error.
+    :param read: seals, and reads what is settled; may find that something was collected meanwhile. If there is a newer
+        manifest by then, somebody else was first, and that is no error.
     """
     settings = _with_history(old.settings, keep_history)
     sealed: tuple[str, ...] = ()
     try:
-        folded = read()
-        sealed = folded.sealed
-        finished = logs_of_the_gone(backend, old, folded.cut)
-        folded = msgspec.structs.replace(folded, cut=folded.cut | finished)
-        plan = _Plan(backend, old, folded, settings, full)
+        input = read()
+        sealed = input.sealed
+        finished = logs_of_the_gone(backend, old, input.cut)
+        input = msgspec.structs.replace(input, cut=input.cut | finished)
+        plan = _Plan(backend, old, input, settings, full)
         if not plan.worthwhile and not sealed:
             now = backend.now()
             garbage = find_garbage(backend, now, old.number, oldest_retained(backend, now, settings))
@@ -225,10 +225,12 @@ class Tail:
         tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
         return tail
 
-    def folded(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> Folded:
-        """What there is to fold. To be called once: what is settled goes into its rows."""
+    def input(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> CompactionInput:
+        """What there is to compact. To be called once: what is settled goes into its rows."""
         rows = _Winners(backend, self, progress)
-        return Folded(self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut), sealed)
+        return CompactionInput(
+            self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut), sealed
+        )
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -245,7 +247,7 @@ class Tail:
 
     def seal_idle(self, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL, so that all of their
-        log can be folded. Returns their names.
+        log can be compacted. Returns their names.
 
         :raises MissingFileError: another compaction came first, and has collected what was to be read.
         """
@@ -296,7 +298,7 @@ class _Winners:
     def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
         self._backend = backend
         self._progress = progress
-        self._unfolded = tail.merge.contested
+        self._uncompacted = tail.merge.contested
         self.documents = 0
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
         # In tuples: Python's garbage collector skips a tuple of rows, and would traverse a list of them.
@@ -319,7 +321,7 @@ class _Winners:
         written = 0
         below = [BlockRun(self._backend, stored).rows() for stored in merged]
         rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
-        for file in build_parts(run, ages.of(rows, self._unfolded)):
+        for file in build_parts(run, ages.of(rows, self._uncompacted)):
             self._backend.create(file.part.path, file.data)
             self._backend.create(index_path(file.part.path), file.index)
             yield file.part
@@ -331,12 +333,12 @@ class _Winners:
 class _Plan:
     """What one compaction will write. It has not changed anything yet."""
 
-    def __init__(self, backend: Backend, old: Manifest, folded: Folded, settings: Settings, full: bool) -> None:
+    def __init__(self, backend: Backend, old: Manifest, input: CompactionInput, settings: Settings, full: bool) -> None:
         self.backend = backend
         self.old = old
-        self.folded = folded
+        self.input = input
         self.settings = settings
-        rows, runs = folded.rows, old.runs
+        rows, runs = input.rows, old.runs
         merging = len(runs) + 1 if full else runs_to_merge([rows.bytes, *(run.bytes for run in runs)])
         # Without anything new on top there is nothing to merge for, unless all is to become one.
         self.merged = runs[: merging - 1] if rows.count or full else []
@@ -345,9 +347,9 @@ class _Plan:
     @property
     def worthwhile(self) -> bool:
         """Whether carrying it out would change anything but the number."""
-        if self.folded.rows.count or self.rewrites or self.settings != self.old.settings:
+        if self.input.rows.count or self.rewrites or self.settings != self.old.settings:
             return True
-        return _places(self.folded.cut) != _places(self.old.cut)
+        return _places(self.input.cut) != _places(self.old.cut)
 
     def carry_out(self, environment: Environment) -> Compaction:
         """Write the run, publish the manifest, collect garbage.
@@ -359,13 +361,13 @@ class _Plan:
         run = Run(run_name(number, environment.nonce()), [])
         ages = self._ages()
         try:
-            run.parts.extend(self.folded.rows.write(run.name, self.merged, ages))
+            run.parts.extend(self.input.rows.write(run.name, self.merged, ages))
         except Exception:
             self._discard(run)
             raise
         try:
             manifest = self._manifest(number, run, environment, ages.now)
-            self.backend.persist(self.folded.ends)
+            self.backend.persist(self.input.ends)
             ManifestStore(self.backend).create(manifest)
         except (AlreadyExistsError, MissingFileError, WriteFailedError):
             # Only where it is certain that no manifest names them. After an unknown outcome they stay, for the
@@ -373,19 +375,19 @@ class _Plan:
             self._discard(run)
             raise
         if self._is_passed(number):
-            return Compaction(sealed=self.folded.sealed)
+            return Compaction(sealed=self.input.sealed)
         return Compaction(
             number,
             manifest.commits - self.old.commits,
             run.records,
             run.bytes,
             len(self.merged),
-            self.folded.sealed,
+            self.input.sealed,
             collect(self.backend, number),
         )
 
     def _ages(self) -> Ages:
-        # All that is folded was read before now, so everybody could read it.
+        # All that is compacted was read before now, so everybody could read it.
         now = self.backend.now()
         takes_all = len(self.merged) == len(self.old.runs)
         oldest = format_ts(max(0.0, now - self.settings.tombstone_ttl_seconds)) if takes_all else ""
@@ -406,10 +408,10 @@ class _Plan:
         return Manifest(
             number=number,
             created=format_ts(environment.time()),
-            clock=self.folded.clock,
-            ts=self.folded.ts,
-            documents=self.old.documents + self.folded.rows.documents,
-            cut=self.folded.cut,
+            clock=self.input.clock,
+            ts=self.input.ts,
+            documents=self.old.documents + self.input.rows.documents,
+            cut=self.input.cut,
             runs=[run, *kept] if run.parts else kept,
             settings=self.settings,
             oldest=min(number, oldest),

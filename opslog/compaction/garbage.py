@@ -86,7 +86,7 @@ def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garb
     return Garbage(
         [entry for number, entry in manifests if number < oldest],
         _unneeded_runs(files, retained),
-        _folded_segments(files, retained[0]),
+        _compacted_segments(files, retained[0]),
         [entry for entry in files if has_expired(entry, now)],
     )
 
@@ -125,7 +125,7 @@ def _unneeded_runs(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
     return garbage
 
 
-def _folded_segments(files: list[Entry], oldest: Manifest) -> list[Entry]:
+def _compacted_segments(files: list[Entry], oldest: Manifest) -> list[Entry]:
     garbage = []
     for entry in files:
         named = segment_of(entry.path)

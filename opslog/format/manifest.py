@@ -94,7 +94,7 @@ class Run(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What all agents of a store must agree on. Set when the store is created; `keep_history` may change later.
 
-    :ivar undo_window: how many of an agent's newest commits are never folded.
+    :ivar undo_window: how many of an agent's newest commits are never compacted.
     :ivar grace_seconds: how long files stay after the manifest that needed them was superseded.
     :ivar tombstone_ttl_seconds: how long tombstones stay in snapshots.
     :ivar undo_ttl_seconds: how long an agent is idle before its undo window may be sealed.
@@ -127,7 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring.
 
     :ivar created: wall clock of whoever made it.
-    :ivar clock: no commit that was read for it has a greater clock. All that is folded, and every undo that was
+    :ivar clock: no commit that was read for it has a greater clock. All that is compacted, and every undo that was
         applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
@@ -151,13 +151,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete_from(self) -> str:
-        """The state at any time from here on can be rebuilt from this manifest. What it folded and every undo that it
-        applied was written before it was made, also where a clock that was wrong says otherwise."""
+        """The state at any time from here on can be rebuilt from this manifest. What it compacted and every undo that
+        it applied was written before it was made, also where a clock that was wrong says otherwise."""
         return min(self.ts, self.folded) if self.folded else self.ts
 
     @property
     def commits(self) -> int:
-        """How many commits are folded."""
+        """How many commits are compacted."""
         return sum(cut.commits for cut in self.cut.values())
 
 

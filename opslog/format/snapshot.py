@@ -270,13 +270,14 @@ class Ages(NamedTuple):
     now: str
     expired: str
 
-    def of(self, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+    def of(self, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
         """The rows without tombstones that have expired; all others say when they came into a snapshot.
 
-        :param unfolded: documents that commits have which are not folded. An older set among them must stay hidden.
+        :param uncompacted: documents that commits have which are not compacted. An older set among them must stay
+            hidden.
         """
         for row in rows:
             if row.deleted is None:
                 yield row
-            elif row.id in unfolded or not (row.deleted or self.now) <= self.expired:
+            elif row.id in uncompacted or not (row.deleted or self.now) <= self.expired:
                 yield row.stamped(self.now)

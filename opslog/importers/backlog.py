@@ -119,7 +119,7 @@ def read_backlog(directory: str | os.PathLike[str], *, salvage: bool = False) ->
     The ops of several writers are sorted in memory, as the package does; a JSONL snapshot is streamed.
 
     With `salvage`, the ops of the orphaned logs come **before** all that. Why this order: most of them are old news
-    that the snapshot has folded, and nothing tells these from the lost ones, because clocks begin again after a
+    that are in the snapshot, and nothing distinguishes these from the lost ones, because clocks begin again after a
     compaction. Applied first, an old op can never undo live data, since every live document is set again after it; a
     document that only a lost op made survives, and a lost update of a live document is in its history. Among each other
     they are ordered by time stamp, never against the order of their own file. Deletes are replayed too, so what was

@@ -77,7 +77,7 @@ class Freshness:
         """What was read until now was not collected before: it is what was there when the manifest was read.
 
         :raises MissingFileError: that was too long ago. Where there are no locks, what was read may stand under a
-            number that others used, folded and collected; load again.
+            number that others used, compacted and collected; load again.
         """
         if not self.is_recent:
             raise MissingFileError("this process was paused for long between listing the logs and reading them")

@@ -183,7 +183,7 @@ class Cursor(msgspec.Struct):
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction folded
+        :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction merged
             and collected what was to be read next, and a load from the newest manifest helps. If it does not, something
             was lost: the segment at a cut is never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
@@ -232,7 +232,7 @@ class Cursor(msgspec.Struct):
                 raise self._vanished(number, f"ends at byte {size}, and had {self.offset} bytes before")
         if not coming and (self.offset or self.needed == self.segment):
             raise self._vanished(
-                self.segment, f"is missing, and was there, and read or folded up to byte {self.offset} of it"
+                self.segment, f"is missing, and was there, and read or compacted up to byte {self.offset} of it"
             )
         return coming
 

@@ -48,7 +48,7 @@ def seal_all(
 
 
 def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) -> dict[str, Cut]:
-    """Where logs go on, should they ever, of agents that are gone, and of which all is folded: behind their last
+    """Where logs go on, should they ever, of agents that are gone, and of which all is compacted: behind their last
     segments, so that these can be collected. Only where segments grow; elsewhere each is finished as it is.
 
     Nobody appends to such a segment any more. There was a moment after `old` was read in which the agent's name was

@@ -2,9 +2,9 @@
 through a `WriterSession`, and nothing else does.
 
 On a filesystem the holder of an agent's name is alone with its log. On an object storage it may be paused for as long
-as others use its numbers, fold what they wrote and collect it; and a compaction may seal a log whose agent only seemed
-to be gone. These invariants guarantee that an acknowledged commit is read by everybody, and brings nothing back that
-was deleted. After each stands the test that shows it:
+as others use its numbers, compact what they wrote and collect it; and a compaction may seal a log whose agent only
+seemed to be gone. These invariants guarantee that an acknowledged commit is read by everybody, and brings nothing back
+that was deleted. After each stands the test that shows it:
 
 1. **Name.** A session's name is taken before the end of its log is read. A name in use is waited for while logs are
    sealed, and at no other time.
@@ -25,7 +25,7 @@ was deleted. After each stands the test that shows it:
    commit, and it is not acknowledged.
    (tests/test_delayed_writes.py: test_a_process_paused_before_its_append_looks_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
-   number was used, folded and perhaps collected, and the seal may be a late one that nobody reads.
+   number was used, compacted and perhaps collected, and the seal may be a late one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
 9. **Going on.** Behind a seal a session goes on, and what has a stamp gets another one.
    (tests/store/test_sealed_writers.py:
@@ -115,7 +115,7 @@ class WriterSession:
     :param freshness: of what the session's commits rest on.
     :param clock: has observed all of it.
     :param in_memory: whether the owner has the log in memory, so that it must not miss anything of it. Otherwise it may
-        go on behind whatever was folded, and `own.commits` does not count.
+        go on behind whatever was compacted, and `own.commits` does not count.
     :ivar last_segment: the last one that the owner knows.
     """
 
@@ -186,7 +186,7 @@ class WriterSession:
             raise WriteFailedError(f"{fenced.path} exists already, and nobody can say what it is: {error}") from error
         cut, after = self._cut_in(newest), taken[1]
         if seals is not None and cut.segment > after:
-            # Folded, and perhaps collected. What stands there now may be another one, that came too late.
+            # Compacted, and perhaps collected. What stands there now may be another one, that came too late.
             after = cut.last_segment
             may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
             seals = [Seal(newest.ts, newest.clock, self.agent)] if may_go_on else None
@@ -207,8 +207,8 @@ class WriterSession:
         """Whether the log has more than its owner knows, given its listing: a seal, or what another process wrote."""
         if self._backend.segments_grow:
             return False
-        folded = self._cut_in(self.freshness.newest).last_segment
-        return max(folded, listed[-1].number if listed else 0) > self.last_segment
+        compacted = self._cut_in(self.freshness.newest).last_segment
+        return max(compacted, listed[-1].number if listed else 0) > self.last_segment
 
     def resume(self, own: Cursor, manifest: Manifest) -> None:
         """Note that the owner has loaded its log anew up to a cursor, from a manifest on, and go on behind it."""
@@ -238,8 +238,8 @@ class WriterSession:
         if self._was_taken or cut.last_segment > self.last_segment:
             raise AgentFencedError(
                 f"another process wrote under the agent name {self.agent!r} of {self._backend.url}, and what it wrote "
-                "is folded. Nothing of this append is in the log. Close this store; then open it under a name of its "
-                "own, or end the other process first",
+                "is in a snapshot. Nothing of this append is in the log. Close this store; then open it under another "
+                "agent name, or end the other process first",
                 "" if self._was_taken else segment_path(self.agent, self.last_segment + 1),
             )
 
@@ -247,7 +247,7 @@ class WriterSession:
         """What was appended at `position` is part of the log.
 
         :raises CommitUnknownError: nobody can say, or a manifest's cut is beyond it. Then the number may have been used
-            before, and nobody reads what was appended; or it was read and folded before this look.
+            before, and nobody reads what was appended; or it was read and compacted before this look.
         """
         try:
             cut = self._cut_in(self.freshness.recent())
@@ -257,14 +257,14 @@ class WriterSession:
             ) from error
         if cut.segment > position.segment:
             raise CommitUnknownError(
-                f"what is in segment {position.segment} of agent {self.agent!r} was folded by the time this process "
+                f"what is in segment {position.segment} of agent {self.agent!r} was compacted by the time this process "
                 "looked: it was paused for long, and the commit is in the snapshot, unless another process had used "
                 "this number before, in which case nobody reads it. Close this store, open it again, and look"
             )
 
     def _is_sealed(self, manifest: Manifest) -> bool:
-        """Whether, of commits that the owner does not know, nothing but a seal is folded in a manifest. Where commits
-        are recent for a while, the last commit of a log is never folded, unless it is a seal."""
+        """Whether, of commits that the owner does not know, a manifest has compacted nothing but a seal. Where commits
+        are recent for a while, the last commit of a log is never compacted, unless it is a seal."""
         more = self._cut_in(manifest).commits - self._commits
         return more <= (1 if manifest.settings.undo_window else 0)
 

@@ -1,10 +1,10 @@
 """A survey: what a store consists of at one moment. Everybody who reads a store's logs begins with one.
 
-The newest manifest says what is folded, up to a cut in each log; a listing made after it says what lies behind. Neither
-is of use alone: while the logs are listed and read, a compaction may publish another manifest and collect what this one
-needs. It collects only after it has published. So what was read is accepted if the manifest is still the newest
-afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). Whoever reads behind the oldest
-retained manifest accepts it if that is still the oldest: nothing behind its cut is collected before.
+The newest manifest says what is compacted, up to a cut in each log; a listing made after it says what lies behind.
+Neither is of use alone: while the logs are listed and read, a compaction may publish another manifest and collect what
+this one needs. It collects only after it has published. So what was read is accepted if the manifest is still the
+newest afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). Whoever reads behind the
+oldest retained manifest accepts it if that is still the oldest: nothing behind its cut is collected before.
 
 A store that is refreshed needs no such second look: where a log does not go on at its cursor it says so, and
 `opslog.replica.refresh` decides.
@@ -44,7 +44,7 @@ _COMMITS = 64
 class Survey(msgspec.Struct, frozen=True):
     """What a store consists of.
 
-    :ivar manifest: what is folded; the newest, unless another one was asked for.
+    :ivar manifest: what is compacted; the newest, unless another one was asked for.
     :ivar cursors: where to read on in each log, from the manifest's cut or farther. Reading may move them.
     :ivar segments: the listing. A log of which a cursor is known and no segment is there has an empty list.
     """

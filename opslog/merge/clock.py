@@ -1,7 +1,7 @@
 """The Lamport clock. Pure.
 
 It orders commits: greater than everything its owner has seen, so whoever answers a commit outranks it. It never goes
-back, not at a restart and not at a compaction, because manifests carry the greatest clock that was folded.
+back, not at a restart and not at a compaction, because manifests carry the greatest clock that was compacted.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ A commit that no undo can reach any more (`opslog.merge.undo`) is *settled*. Eve
 
 - Settled commits need no memory of who lost: one winner per document. Only the last `window` commits of each log are
   kept as *recent*, with what they competed against, so an undo costs the window and not the tail.
-- What compaction may fold is exactly what is settled, and the new cut is exactly where each log's recent commits begin.
+- What a compaction may take is exactly what is settled, and the new cut is exactly where each log's recent commits
+  begin.
 - An undo whose target is not recent was already applied, by the compaction that moved the cut past its target: a no-op.
 """
 

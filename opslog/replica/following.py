@@ -74,7 +74,7 @@ class Following(Documents[T]):
         """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
 
         Each commit is returned once, by `refresh` or by `watch`. After an absence longer than the grace period, commits
-        that were folded and collected meanwhile are in the state but not in the list; `watch` reports that.
+        that were compacted and collected meanwhile are in the state but not in the list; `watch` reports that.
 
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
         """
@@ -119,7 +119,7 @@ class Following(Documents[T]):
         commit = self._news.take_one()
         if commit is GAP:
             raise HistoryGoneError(
-                "commits were folded and collected before they were read here, after an absence longer than the "
+                "commits were compacted and collected before they were read here, after an absence longer than the "
                 "grace period. The state is right; call watch again to follow from here",
                 self._state.manifest.clock,
             )
@@ -226,9 +226,9 @@ class Following(Documents[T]):
             missed, complete = read_between(self._backend, self._news.cursors, state, self._agent)
             self._news.catch_up(missed, complete, state.cursors)
 
-    def _forget_folded(self) -> None:
-        """After a compaction: let go of what it folded, or a store that only writes would hold everything it has ever
-        written. A refresh under way is not waited for: whoever refreshes comes to that himself."""
+    def _forget_compacted(self) -> None:
+        """After a compaction: forget what is in the snapshot now, or a store that only writes would hold everything it
+        has ever written. A refresh under way is not waited for: whoever refreshes comes to that himself."""
         if not self._is_refreshing:
             self._one_at_a_time(self._forget_winners)
 
@@ -248,7 +248,7 @@ class Following(Documents[T]):
                 self._go_on_with(state)
                 break
             except MissingFileError as error:
-                # Folded and collected since it was loaded, as a newer manifest says.
+                # Compacted and collected since it was loaded, as a newer manifest says.
                 if self._loader.manifests.newest_number() == state.manifest.number:
                     raise self._loader.manifests.lost(state.manifest, error) from error
         self._freshness.read_at = at

@@ -4,9 +4,9 @@ Reading on is what costs least. It is not possible, or no good any more, in thes
 from the newest manifest:
 
 - The state is torn: an exception ended a change of it half-way.
-- Commits were folded that were not read here: what lies between may be collected already.
+- Commits were compacted that were not read here: what lies between may be collected already.
 - A run that is looked into on storage was replaced: its files are to be let go.
-- Much of the tail is in memory, and some of it may be folded by now: it is time to forget it.
+- Much of the tail is in memory, and some of it may be compacted by now: it is time to forget it.
 - One's own log has more than was written here: a compaction sealed it, or another process has taken the name over.
 
 A log that does not go on where it was read shows only when it is read (`MissingFileError`); the answer is the same.

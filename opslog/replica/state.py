@@ -25,7 +25,7 @@ from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
 
-# A state with more winners of the tail than this is loaded again once a compaction has folded some of them.
+# A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
 
 
@@ -37,7 +37,7 @@ class State:
     :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
         better.
     :ivar cursors: per agent how far its log was read; `clock`.
-    :ivar commits: the greatest clock and the number of commits, folded ones included.
+    :ivar commits: the greatest clock and the number of commits, compacted ones included.
     :ivar tail_cost: what it takes to read the logs after the manifest's cut (`cost_after`), when it was loaded.
     :ivar listed: the agents of whose logs something was there at the last listing. If nothing is there at the next one,
         it was collected, or lost; of all others nothing needs to be there, so they cost a refresh nothing.
@@ -321,7 +321,7 @@ class Loader:
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
     """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
-    and whether these are all, or some were folded and collected before they could be read.
+    and whether these are all, or some were compacted and collected before they could be read.
 
     :param skip: an agent whose log is left alone.
     """

@@ -66,15 +66,15 @@ class Disk:
     """A tree of directories and files. Paths begin with a slash.
 
     :param now: its clock.
-    :param folds_case: whether it keeps the case of names and does not distinguish them by it, as some filesystems do.
+    :param ignores_case: whether it keeps the case of names and does not distinguish them by it, as some filesystems do.
 
     Calls with a `start` take paths relative to that directory, wherever it is by now, also where it has no name any
     more.
     """
 
-    def __init__(self, now: Callable[[], float], *, folds_case: bool = False) -> None:
+    def __init__(self, now: Callable[[], float], *, ignores_case: bool = False) -> None:
         self.now = now
-        self._folds_case = folds_case
+        self._ignores_case = ignores_case
         self._number = 1
         self.root = Directory(1, now())
         self.root.links = 1
@@ -95,7 +95,7 @@ class Disk:
 
     def _spelled(self, directory: Directory, name: str) -> str:
         """The name as the directory has it, if it has it."""
-        if not self._folds_case or name in directory.entries:
+        if not self._ignores_case or name in directory.entries:
             return name
         return next((other for other in directory.entries if other.lower() == name.lower()), name)
 

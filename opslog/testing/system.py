@@ -86,9 +86,9 @@ class System:
     :ivar on_unlink: called with a path and the file that stood there, when it is removed from where the path leads.
     """
 
-    def __init__(self, simulation: Simulation, *, folds_case: bool = False) -> None:
+    def __init__(self, simulation: Simulation, *, ignores_case: bool = False) -> None:
         self.simulation = simulation
-        self.disk = Disk(lambda: simulation.time, folds_case=folds_case)
+        self.disk = Disk(lambda: simulation.time, ignores_case=ignores_case)
         self.disk.make_directory(ROOT)
         self.disk.root.sync()
         self._open: dict[int, _Open] = {}

@@ -179,5 +179,5 @@ class LogCheck:
                 self.report.error(
                     manifest_path(manifest.number),
                     None,
-                    f"its clock is {manifest.clock}, and it folded a commit of {self._agent!r} at clock {self._clock}",
+                    f"its clock is {manifest.clock}, and it has a commit of {self._agent!r} at clock {self._clock}",
                 )

@@ -1,11 +1,12 @@
-"""Compaction at scale: executors fold the logs and write the parts, the driver publishes the manifest.
+"""Compaction at scale: executors merge the logs and write the parts, the driver publishes the manifest.
 
 The driver reads the ends of the logs, which say where the new cut goes, and decides; it holds no documents. The rest is
 five steps of Spark:
 
-1. Fold: each task reads some slices of logs, and gives the best record of each document (`opslog.spark.read.splits`).
+1. Merge logs: each task reads some slices of logs, and gives the best record of each document
+   (`opslog.spark.read.splits`).
 2. Win: the records meet by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater one.
-3. Merge: where older runs go into the new one, their rows meet the new ones by ranges of ids, too.
+3. Merge runs: where older runs go into the new one, their rows meet the new ones by ranges of ids, too.
 4. Measure: where a part ends follows from the lengths of all lines before it. So the driver goes through those, four
    bytes for each record, range by range, and knows which rows make up which part.
 5. Write: each task writes the parts that lie within its range of ids; the rows of those that do not are brought
@@ -32,15 +33,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
 from opslog.chunks import packed
-from opslog.compaction.compact import LOCK, Compaction, Folded, KeepHistory, publish, tail_ends
+from opslog.compaction.compact import LOCK, Compaction, CompactionInput, KeepHistory, publish, tail_ends
 from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError
 from opslog.format.manifest import Manifest, Part, Run
 from opslog.format.snapshot import Ages, PartEnds
 from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.compaction import folding
-from opslog.spark.compaction.folding import Batches, PartSlice, Place
+from opslog.spark.compaction import executing
+from opslog.spark.compaction.executing import Batches, PartSlice, Place
 from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, look
@@ -58,8 +59,8 @@ def compact(
     environment: Environment = REAL,
     **storage_options: Any,
 ) -> Compaction:
-    """Fold what is settled into the snapshot and collect garbage, as `opslog.Store.compact` does, with the machines of
-    a Spark cluster. Safe beside writers and beside other compactions.
+    """Compact what is settled into the snapshot and collect garbage, as `opslog.Store.compact` does, with the machines
+    of a Spark cluster. Safe beside writers and beside other compactions.
 
     Costs one read of the logs behind the cut, and of the runs that are merged; those rows go through two shuffles. The
     driver holds the undo windows of all logs, and no documents.
@@ -80,7 +81,7 @@ def compact(
             sealed = tails.seal_idle(backend)
             if sealed:
                 tails = look(backend, environment)
-            read = _Fold(spark, place, tails, sealed, frames).read
+            read = _Merging(spark, place, tails, sealed, frames).read
             return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
     finally:
         backend.close()
@@ -104,7 +105,7 @@ class _Frames:
             frame.unpersist()
 
 
-class _Fold:
+class _Merging:
     """Steps 1 and 2."""
 
     def __init__(
@@ -116,11 +117,11 @@ class _Fold:
         self.sealed = sealed
         self.frames = frames
 
-    def read(self) -> Folded:
+    def read(self) -> CompactionInput:
         found, recent = self.tails.found, self.tails.recent
         splits = [split for log in found.logs for split in split_before(log, recent[log.agent].place)]
         with _others_first(self.place, found.manifest):
-            rows, read = self._fold(list(packed(splits, lambda split: split.cost, SPLIT_BYTES)))
+            rows, read = self._merge(list(packed(splits, lambda split: split.cost, SPLIT_BYTES)))
         counts: dict[str, int] = {}
         ts = max([found.manifest.ts, *(each.ts for each in recent.values())])
         for agent, commits, newest_ts in read:
@@ -132,25 +133,25 @@ class _Fold:
         }
         ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
         cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
-        return Folded(cut, self.tails.clock, ts, rows, ends, self.sealed)
+        return CompactionInput(cut, self.tails.clock, ts, rows, ends, self.sealed)
 
-    def _fold(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
+    def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
         """The new rows, and of each task and log how many commits it read, and their greatest ts."""
         manifest = self.tails.manifest
-        work = partial(folding.fold_logs, place=self.place, window=manifest.settings.undo_window, tasks=tasks)
-        folded = self.frames.keep(_each(self.spark, len(tasks), work, folding.FOLDED))
-        read = [(row.agent, row.commits, row.ts) for row in folded.where("id is null").collect()]
+        work = partial(executing.merge_logs, place=self.place, window=manifest.settings.undo_window, tasks=tasks)
+        merged = self.frames.keep(_each(self.spark, len(tasks), work, executing.MERGED))
+        read = [(row.agent, row.commits, row.ts) for row in merged.where("id is null").collect()]
         slices = (slice_ for task in tasks for split in task for slice_ in split.slices)
         ranges = _ranges(sum(slice_.stop - slice_.start for slice_ in slices))
         rows = (
-            folded.where("id is not null")
+            merged.where("id is not null")
             .repartitionByRange(ranges, "id")
             .sortWithinPartitions("id", *(col(field).desc() for field in stamps.FIELDS))
-            .mapInArrow(partial(folding.win, place=self.place, runs=manifest.runs), folding.ROWS)
+            .mapInArrow(partial(executing.win, place=self.place, runs=manifest.runs), executing.ROWS)
         )
-        unfolded = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
+        uncompacted = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
         kept = self.frames.keep(rows)
-        return _Rows(self.spark, self.place, manifest, self.frames, rows=kept, unfolded=unfolded), read
+        return _Rows(self.spark, self.place, manifest, self.frames, rows=kept, uncompacted=uncompacted), read
 
 
 class _Rows:
@@ -164,14 +165,14 @@ class _Rows:
         frames: _Frames,
         *,
         rows: DataFrame,
-        unfolded: frozenset[str],
+        uncompacted: frozenset[str],
     ) -> None:
         self.spark = spark
         self.place = place
         self.manifest = manifest
         self.frames = frames
         self.rows = rows
-        self.unfolded = unfolded
+        self.uncompacted = uncompacted
         (totals,) = rows.selectExpr("count(*)", "sum(length(line))", "sum(documents)", "count(deleted)").collect()
         self.count, self.bytes, self.documents, self._tombstones = (int(total or 0) for total in totals)
 
@@ -187,31 +188,31 @@ class _Rows:
         rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
         if merged:
             parts = [(age, part) for age, run in enumerate(merged, start=1) for part in run.parts]
-            stored = partial(folding.read_parts, place=self.place, parts=parts)
+            stored = partial(executing.read_parts, place=self.place, parts=parts)
             rows = (
-                rows.union(_each(self.spark, len(parts), stored, folding.STORED))
+                rows.union(_each(self.spark, len(parts), stored, executing.STORED))
                 .repartitionByRange(_ranges(self.bytes + sum(run.bytes for run in merged)), "id")
                 .sortWithinPartitions("id", "age")
             )
-        return rows.mapInArrow(partial(folding.newest, ages=ages, unfolded=self.unfolded), folding.ROWS)
+        return rows.mapInArrow(partial(executing.newest, ages=ages, uncompacted=self.uncompacted), executing.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
         """Per range the lengths of its lines, in slices, in order."""
-        lengths = self.frames.keep(rows.mapInArrow(folding.measure, folding.LENGTHS))
+        lengths = self.frames.keep(rows.mapInArrow(executing.measure, executing.LENGTHS))
         lengths.count()  # at once, on all executors; what follows takes them one after the other
         for row in lengths.toLocalIterator():
             yield row.range, array("I", bytes(row.lengths))
 
     def _written(self, rows: DataFrame, run: str, slices: dict[int, list[PartSlice]]) -> list[Part]:
-        write = partial(folding.write_parts, place=self.place, run=run, slices=slices)
-        written = rows.mapInArrow(write, folding.WRITTEN)
+        write = partial(executing.write_parts, place=self.place, run=run, slices=slices)
+        written = rows.mapInArrow(write, executing.WRITTEN)
         divided = {each.number for some in slices.values() for each in some if not each.whole}
         if divided:
-            rest = partial(folding.write_rest, place=self.place, run=run)
+            rest = partial(executing.write_rest, place=self.place, run=run)
             written = (
                 written.repartition(len(divided), "number")
                 .sortWithinPartitions("number", "id")
-                .mapInArrow(rest, folding.WRITTEN)
+                .mapInArrow(rest, executing.WRITTEN)
             )
         found = {row.number: bytes(row.part) for row in written.select("number", "part").collect()}
         return [msgspec.json.decode(found[number], type=Part) for number in sorted(found)]

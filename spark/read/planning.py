@@ -195,7 +195,7 @@ def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
     return [*tasks, tuple(together)] if together else tasks
 
 
-# -- what a compaction may fold
+# -- what a compaction may compact
 
 
 class Recent(msgspec.Struct, frozen=True):
@@ -217,7 +217,7 @@ class Recent(msgspec.Struct, frozen=True):
     ids: frozenset[str]
 
     def cut(self, commits: int) -> Cut:
-        """The new cut, given how many commits of the log lie before its end, folded ones included."""
+        """The new cut, given how many commits of the log lie before its end, compacted ones included."""
         return Cut(*self.place, commits - self.commits, there=self.there)
 
 

@@ -2,7 +2,7 @@
 
 An `Offset` has one place per log, always between two lines: what follows the last newline of a segment is not there
 yet. What lies between two offsets never changes, so a batch that is tried again has the same rows. But a
-compaction may have folded and collected commits before they were read. That is a *gap*, and it is closed by a
+compaction may have compacted and collected commits before they were read. That is a *gap*, and it is closed by a
 *resync*: the batch then begins with the state of the newest manifest, and everything that is retained follows.
 
 The rows of a batch say why they are there:
@@ -105,7 +105,7 @@ def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cu
     """Where a reader of a log goes on, and whether commits before that were collected unread (a gap). Pure.
 
     Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
-    all others are there. A log that was sealed and folded whole has none left where each append is a segment.
+    all others are there. A log that was sealed and compacted whole has none left where each append is a segment.
 
     :param place: up to where the log was read; `START` where nothing was.
     :param first: that cut.
@@ -233,15 +233,15 @@ class Follower:
             place = start.logs.get(gap, START)
             raise HistoryGoneError(
                 f"{self._backend.url}: commits of agent {gap!r} from segment {place.segment}, byte {place.offset} on "
-                "were folded and collected before this stream read them. Let it resync (onGap=resync), or begin a new "
-                "one with an empty checkpoint; so that it does not happen again, run it more often or compact with "
+                "were compacted and collected before this stream read them. Let it resync (onGap=resync), or begin a "
+                "new one with an empty checkpoint; so that it does not happen again, run it more often or compact with "
                 "keep_history",
                 manifest.clock,
             )
         return manifest, logs
 
     def _resumed(self, start: Offset, found: Survey) -> dict[str, Log]:
-        """Every log that is listed, that the stream has read from, or of which something is folded."""
+        """Every log that is listed, that the stream has read from, or of which something is compacted."""
         newest, segments = found.manifest, found.segments
         places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *newest.cut})}
         oldest = newest

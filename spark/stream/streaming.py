@@ -166,7 +166,7 @@ def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tupl
 
 
 class _Bounded:
-    """Segments up to where a batch, or what is folded of it, ends in them; they may have grown since."""
+    """Segments up to where a batch, or what is compacted of it, ends in them; they may have grown since."""
 
     def __init__(self, source: LogSource, ends: Mapping[str, int]) -> None:
         self.segments_grow = source.segments_grow

@@ -1,4 +1,4 @@
-"""The ends of all logs: what a driver reads of them. They say how far the store has come, and what may be folded."""
+"""The ends of all logs: what a driver reads of them. They say how far the store has come, and what may be compacted."""
 
 from __future__ import annotations
 

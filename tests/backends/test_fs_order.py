@@ -143,7 +143,7 @@ def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path
 
 
 def test_what_a_compaction_read_is_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
-    """Another agent's commit can be seen before it is durable; nothing may be folded that a power cut could take."""
+    """Another agent's commit can be seen before it is durable; nothing may be compacted that a power cut could take."""
     with (
         opslog.open(root, agent="a", compact_after=None, settings=opslog.Settings(undo_window=0)) as store,
         opslog.open(root, agent="b", compact_after=None) as other,

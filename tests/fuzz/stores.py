@@ -68,7 +68,7 @@ def uncompacted() -> Files:
 
 @cache
 def compacted() -> Files:
-    """The same with an archive, and folded: a run of several blocks and parts, and a tail."""
+    """The same with an archive, and compacted: a run of several blocks and parts, and a tail."""
     place(uncompacted())
     world = environment()
     with (

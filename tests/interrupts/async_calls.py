@@ -12,7 +12,7 @@ from opslog.aio import AsyncStore
 from tests.interrupts.calls import (
     States,
     archived,
-    folded,
+    compacted,
     nothing,
     pending,
     sets,
@@ -111,7 +111,7 @@ ASYNC_CALLS = [
         archived,
         is_write=True,
     ),
-    AsyncCall("compact", lambda store, stage: store.compact(), prepare=folded, is_write=True),
+    AsyncCall("compact", lambda store, stage: store.compact(), prepare=compacted, is_write=True),
     AsyncCall("flush", lambda store, stage: store.flush(), with_pending, pending, is_write=True, has_buffered=True),
     AsyncCall(
         "close",

@@ -126,8 +126,8 @@ def read_all(stage: Stage) -> None:
 # Maintenance
 
 
-def folded(stage: Stage) -> None:
-    """A compaction that has something to fold, and a snapshot to collect."""
+def compacted(stage: Stage) -> None:
+    """A compaction that has something to compact, and a snapshot to collect."""
     _refresh(stage)
     for number in range(4):
         stage.store["x"] = {"v": 10 + number}
@@ -139,7 +139,7 @@ def folded(stage: Stage) -> None:
 
 
 def _overtaken(stage: Stage) -> None:
-    """Somebody else has folded what "a" has not read, so that it has to load again."""
+    """Somebody else has compacted what "a" has not read, so that it has to load again."""
     for number in range(4):
         stage.write_other(f"b-{number}")
     stage.other.compact()
@@ -319,15 +319,15 @@ CALLS = [
     Call("watch, left at 2", _watch(2)),
     Call("get", lambda stage: [stage.store.get("x"), "y" in stage.store, len(stage.store)]),
     Call("iterate", lambda stage: list(_iterate(stage))),
-    Call("iterate over a snapshot", lambda stage: list(_iterate(stage)), prepare=folded),
+    Call("iterate over a snapshot", lambda stage: list(_iterate(stage)), prepare=compacted),
     Call("history", lambda stage: stage.store.history("x"), is_write=True),
     Call("ops", lambda stage: list(stage.store.ops()), is_write=True),
     Call("stats", lambda stage: stage.store.stats()),
     Call("archive", _archive, archived, is_write=True, also=_is_archived),
     Call("load_archive", lambda stage: stage.store.load_archive("old"), prepare=_archive),
     Call("compact", lambda stage: stage.store.compact(), prepare=read_all, is_write=True),
-    Call("compact with garbage", lambda stage: stage.store.compact(), prepare=folded, is_write=True),
-    Call("compact all", lambda stage: stage.store.compact(full=True), prepare=folded, is_write=True),
+    Call("compact with garbage", lambda stage: stage.store.compact(), prepare=compacted, is_write=True),
+    Call("compact all", lambda stage: stage.store.compact(full=True), prepare=compacted, is_write=True),
     Call(
         "flush",
         lambda stage: stage.store.flush(),
@@ -346,7 +346,7 @@ CALLS = [
         closes=True,
     ),
     Call("open", lambda stage: _open(stage, agent="c"), also=_name_is_free),
-    Call("open a snapshot", lambda stage: _open(stage, agent="c"), prepare=folded, also=_name_is_free),
+    Call("open a snapshot", lambda stage: _open(stage, agent="c"), prepare=compacted, also=_name_is_free),
     Call("open a new store", _open_new, also=_new_is_free),
     Call("open to read", lambda stage: _open(stage, read_only=True), also=_name_is_free),
     Call("open the past", lambda stage: _open(stage, as_of=2), also=_name_is_free),

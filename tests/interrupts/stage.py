@@ -21,7 +21,7 @@ Storage = Literal["memory", "directory", "bucket"]
 Durability = Literal["fsync", "buffered"]
 
 SETTINGS = opslog.Settings(undo_window=2, grace_seconds=0.0)
-"""So that a compaction folds what little there is, and has something to collect."""
+"""So that a compaction compacts what little there is, and has something to collect."""
 
 _HOUR = 3600.0
 """Buffers wait for longer than any test takes: what is written, and when, is up to the calls."""

@@ -61,7 +61,7 @@ class Written:
         return tuple(sorted(self._acknowledged.items()))
 
     def commits(self) -> Logs:
-        """Per agent all whole lines of its log, also those that were folded and collected."""
+        """Per agent all whole lines of its log, also those that were compacted and collected."""
         logs = {agent: list(log) for agent, log in self._before.items()}
         for agent, number in sorted(self._segments):
             data = bytes(self._segments[agent, number])
@@ -92,7 +92,7 @@ def nothing_synced() -> Iterator[None]:
 
 
 def survivors(world: Path, written: Written) -> Logs:
-    """What a power cut has left of the logs, folded commits included."""
+    """What a power cut has left of the logs, compacted commits included."""
     try:
         counts = _look(world / STORE)[1]
     except opslog.NotFoundError:

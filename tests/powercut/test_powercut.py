@@ -93,7 +93,7 @@ def test_what_a_power_cut_left_survives_the_next_ones(
 
 
 def small_run(world: Path) -> Recorder:
-    """The least there can be: a store is made, two commits in one append, an undo, a fold, garbage."""
+    """The least there can be: a store is made, two commits in one append, an undo, a compaction, garbage."""
     recorder = Recorder(world)
     with (
         recorder.recording(),
@@ -252,7 +252,7 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
     "fsync of appends": (1, [(Recorder, "_fdatasync", lambda self, real, path, target: real(target))]),
     "fsync of directories": (1, [(fs.FsBackend, "sync_directory", _nothing)]),
     "order of new directories": (7, [(fs.FsBackend, "_make_root", _made_all_at_once)]),
-    "tails durable before a fold": (3, [(compaction, "tail_ends", lambda *_: [])]),
+    "tails durable before a compaction": (3, [(compaction, "tail_ends", lambda *_: [])]),
     "own log durable when opened": (FOUNDERS, [(FsAppender, "settle", _nothing)]),
     "manifest durable when opened": (12, [(fs.FsBackend, "persist", _of_logs)]),
     "manifests collected first": (4, [(compaction, "collect", _in_one_go)]),
@@ -268,7 +268,7 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
 
 
 MARKS_OF_BROKEN: dict[str, Sequence[pytest.MarkDecorator]] = {
-    "tails durable before a fold": SLOW,
+    "tails durable before a compaction": SLOW,
     "manifests collected first": SLOW,
     "manifest durable when opened": [pytest.mark.long],
 }

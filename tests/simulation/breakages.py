@@ -250,7 +250,7 @@ def _oldest_first(self: Merge, agent: str) -> Commit | None:
 # -- compaction and garbage
 
 
-def _fold_everything(self: Tail, found: Survey) -> None:
+def _compact_everything(self: Tail, found: Survey) -> None:
     _tail_init(self, found)
     self.merge = Merge(0)
 
@@ -283,25 +283,25 @@ def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: fl
 _explain: Callable[..., GarbageFile | None] = vars(reported_garbage)["_explain"]
 
 
-def _no_deletes(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+def _no_deletes(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
     return (row for row in rows if row.deleted is None)
 
 
-def _drop_expired(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+def _drop_expired(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
     """Whether something older is still in a log is not looked at."""
     return _of(self, rows, ())
 
 
-def _age_by_writers(self: Ages, rows: Iterable[Row], unfolded: Container[str]) -> Iterator[Row]:
+def _age_by_writers(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
     """By the time that a delete's writer claims."""
-    kept = (row for row in rows if row.deleted is None or row.id in unfolded or row.record.ts > self.expired)
-    return _of(Ages(self.now, ""), kept, unfolded)
+    kept = (row for row in rows if row.deleted is None or row.id in uncompacted or row.record.ts > self.expired)
+    return _of(Ages(self.now, ""), kept, uncompacted)
 
 
 _of = Ages.of
 
 
-def _fold_of_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
+def _compacted_by_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
     """Every segment before the last one of its log."""
     last: dict[str, str] = {}
     for entry in files:
@@ -334,7 +334,7 @@ ALL = [
     Breakage("skip the fsync of directories", posix, "fsync_directory", _nothing, likely("posix", POWER)),
     Breakage("skip the fdatasync of an append", System, "fdatasync", _nothing, likely("posix", POWER)),
     Breakage(
-        "fold what is not on disk",
+        "compact what is not on disk",
         compaction,
         "tail_ends",
         _no_segments,
@@ -397,7 +397,7 @@ ALL = [
     ),
     Breakage("undo what is undone", Merge, "undoable", _newest_whatever, likely("posix", {})),
     Breakage("undo the oldest commit of the window", Merge, "undoable", _oldest_first, likely("posix", {})),
-    Breakage("fold to the end of the log", Tail, "__init__", _fold_everything, likely("posix", {})),
+    Breakage("compact to the end of the log", Tail, "__init__", _compact_everything, likely("posix", {})),
     Breakage(
         "do not look again after loading",
         ManifestStore,
@@ -432,7 +432,7 @@ ALL = [
         ),
     ),
     Breakage(
-        "drop a tombstone while an older set is not folded",
+        "drop a tombstone while an older set is not compacted",
         Ages,
         "of",
         _drop_expired,
@@ -457,13 +457,15 @@ ALL = [
         first=60,
     ),
     Breakage(
-        "let what is folded win whatever its clock",
+        "let what is compacted win whatever its clock",
         compaction,
         "first_found",
         _nothing,
         likely("posix", {}, undo_window=0),
     ),
-    Breakage("collect all segments but the last", garbage, "_folded_segments", _fold_of_newest, likely("posix", {})),
+    Breakage(
+        "collect all segments but the last", garbage, "_compacted_segments", _compacted_by_newest, likely("posix", {})
+    ),
     Breakage(
         "collect logs of agents whose names look like temporary files",
         garbage,

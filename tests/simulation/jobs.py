@@ -40,7 +40,7 @@ class Compactor:
             self.left -= 1
             process.sleep(process.random.expovariate(1.0 / self.pause_seconds))
             full, locked = process.random.random() < 0.3, process.random.random() < 0.8
-            run: Callable[..., object] = compaction.compact if locked else compaction.fold
+            run: Callable[..., object] = compaction.compact if locked else compaction.compact_unlocked
             try:
                 run(self.shared.storage.backend(process), process.environment, full=full)
             except MissingFileError:

@@ -9,10 +9,10 @@ from tests.simulation.many import report, run_seeds, simulate
 from tests.simulation.scenario import Scenario, random_scenario, run
 
 FOUND: dict[str, tuple[int, str | None]] = {
-    "a tombstone expired before an older set was folded": (658, "posix"),
-    "a power cut took what was folded": (709, "posix"),
+    "a tombstone expired before an older set was compacted": (658, "posix"),
+    "a power cut took what was compacted": (709, "posix"),
     "a power cut took the first manifest": (857, "posix"),
-    "a commit that was folded was reported as not written": (123, "s3"),
+    "a commit that was compacted was reported as not written": (123, "s3"),
     "a refused probe was taken for a server without put-if-absent": (781, "s3"),
     "a manifest came back under a collected number": (521, "s3"),
     "all that a listing had was collected meanwhile": (1795324622322, None),

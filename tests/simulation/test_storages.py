@@ -55,7 +55,7 @@ class TestDirectoryThatDoesNotDistinguishCase(BackendContract):
 
     @pytest.fixture(autouse=True)
     def _system(self, simulation: Simulation) -> Iterator[None]:
-        with System(simulation, folds_case=True).installed():
+        with System(simulation, ignores_case=True).installed():
             yield
 
     def open_backend(self, space: Path) -> Backend:

@@ -25,7 +25,7 @@ from opslog.verify.verify import verify
 
 NOW = 1_800_000_000.0
 LATER = 4_000_000_000.0
-"""Seconds since 1970: tombstones that were folded at `NOW` have expired by then."""
+"""Seconds since 1970: tombstones that were compacted at `NOW` have expired by then."""
 
 
 def environment(at: float) -> Environment:

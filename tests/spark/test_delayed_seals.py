@@ -53,7 +53,7 @@ def test_a_job_goes_on_behind_a_delayed_seal(world: World, log: Log) -> None:
 
 
 def test_a_job_goes_on_after_a_seal(world: World, log: Log) -> None:
-    assert world.fold().sealed == ("a",)
+    assert world.compact().sealed == ("a",)
     log.append([DeleteOp("two")])
     check_converged(world)
 

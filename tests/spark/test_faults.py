@@ -20,8 +20,8 @@ from opslog.backends import open_backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.compaction import compacting, folding
-from opslog.spark.compaction.folding import Batches
+from opslog.spark.compaction import compacting, executing
+from opslog.spark.compaction.executing import Batches
 from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import start
@@ -58,7 +58,7 @@ def library_compaction(url: Path) -> Compaction:
 
 def _write_parts(batches: Batches, **arguments: object) -> Batches:
     # Taken from the installed module, which no test has changed.
-    from opslog.spark.compaction import folding as installed
+    from opslog.spark.compaction import executing as installed
 
     return installed.write_parts(batches, **arguments)  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def test_parts_are_right_whatever_becomes_of_the_tasks(
 ) -> None:
     fill(tmp_path, 1)
     before = documents(tmp_path)
-    monkeypatch.setattr(folding, "write_parts", fate)
+    monkeypatch.setattr(executing, "write_parts", fate)
     assert opslog.spark.compact(spark, str(tmp_path)).number == 2
     assert documents(tmp_path) == before
     assert problems(tmp_path) == []
@@ -105,7 +105,7 @@ def test_a_compaction_that_fails_leaves_the_store_as_it_was(
 ) -> None:
     fill(tmp_path, 1)
     before = documents(tmp_path)
-    monkeypatch.setattr(folding, "write_parts", failing)
+    monkeypatch.setattr(executing, "write_parts", failing)
     with pytest.raises(Exception, match="lost executor"):
         opslog.spark.compact(spark, str(tmp_path))
     assert documents(tmp_path) == before
@@ -140,14 +140,14 @@ def test_a_driver_that_dies_before_the_manifest_leaves_what_is_collected(
 
 
 def test_the_library_may_be_first(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compaction that does not see the lock publishes while Spark folds: Spark stops, and deletes its parts."""
+    """A compaction that does not see the lock publishes while Spark compacts: Spark stops, and deletes its parts."""
     fill(tmp_path, 1)
     before = documents(tmp_path)
     slices = compacting._slices
 
     def too_late(lengths: object) -> object:
         backend = open_backend(str(tmp_path))
-        assert compaction.fold(backend, opslog.Environment()).number == 2
+        assert compaction.compact_unlocked(backend, opslog.Environment()).number == 2
         backend.close()
         return slices(lengths)  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ assert bucket.BUCKETS is not None  # which registers bucket://, where each appen
 EVERYTHING = ReadAllAvailable()
 SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0.0)
 SEALING = opslog.Settings(undo_window=3, grace_seconds=0.0, undo_ttl_seconds=0.0)
-"""Idle agents' logs are sealed and folded whole."""
+"""Idle agents' logs are sealed and compacted whole."""
 _numbers = itertools.count()
 
 
@@ -202,7 +202,7 @@ def test_a_stream_that_was_stopped_resyncs(url: str) -> None:
     write(url, "a", 20, first=100)
     write(url, "a", 20, first=200)
     compact(url)
-    compact(url)  # collects what the first one folded
+    compact(url)  # collects what the first one compacted
     found = stream.step()
     heads = [row for row in found if row["op"] == "resync"]
     assert [(row["delivery"], row["id"]) for row in heads] == [("resync", None)]
@@ -248,7 +248,7 @@ def test_what_was_collected_after_it_was_read_is_no_gap(url: str) -> None:
 
 
 def vanish(url: str) -> None:
-    """Compactions seal the logs of idle agents, fold them whole, and collect them."""
+    """Compactions seal the logs of idle agents, compact them whole, and collect them."""
     for _ in range(3):
         compact(url)
 
@@ -308,7 +308,7 @@ def test_a_stream_that_must_not_resync_says_that_a_log_vanished(bucket_url: str)
     stream.drain()
     write(bucket_url, "b", 4)
     vanish(bucket_url)
-    with pytest.raises(opslog.HistoryGoneError, match=r"agent 'b' from segment 1, byte 0 on were folded"):
+    with pytest.raises(opslog.HistoryGoneError, match=r"agent 'b' from segment 1, byte 0 on were compacted"):
         stream.step()
 
 
@@ -383,7 +383,7 @@ def test_a_segment_that_was_removed_by_hand_is_damage(url: str) -> None:
 @pytest.mark.parametrize(
     ("place", "first", "commits", "window", "goes_on"),
     [
-        pytest.param(START, START, None, 3, (START, False), id="nothing folded"),
+        pytest.param(START, START, None, 3, (START, False), id="nothing compacted"),
         pytest.param(Cut(4, 0, 0), Cut(3, 0, 9, there=True), None, 3, (Cut(4, 0, 0), False), id="ahead of the cut"),
         pytest.param(Cut(4, 70, 8), Cut(4, 90, 9), 5, 3, (Cut(4, 70, 8), False), id="in the segment of the cut"),
         pytest.param(Cut(3, 0, 0), Cut(4, 0, 9), None, 3, (Cut(4, 0, 0), False), id="only a seal"),

@@ -183,7 +183,7 @@ def test_a_log_that_lost_its_beginning_is_damaged(url: str) -> None:
 
 
 def test_a_commit_from_the_future_takes_away_no_past() -> None:
-    """By the rule of the library: what is folded was written by then, whatever time it claims."""
+    """By the rule of the library: what is compacted was written by then, whatever time it claims."""
     now = [1_800_000_000.0]
     url = f"memory://planning-{next(_numbers)}"
     backend = open_backend(url, now=lambda: now[0])

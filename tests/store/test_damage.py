@@ -16,7 +16,7 @@ from opslog.verify.verify import verify
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two agents' logs, of which a compaction has folded most, and a run."""
+    """Two agents' logs, of which a compaction has compacted most, and a run."""
     for agent in ("a", "b"):
         with opslog.open(tmp_path, agent=agent, compact_after=None) as store:
             for number in range(60):

@@ -135,7 +135,7 @@ def test_an_iteration_goes_on_while_its_snapshot_is_collected(url: str) -> None:
 
 
 def test_a_refresh_lets_go_of_runs_that_were_replaced(url: str) -> None:
-    """Though everything that was folded was read here before."""
+    """Though everything that was compacted was read here before."""
     fill(url)
     with opslog.open(url, read_only=True) as reader, opslog.open(url, agent="writer", compact_after=None) as writer:
         writer["100"] = {"new": True}

@@ -15,7 +15,7 @@ import opslog
 from opslog.backends import Backend, Position, Range, open_backend
 from opslog.backends.holders import Holders
 from opslog.backends.objects import backend as objects
-from opslog.compaction.compact import LOCK, compact, fold
+from opslog.compaction.compact import LOCK, compact, compact_unlocked
 from opslog.environment import REAL, Environment
 from opslog.format.layout import segment_path
 from opslog.verify.verify import verify
@@ -424,9 +424,9 @@ def test_a_writer_that_saw_its_number_used_is_fenced(url: str, another_process: 
     assert set(read(url)) == {"x", "y"}
 
 
-@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("compacted", [False, True])
 def test_a_refresh_sees_what_another_process_wrote_under_ones_own_name(
-    url: str, another_process: Callable[[], None], folded: bool
+    url: str, another_process: Callable[[], None], compacted: bool
 ) -> None:
     settings = opslog.Settings(undo_window=0)
     with open_store(url, settings=settings) as first:
@@ -435,7 +435,7 @@ def test_a_refresh_sees_what_another_process_wrote_under_ones_own_name(
         with open_store(url) as second:
             second["y"] = {"by": "second"}
             second["x"] = {"by": "second"}
-        if folded:
+        if compacted:
             compact(open_backend(url), REAL)
         first.refresh()
         assert dict(first) == {"x": {"by": "second"}, "y": {"by": "second"}}
@@ -459,7 +459,7 @@ def test_a_refresh_takes_a_seal_in_once(url: str, monkeypatch: pytest.MonkeyPatc
     assert set(read(url)) == {"x"}
 
 
-def test_a_commit_that_was_folded_before_its_answer_came_is_not_called_void(
+def test_a_commit_that_was_compacted_before_its_answer_came_is_not_called_void(
     url: str, monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
 ) -> None:
     now = [0.0]
@@ -524,14 +524,14 @@ def test_many_writers_and_compactors_without_a_lock(url: str) -> None:
         for turn in range(60):
             stores[number][f"{number}-{turn}"] = {"turn": turn}
 
-    def fold_often(_: int) -> None:
+    def compact_often(_: int) -> None:
         backend = open_backend(url)
         for _ in range(15):
-            fold(backend, REAL)
+            compact_unlocked(backend, REAL)
 
     with ThreadPoolExecutor(6) as pool:
         done = [pool.submit(write, number) for number in range(4)] + [
-            pool.submit(fold_often, number) for number in range(2)
+            pool.submit(compact_often, number) for number in range(2)
         ]
         for one in done:
             one.result()

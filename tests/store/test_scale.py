@@ -122,7 +122,7 @@ def test_many_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: in
         with monkeypatch.context() as patch:
             without_syncs(patch)  # it appends to each of the logs
             done = judge.compact()
-        # All but the judge, who is alive, are idle, so their logs are sealed and folded whole.
+        # All but the judge, who is alive, are idle, so their logs are sealed and compacted whole.
         assert len(done.sealed) == agents
         assert done.commits == agents + 2 + agents
         judge.refresh()

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 import opslog.spark
-from opslog.spark.compaction import compacting, folding
-from opslog.spark.compaction.folding import Batches, Place
+from opslog.spark.compaction import compacting, executing
+from opslog.spark.compaction.executing import Batches, Place
 from opslog.spark.source import DefaultSource
 from opslog.spark.write.writing import OpslogWriter, Staged
 
@@ -46,7 +46,7 @@ def meet(url: str, step: str) -> None:
 def written(step: str, batches: Batches, *, place: Place, **arguments: object) -> Batches:
     """A step of a compaction that writes parts; where it did, it ends when two attempts have."""
     # The module that is installed where the task runs, in which this program has replaced nothing.
-    from opslog.spark.compaction import folding as installed
+    from opslog.spark.compaction import executing as installed
 
     done = list(getattr(installed, step)(batches, place=place, **arguments))
     if any(part is not None for batch in done for part in batch.column("part").to_pylist()):
@@ -71,7 +71,7 @@ class Source(DefaultSource):
 def compact(spark: SparkSession, url: str) -> None:
     compacting.RANGE_BYTES = 12 * 1024 * 1024  # three parts
     for step in ("write_parts", "write_rest"):
-        setattr(folding, step, partial(written, step))
+        setattr(executing, step, partial(written, step))
     assert opslog.spark.compact(spark, url).number == 2
 
 

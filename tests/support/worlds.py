@@ -11,7 +11,7 @@ from typing import Any
 import opslog
 from opslog.backends import Backend, open_backend
 from opslog.backends.holders import Holders
-from opslog.compaction.compact import Compaction, fold
+from opslog.compaction.compact import Compaction, compact_unlocked
 from opslog.environment import Environment
 from opslog.format.commits import Seal, decode_commits
 from opslog.format.layout import segment_path
@@ -57,18 +57,18 @@ class World:
         with opslog.open(self.url, read_only=True, now=self.now) as store:
             return dict(store.items())
 
-    def fold(self, environment: Environment | None = None) -> Compaction:
+    def compact(self, environment: Environment | None = None) -> Compaction:
         with closing(self.backend) as backend:
-            return fold(backend, environment or self.environment)
+            return compact_unlocked(backend, environment or self.environment)
 
     def compact_beyond(self, agent: str) -> None:
-        """Others write, seal, fold and collect, until nothing is left of this agent's segments."""
+        """Others write, seal, compact and collect, until nothing is left of this agent's segments."""
         with self.open("b") as b:
             for number in range(30):
                 b["busy"] = {"n": number}
             for number in range(4):
                 b["y"] = {"n": number}
-                self.fold()
+                self.compact()
                 self.seconds += 60
         assert list_log(self.backend, agent) == []
 
@@ -93,11 +93,11 @@ def delay_seal(world: World, agent: str, meanwhile: Callable[[], None]) -> Compa
             meanwhile()
 
     world.bucket.fault = pause
-    return world.fold()
+    return world.compact()
 
 
 def leave_delayed_seal(world: World, agent: str = "a") -> None:
-    """Leaves the delayed seal of a log under a number that others sealed, folded and collected."""
+    """Leaves the delayed seal of a log under a number that others sealed, compacted and collected."""
     assert delay_seal(world, agent, lambda: world.compact_beyond(agent)).number is None
     (number,) = world.segments(agent)
     (seal,) = decode_commits(world.backend.read(segment_path(agent, number)), "", 0)

@@ -1,4 +1,4 @@
-"""What the tasks of a compaction do: fold the logs, merge runs, measure lines, write parts. Each takes and gives Arrow
+"""What the tasks of a compaction do: merge logs and runs, measure lines, write parts. Each takes and gives Arrow
 batches, and is told the rest by plain values.
 
 A task that is tried again, or runs twice, writes the same bytes under the same names: which rows are in a part was
@@ -37,7 +37,7 @@ _ROWS = 5000
 _BYTES = 8 * 1024 * 1024
 
 # A record of a log; or, where there is no id, how many commits of an agent's log were read, and their greatest ts.
-FOLDED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string"
+MERGED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string"
 
 # Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
 # documents grows with it.
@@ -74,12 +74,12 @@ class PartSlice(NamedTuple):
     whole: bool
 
 
-def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
+def merge_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
     """The winners of some splits of logs, and what was read of each log. The input says which of the tasks to do.
 
-    :returns: as `FOLDED`.
+    :returns: as `MERGED`.
     """
-    schema = _schema(FOLDED)
+    schema = _schema(MERGED)
     backend = place.open()
     try:
         for task in _numbers(batches):
@@ -98,7 +98,7 @@ def fold_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[Log
 def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
     """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
 
-    :param batches: as `FOLDED`.
+    :param batches: as `MERGED`.
     :returns: as `ROWS`.
     """
     range_number = _range_number()
@@ -138,11 +138,11 @@ def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) ->
         backend.close()
 
 
-def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
+def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches:
     """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
 
     :param batches: as `STORED`.
-    :param ages, unfolded: as of `Ages.of`.
+    :param ages, uncompacted: as of `Ages.of`.
     :returns: as `ROWS`.
     """
     range_number = _range_number()
@@ -154,7 +154,7 @@ def newest(batches: Batches, ages: Ages, unfolded: frozenset[str]) -> Batches:
                 yield Row(id, line, deleted)
             previous = id
 
-    rows = ((range_number, row.id, row.deleted, row.line, 0) for row in ages.of(firsts(), unfolded))
+    rows = ((range_number, row.id, row.deleted, row.line, 0) for row in ages.of(firsts(), uncompacted))
     return _batched(rows, _schema(ROWS), 3)
 
 
