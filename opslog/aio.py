@@ -18,7 +18,7 @@ import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -37,7 +37,7 @@ from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
 from opslog.replica.batch import OpenBatch
 from opslog.stats import Stats
-from opslog.store import Store
+from opslog.store import Store, replica_of
 
 __all__ = ["AsyncBatch", "AsyncStore", "open"]
 
@@ -137,13 +137,14 @@ class AsyncStore(Generic[T]):
     """As `opslog.Store`, with calls that are awaited. Made by `open`."""
 
     def __init__(self, store: Store[T]) -> None:
-        self._store = store
+        self._store = store  # for the calls that wait, which are made in threads
+        self._replica = replica_of(store)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
         self._writer = Worker("opslog-aio", self._write, what="writing for tasks")
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
-        self._looks_are_quick = store._backend.segments_grow
+        self._looks_are_quick = self._replica.backend.segments_grow
 
     # -- reading
 
@@ -179,18 +180,15 @@ class AsyncStore(Generic[T]):
 
     async def set(self, id: str, document: T) -> None:
         """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
-        if self._store._schema.looks_back:
-            commit = await self._look(lambda: self._store._setting(id, document))
-        else:
-            commit = self._store._setting(id, document)
-        await self._commit(commit)
+        prepare = partial(self._replica.prepare_set, id, document)
+        await self._commit(await self._look(prepare) if self._replica.schema.looks_back else prepare())
 
     async def delete(self, id: str) -> None:
         """Delete a document.
 
         :raises NotFoundError: there is none of this id.
         """
-        await self._commit(await self._look(lambda: self._store._deleting(id)))
+        await self._commit(await self._look(partial(self._replica.prepare_delete, id)))
 
     @asynccontextmanager
     async def batch(self) -> AsyncIterator[AsyncBatch[T]]:
@@ -198,13 +196,21 @@ class AsyncStore(Generic[T]):
 
         Only what is done through the batch that it gives belongs to it; other tasks write on meanwhile.
         """
-        self._store._writable_log()
-        batch = AsyncBatch(self)
+        self._replica.writable_log()
+        batch = OpenBatch(None)
         try:
-            yield batch
+            yield AsyncBatch(self._store, partial(self._in_batch, batch))
         finally:
-            commit = batch._end()
+            commit = batch.end()
         await self._commit(commit)
+
+    async def _in_batch(self, batch: OpenBatch, call: Callable[[], R]) -> R:
+        def run() -> R:
+            if batch.has_ended:
+                raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
+            return self._replica.batches.inside(batch, call)
+
+        return await self._look(run)
 
     async def undo(self) -> bool:
         """As `Store.undo`."""
@@ -217,16 +223,16 @@ class AsyncStore(Generic[T]):
     async def _commit(self, commit: Commit | None) -> None:
         if commit is None:
             return
-        store = self._store
-        log = store._writable_log()
-        if store._freshness.is_stale:
-            await _in_thread(store._refresh_if_stale)
+        replica = self._replica
+        log = replica.writable_log()
+        if replica.freshness.is_stale:
+            await _in_thread(replica.refresh_if_stale)
         await self._finish(log, log.queue(commit))
-        if store._compaction.is_far_behind:
-            await _in_thread(store._compaction.wait)
+        if replica.compaction.is_far_behind:
+            await _in_thread(replica.compaction.wait)
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:
-        if self._store._buffered:
+        if self._replica.is_buffered:
             if log.is_full:
                 await _in_thread(partial(log.finish, pending))
             else:
@@ -249,7 +255,7 @@ class AsyncStore(Generic[T]):
 
     def _write(self) -> None:
         """In the writer's thread: write what is queued, and have those told who wait for it."""
-        log = self._store._log
+        log = self._replica.log
         assert log is not None
         try:
             log.flush()
@@ -271,19 +277,19 @@ class AsyncStore(Generic[T]):
     async def refresh(self) -> list[Commit]:
         """Take in what other agents wrote, and return those commits. What a cancelled call would have returned, the
         next one does."""
-        await _in_thread(self._store._bring_news)
-        return self._store._news.take_all()
+        await _in_thread(self._replica.refresh)
+        return self._replica.news.take_all()
 
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
         """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`, and each
         commit once, as there; also when this is left, or cancelled."""
-        while not self._store._closed:
+        while not self._replica.is_closed:
             try:
-                await _in_thread(self._store._bring_news)
+                await _in_thread(self._replica.refresh)
             except ClosedError:
                 return  # closed while it was looking
             is_quiet = True
-            while (commit := self._store._next_news()) is not None:
+            while (commit := self._replica.next_news()) is not None:
                 is_quiet = False
                 yield commit
             if is_quiet:
@@ -340,8 +346,7 @@ class AsyncStore(Generic[T]):
 
     def _close(self) -> None:
         # Of a call that was cancelled nobody saw the error, so whoever closes is told again what was not written.
-        self._store._failure_told = False
-        self._store.close()
+        self._replica.close(repeat_failure=True)
         self._writer.close()
 
     def __repr__(self) -> str:
@@ -349,16 +354,18 @@ class AsyncStore(Generic[T]):
 
 
 class AsyncBatch(Generic[T]):
-    """Sets and deletes that will be one commit; see `AsyncStore.batch`. Sees what it has changed itself."""
+    """Sets and deletes that will be one commit; see `AsyncStore.batch`. Sees what it has changed itself.
 
-    def __init__(self, store: AsyncStore[T]) -> None:
-        self._async = store
-        self._store = store._store
-        self._batch = OpenBatch(None)
-        self._ended = False
+    :param inside: gives what a call returns, made as if it stood in the block of this batch.
+    """
+
+    def __init__(self, store: Store[T], inside: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._store = store
+        self._inside = inside
 
     async def get(self, id: str, default: T | None = None) -> T | None:
-        return await self._inside(lambda: self._store.get(id, default))
+        document: T | None = await self._inside(lambda: self._store.get(id, default))
+        return document
 
     async def set(self, id: str, document: T) -> None:
         await self._inside(lambda: self._store.set(id, document))
@@ -366,15 +373,3 @@ class AsyncBatch(Generic[T]):
     async def delete(self, id: str) -> None:
         """:raises NotFoundError: there is none of this id."""
         await self._inside(lambda: self._store.delete(id))
-
-    async def _inside(self, call: Callable[[], R]) -> R:
-        def run() -> R:
-            if self._ended:
-                raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
-            return self._store._in_batch(self._batch, call)
-
-        return await self._async._look(run)
-
-    def _end(self) -> Commit | None:
-        self._ended = True
-        return self._store._batching(self._batch)

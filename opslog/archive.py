@@ -8,22 +8,65 @@ such a crash left, and is garbage. A document that changed meanwhile is not dele
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import msgspec
 
 from opslog.backends import Backend
+from opslog.environment import format_ts
 from opslog.errors import NotFoundError
-from opslog.format.commits import Record, Set, Stamp, encode_commit
-from opslog.format.layout import ARCHIVE, archive_of, archive_path, index_path
+from opslog.format.commits import Batch, DeleteOp, Record, Set, Stamp, encode_commit
+from opslog.format.layout import ARCHIVE, archive_of, archive_path, check_name, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
 from opslog.merge.stamps import newer
+from opslog.replica.replica import Replica
 from opslog.replica.state import State
 from opslog.snapshot.runs import read_blocks
+
+T = TypeVar("T")
 
 
 def quarter(seconds: float) -> str:
     """The default period: the quarter of a time in seconds since 1970, ``2026-Q4``."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return f"{moment.year}-Q{(moment.month + 2) // 3}"
+
+
+def archive_documents(
+    replica: Replica[T], predicate: Callable[[T], object], period: str | None, older_than: timedelta | None
+) -> int:
+    """As `Store.archive`."""
+    environment = replica.environment
+    period = check_name(quarter(environment.time()) if period is None else period, "period")
+    replica.writable_log("archive")
+    replica.refresh()
+    # No document is from before 1970, however long ago "older" is.
+    since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())
+    before = None if older_than is None else format_ts(since)
+    state, winners, records = replica.look(lambda state: (state, dict(state.winners), state.records()))
+    chosen = Chosen(
+        state,
+        winners,
+        [
+            msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
+            for record in records
+            if (before is None or record.ts < before) and predicate(replica.schema.decode(record))
+        ],
+    )
+    if not chosen.records:
+        return 0
+    write_archive(replica.backend, period, environment.nonce(), chosen.records)
+    moved: list[Set] = []
+
+    def delete(state: State) -> Batch | None:
+        # What another thread wrote meanwhile, or a refresh brought, stays where it is.
+        moved[:] = chosen.unchanged() if chosen.is_of(state) else ()
+        return Batch("", 0, "", [DeleteOp(record.id, period) for record in moved]) if moved else None
+
+    while not replica.commit_decided("archive", delete) and not chosen.is_of(replica.state):
+        chosen = chosen.in_another(replica.state, replica.record)
+    return len(moved)
 
 
 def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[Set]) -> None:

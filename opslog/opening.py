@@ -16,6 +16,7 @@ from opslog.history import Point, conditions, load_as_of
 from opslog.log.session import take_name
 from opslog.log.writer import Buffer
 from opslog.options import OPEN, Durability, OpenOptions, check_storage_options
+from opslog.replica.replica import Replica
 from opslog.replica.state import Loader
 from opslog.store import Store
 
@@ -99,8 +100,7 @@ def open(
             loader.manifests.create_first(settings or Settings(), environment)
         read_at = environment.monotonic()
         state = loader.load() if as_of is None else load_as_of(loader, as_of)
-        return Store(
-            backend,
+        replica = Replica(
             loader,
             state,
             read_at=read_at,
@@ -112,6 +112,7 @@ def open(
             environment=environment,
             included=included,
         )
+        return Store(replica)
     except BaseException:
         if appender is not None:
             appender.close()

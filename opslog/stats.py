@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from opslog.log.reader import Segments
+from opslog.format.layout import ARCHIVE
+from opslog.log.reader import list_segments
+from opslog.replica.replica import Replica
 from opslog.replica.state import State
 
 
@@ -44,22 +46,28 @@ class Stats(msgspec.Struct, frozen=True):
     requests: int
 
     @classmethod
-    def of(cls, state: State, segments: Segments, *, compacted: int, **others: Any) -> Self:
-        """:param segments: of all logs.
-        :param compacted: how many commits are.
-        :param others: what these do not say.
-        """
-        runs = [run.run for run in state.runs]
-        return cls(
-            documents=state.documents,
-            agents=len(segments),
-            manifest=state.manifest.number,
-            commits=state.commits,
-            tail_commits=state.commits - compacted,
-            snapshot_runs=len(runs),
-            snapshot_records=sum(run.records for run in runs),
-            snapshot_bytes=sum(run.bytes for run in runs),
-            log_segments=sum(map(len, segments.values())),
-            log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
-            **others,
-        )
+    def of(cls, replica: Replica[Any]) -> Stats:
+        """Costs three listings."""
+        segments = list_segments(replica.backend)
+        archives = replica.backend.list(ARCHIVE)
+
+        def figures(state: State) -> Stats:
+            runs = [run.run for run in state.runs]
+            return cls(
+                documents=state.documents,
+                agents=len(segments),
+                clock=replica.clock.value,
+                manifest=state.manifest.number,
+                commits=state.commits,
+                tail_commits=state.commits - replica.compaction.commits_compacted,
+                snapshot_runs=len(runs),
+                snapshot_records=sum(run.records for run in runs),
+                snapshot_bytes=sum(run.bytes for run in runs),
+                log_segments=sum(map(len, segments.values())),
+                log_bytes=sum(segment.bytes for listed in segments.values() for segment in listed),
+                archive_bytes=sum(entry.size for entry in archives),
+                compaction_error=replica.compaction.error,
+                requests=replica.backend.requests,
+            )
+
+        return replica.look(figures)

@@ -15,6 +15,7 @@ from opslog.backends import open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.environment import Environment
 from opslog.log.session import WriterSession
+from opslog.store import replica_of
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]
@@ -104,7 +105,7 @@ def test_a_failure_on_the_way_loses_nothing(url: str, monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             patch.setattr(MemoryBackend, "create", fail)
             if failing == "delete":
-                assert store._log is not None
+                assert replica_of(store).log is not None
                 patch.setattr(WriterSession, "append", broken)
             with pytest.raises(opslog.WriteFailedError):
                 store.archive(even, "p")

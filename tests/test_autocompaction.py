@@ -19,6 +19,7 @@ from opslog.log.reader import SEGMENT_COST
 from opslog.replica import state
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.waiting import until
 
@@ -99,10 +100,10 @@ def test_a_store_that_only_writes_forgets_what_was_compacted(
                 store[f"{lap}-{number}"] = {"number": number}
             other[f"other-{lap}"] = {}
             if by_itself:
-                until(lambda: len(store._state.winners) < 150)
+                until(lambda: len(replica_of(store).state.winners) < 150)
             else:
                 store.compact()
-                assert len(store._state.winners) < 50
+                assert len(replica_of(store).state.winners) < 50
             if lap == 2:
                 handed_out += store.refresh()
         handed_out += store.refresh()
@@ -128,7 +129,7 @@ def test_what_a_refresh_that_failed_had_read_is_handed_out_by_the_next(
             b[f"b-{number}"] = c[f"c-{number}"] = {}
         store.compact()
         assert "b-0" in store, "it was loaded again"
-        real, paths = store._backend.read, []
+        real, paths = replica_of(store).backend.read, []
 
         def fails_at_the_second_log(path: str, start: int = 0, stop: int | None = None) -> bytes:
             paths.append(path)
@@ -136,7 +137,7 @@ def test_what_a_refresh_that_failed_had_read_is_handed_out_by_the_next(
                 raise opslog.RetryError("not now")
             return real(path, start, stop)
 
-        monkeypatch.setattr(store._backend, "read", fails_at_the_second_log)
+        monkeypatch.setattr(replica_of(store).backend, "read", fails_at_the_second_log)
         with pytest.raises(opslog.RetryError):
             store.refresh()
         found = [commit.id for commit in store.refresh() if isinstance(commit, opslog.Set)]
@@ -169,7 +170,7 @@ def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pyt
         may_go_on.set()
         writer.join()
         assert len(store) == 1000
-        until(lambda: not store._compaction._is_under_way)
+        until(lambda: not replica_of(store).compaction._is_under_way)
         with open_backend(url).lock(compaction.LOCK):
             fill(store, 1000)
 

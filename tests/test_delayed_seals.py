@@ -16,6 +16,7 @@ from opslog.backends.objects import backend as objects
 from opslog.bulk.ingest import ingest
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.support.bucket import Fault, Request
 from tests.support.worlds import DAY, Nobody, Store, World, delay_seal, leave_delayed_seal
@@ -136,7 +137,7 @@ def test_with_asyncio_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: 
             leave_delayed_seal(world)
             await asyncio.gather(*[store.set(f"task-{number}", {}) for number in range(5)])
             await store.set("busy", {"by": "a"})
-            check_converged(world, store._store)
+            check_converged(world, opslog.Store(replica_of(store)))
 
     asyncio.run(write())
 
@@ -192,7 +193,8 @@ def test_a_storage_that_does_not_answer_beside_a_seal_leaves_the_store_usable(wo
     def fail(request: Request) -> Fault | None:
         return Fault("unknown") if request.method == "list" else None
 
-    live._freshness.note(live._state.manifest, world.seconds)
+    replica = replica_of(live)
+    replica.freshness.note(replica.state.manifest, world.seconds)
     with world.bucket.failing(fail), pytest.raises(opslog.WriteFailedError):
         live["busy"] = {"by": "a"}
     live["busy"] = {"by": "a"}

@@ -16,6 +16,7 @@ from opslog.backends import Entry
 from opslog.backends.memory import MemoryBackend
 from opslog.format.commits import encode_commit
 from opslog.format.layout import segment_path
+from opslog.store import replica_of
 from tests.support.bucket import BUCKETS
 
 Store = opslog.Store[dict[str, Any]]
@@ -324,7 +325,7 @@ def test_an_agent_that_comes_back_is_seen_at_once(url: str) -> None:
     store, gone = beside_gone_agents(url.partition("://")[2], 5)
     with store:
         for agent in gone:
-            with opslog.open(store._backend.url, agent=agent, compact_after=None) as worker:
+            with opslog.open(replica_of(store).backend.url, agent=agent, compact_after=None) as worker:
                 worker["back"] = {"by": agent}
                 assert [commit.agent for commit in store.refresh()] == [agent]
                 assert store["back"] == {"by": agent}
@@ -339,6 +340,6 @@ def test_a_log_that_was_there_and_is_not_any_more_is_noticed(url: str) -> None:
     with opslog.open(url, agent="writer") as writer, opslog.open(url, agent="reader") as reader:
         writer["x"] = {}
         reader.refresh()
-        reader._backend.delete([segment_path("writer", 1)])
+        replica_of(reader).backend.delete([segment_path("writer", 1)])
         assert reader.refresh() == []
         assert set(reader) == set(), "as whoever opens the store now sees it"

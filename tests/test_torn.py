@@ -19,6 +19,7 @@ from opslog.format.manifest import Manifest, encode_manifest
 from opslog.format.torn import joined
 from opslog.log import reader as log_module
 from opslog.log.reader import Cursor, list_log
+from opslog.store import replica_of
 from opslog.verify.verify import verify
 
 
@@ -160,7 +161,7 @@ def test_commits_that_share_an_append_say_so(tmp_path: Path, monkeypatch: pytest
         assert syncing.wait(60)
         for thread in threads[1:]:
             thread.start()
-        log = store._log
+        log = replica_of(store).log
         assert log is not None
         while len(log._queue) < 3:
             threading.Event().wait(0.001)

@@ -22,7 +22,7 @@ from opslog.backends import forking
 class Buffered(Protocol):
     """A store that may hold what is not written yet."""
 
-    def _write_at_exit(self) -> None:
+    def write_at_exit(self) -> None:
         """Write it; does nothing where the store is closed, or belongs to the parent of this process. Raises nothing
         of opslog's."""
 
@@ -53,4 +53,4 @@ def _write_all() -> None:
     stores = [store for reference in _stores.valuerefs() if (store := reference()) is not None]
     with ExitStack() as stack:  # each of them, also where a warning is an error, or one is interrupted
         for store in stores:
-            stack.callback(store._write_at_exit)
+            stack.callback(store.write_at_exit)

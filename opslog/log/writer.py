@@ -135,7 +135,7 @@ class Group(msgspec.Struct):
         return self.pendings[: sum(end <= self.durable for end in accumulate(map(len, self.lines)))]
 
 
-class Replica(Protocol):
+class Memory(Protocol):
     """What the owner of a log has in memory of it: the one interface through which a `LogWriter` calls up.
 
     It cannot be the other way round: the thread that leads writes the commits of all others, and each of them may
@@ -156,15 +156,15 @@ class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
     :param session: of this log; closed by `close`.
-    :param replica: what is in memory of it.
+    :param memory: what is in memory of it.
     :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
         nothing that was queued behind it is written. None: they wait.
     """
 
-    def __init__(self, session: WriterSession, replica: Replica, buffer: Buffer | None = None) -> None:
+    def __init__(self, session: WriterSession, memory: Memory, buffer: Buffer | None = None) -> None:
         self.session = session
         self.agent = session.agent
-        self._replica = replica
+        self._memory = memory
         self._buffer = buffer
         self._flusher = Worker(
             "opslog-flush",
@@ -350,10 +350,10 @@ class LogWriter:
         try:
             passage = self.session.pass_seal(group.fence)
             try:
-                self._replica.apply(passage.seals)
+                self._memory.apply(passage.seals)
                 self.session.go_on(passage)
             except BaseException:
-                self._replica.invalidate()  # the next try may take them in once more
+                self._memory.invalidate()  # the next try may take them in once more
                 raise
             self._queueing.run(self._stamp_anew, group)
         except AgentFencedError as error:
@@ -377,7 +377,7 @@ class LogWriter:
         for pending in written:
             pending.end()
         self._group = None
-        self._replica.appended(group.durable + SEGMENT_COST * group.segments)
+        self._memory.appended(group.durable + SEGMENT_COST * group.segments)
 
     def _settle_interrupted(self) -> None:
         """Something ended a call early. Where that leaves the outcome unknown, or where it was known, say so."""
@@ -403,7 +403,7 @@ class LogWriter:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
             if self._buffer is not None:
-                self._replica.apply(_not_applied([pending]))
+                self._memory.apply(_not_applied([pending]))
         except BaseException:
             self._apply_last()
             raise
@@ -416,7 +416,7 @@ class LogWriter:
 
     def _apply(self, pendings: list[Pending]) -> None:
         """Put commits into memory, each once."""
-        self._replica.apply(_not_applied(pendings))
+        self._memory.apply(_not_applied(pendings))
 
     def _take(self) -> None:
         if self._queue:
@@ -428,7 +428,7 @@ class LogWriter:
         """After a seal. An undo is not: what it takes back came before the seal, which is the end of that."""
         group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
         if self._buffer is not None:
-            self._replica.invalidate()
+            self._memory.invalidate()
         kept = []
         for pending in group.pendings:
             if isinstance(pending.commit, Undo):

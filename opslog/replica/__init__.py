@@ -1,1 +1,1 @@
-"""One process's copy of the documents: what it holds, and how it follows what others write."""
+"""An open store: what it has in memory, how it follows what others write, and what it commits."""

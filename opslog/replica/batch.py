@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 import msgspec
 
 from opslog.errors import UsageError
-from opslog.format.commits import Delete, DeleteOp, Record, Set, SetOp
+from opslog.format.commits import Batch, Delete, DeleteOp, Record, Set, SetOp
 
+R = TypeVar("R")
 S = TypeVar("S")
 
 
@@ -20,12 +22,14 @@ class OpenBatch:
 
     :param outer: the block that this one is in.
     :param held: a weak reference to what is there as long as the block can still be left; None: it can.
+    :ivar has_ended: whether `end` was called.
     """
 
     def __init__(self, outer: OpenBatch | None, held: weakref.ref[object] | None = None) -> None:
         self.outer = outer
         self.ops: list[SetOp | DeleteOp] = []
         self.overlay: dict[str, Record] = dict(outer.overlay) if outer else {}
+        self.has_ended = False
         self._held = held
 
     @property
@@ -43,23 +47,56 @@ class OpenBatch:
         self.overlay[record.id] = record  # no exception comes between the two
         self.ops.append(op)
 
-    def merge_into_outer(self) -> None:
-        """An inner block that ends well becomes part of the outer one; one that fails is forgotten alone."""
-        assert self.outer is not None
+    def end(self) -> Batch | None:
+        """What it commits, None if nothing: it is empty, or becomes part of the one that it is in. (An inner block that
+        fails is forgotten alone.)"""
+        self.has_ended = True
+        if self.outer is None:
+            return Batch("", 0, "", self.ops) if self.ops else None
         self.outer.ops += self.ops
         self.outer.overlay = self.overlay
+        return None
+
+
+class _Local(threading.local):
+    """What each thread has of its own: its innermost batch."""
+
+    batch: OpenBatch | None = None
+
+
+class Batches:
+    """The open batches of all threads. Each thread sees its own.
+
+    :ivar local: where `Block` begins and ends them.
+    """
+
+    def __init__(self) -> None:
+        self.local = _Local()
+
+    @property
+    def current(self) -> OpenBatch | None:
+        """The innermost batch of this thread."""
+        batch = self.local.batch
+        while batch is not None and batch.is_over:
+            batch = self.local.batch = batch.outer
+        return batch
+
+    def inside(self, batch: OpenBatch, call: Callable[[], R]) -> R:
+        """What a call returns, made as if it stood in the block of this batch."""
+        outer = self.current
+        try:
+            self.local.batch = batch
+            return call()
+        finally:
+            self.local.batch = outer
+
+    def check_none(self, call: str) -> None:
+        """:raises UsageError: this thread is in a batch, of which this call cannot be a part."""
+        if self.current is not None:
+            raise UsageError(f"{call} cannot be part of a batch: end the batch first")
 
 
 Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
-
-
-class Local(Protocol):
-    """What each thread has of its own.
-
-    :ivar batch: its innermost open batch.
-    """
-
-    batch: OpenBatch | None
 
 
 class _ExitMethod:
@@ -90,15 +127,19 @@ class Block(Generic[S]):
     follows the assignment by which a batch begins, and none precedes the one by which it ends.
 
     :param enter: called first; gives the batch that this block is in, if any, or raises.
-    :param end: called with the batch where the block ends without an exception.
+    :param commit: called with what the batch commits, where the block ends without an exception.
     """
 
     __exit__ = _ExitMethod()
 
     def __init__(
-        self, store: S, local: Local, enter: Callable[[], OpenBatch | None], end: Callable[[OpenBatch], None]
+        self,
+        store: S,
+        batches: Batches,
+        enter: Callable[[], OpenBatch | None],
+        commit: Callable[[Batch | None], None],
     ) -> None:
-        self._store, self._local, self._enter, self._end = store, local, enter, end
+        self._store, self._local, self._enter, self._commit = store, batches.local, enter, commit
         self._batch: OpenBatch | None = None
         self.exit_method: weakref.ref[object] | None = None
 
@@ -124,4 +165,4 @@ class Block(Generic[S]):
             raise UsageError("this batch has ended, or has not begun")
         self._local.batch, self._batch = batch.outer, None
         if kind is None:
-            self._end(batch)
+            self._commit(batch.end())

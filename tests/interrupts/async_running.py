@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import opslog
 from opslog.aio import AsyncStore
+from opslog.store import replica_of
 from tests.interrupts.async_calls import ASYNC_CALLS, AsyncCall
 from tests.interrupts.judging import Observed, Step, problems
 from tests.interrupts.places import Place, stopping_threads
@@ -300,7 +301,7 @@ def _prepare(call: AsyncCall, stage: Stage) -> None:
         try:
             return call.prepare(stage)
         except opslog.LockedError:
-            stage.store._compaction.wait()
+            replica_of(stage.store).compaction.wait()
 
 
 async def _go_on(store: AsyncStore[Any], stage: Stage, seen: Observed) -> None:

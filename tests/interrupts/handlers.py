@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import opslog
+from opslog.store import replica_of
 from tests.interrupts.stage import Documents, Stage
 
 
@@ -29,7 +30,7 @@ class Handled:
     error: Exception | None = None
 
     def call(self, name: str, stage: Stage) -> None:
-        self.is_in_batch = stage.store._open_batch is not None
+        self.is_in_batch = replica_of(stage.store).batches.current is not None
         try:
             HANDLERS[name](self, stage)
         except opslog.OpslogError as error:

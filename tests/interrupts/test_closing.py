@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
@@ -20,9 +21,10 @@ _numbers = itertools.count()
 
 def _exit(store: Store) -> None:
     """The end of a program that goes on to it after the second exception."""
-    store._write_at_exit()
-    if store._failure is not None:  # was logged
-        raise store._failure
+    replica_of(store).write_at_exit()
+    failure = replica_of(store).failure
+    if failure is not None:  # was logged
+        raise failure
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])

@@ -17,6 +17,7 @@ from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, decode_c
 from opslog.format.layout import segment_of
 from opslog.log.reader import Cursor
 from opslog.merge.merge import reference
+from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.powercut.disk import Ack, Event, Image, Write
 from tests.powercut.story import SETTINGS, STORE, opened
@@ -119,7 +120,7 @@ def judge(world: Path, written: Written) -> None:
 def _look(root: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """All documents, and how many commits of each log they come from."""
     with opslog.open(root, read_only=True) as store:
-        cursors: dict[str, Cursor] = store._state.cursors
+        cursors: dict[str, Cursor] = replica_of(store).state.cursors
         return dict(store.items()), {agent: cursor.commits for agent, cursor in cursors.items()}
 
 
@@ -159,7 +160,7 @@ def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
             with opened(root, agent, SETTINGS) as store:
                 assert dict(store.items()) == expected
                 store[f"{agent}-after"] = {"turn": turn}
-                if store._state.manifest.settings.undo_window:
+                if replica_of(store).state.manifest.settings.undo_window:
                     store["undone"] = {}
                     assert store.undo()
                 expected[f"{agent}-after"] = {"turn": turn}

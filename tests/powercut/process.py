@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import opslog
+from opslog.store import replica_of
 from tests.powercut.recording import SharedRecorder
 from tests.powercut.story import SETTINGS, STORE
 
@@ -33,10 +34,10 @@ def single(recorder: SharedRecorder, agent: str, commits: int) -> None:
     """A session for every few commits, with all that a store can do, in one thread."""
     for first in range(0, commits, 4):
         with opened(recorder, agent, compact_after=None) as store:
-            recorder.acknowledge(agent, store._clock.value)
+            recorder.acknowledge(agent, replica_of(store).clock.value)
             for number in range(first, min(first + 4, commits)):
                 store[f"{agent}-{number % 3}"] = {"number": number}
-                recorder.acknowledge(agent, store._clock.value)
+                recorder.acknowledge(agent, replica_of(store).clock.value)
             with store.batch():
                 store[f"{agent}-batch"] = {"first": first}
                 store[f"{agent}-more"] = {"first": first}
@@ -69,7 +70,7 @@ def buffered(recorder: SharedRecorder, agent: str, commits: int) -> None:
         for number in range(commits):
             store[f"{agent}-{number % 5}"] = {"number": number}
             if number % 7 == 0:
-                clock = store._clock.value
+                clock = replica_of(store).clock.value
                 store.flush()
                 recorder.acknowledge(agent, clock)
 

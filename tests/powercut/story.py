@@ -14,6 +14,7 @@ from zlib import crc32
 import opslog
 from opslog.backends.local.fs import FsBackend
 from opslog.environment import REAL
+from opslog.store import replica_of
 from tests.powercut.disk import Event
 from tests.powercut.recording import Killed, Recorder, Turns
 
@@ -77,7 +78,7 @@ class Agent:
 
     def _acknowledge(self, store: Store) -> None:
         """What it has in its log by now it was told, or has seen, to be there."""
-        self._recorder.acknowledge(self.name, store._clock.value)
+        self._recorder.acknowledge(self.name, replica_of(store).clock.value)
 
     def _act(self, store: Store) -> None:
         acts = [self._set, self._set, self._set, self._delete, self._batch, self._undo, self._archive, self._refresh]
@@ -142,7 +143,7 @@ def opened(
         try:
             yield store
         finally:
-            log = store._log
+            log = replica_of(store).log
             assert log is not None
             log._flusher.close()  # a killed one does not come to it in `close`
 

@@ -26,6 +26,7 @@ from opslog.compaction.garbage import find_garbage
 from opslog.format import torn
 from opslog.log import reader as log
 from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from tests.powercut.cutting import Cutter
 from tests.powercut.disk import EXTREMES, Ack, InTurn
 from tests.powercut.recording import Killed, Recorder, read_record
@@ -111,10 +112,10 @@ def small_run(world: Path) -> Recorder:
             for number in range(2):
                 store[str(number)] = {"turn": turn}
             store.flush()
-            recorder.acknowledge("a", store._clock.value)
+            recorder.acknowledge("a", replica_of(store).clock.value)
         assert store.undo()
         store.flush()
-        recorder.acknowledge("a", store._clock.value)
+        recorder.acknowledge("a", replica_of(store).clock.value)
         store.compact()
     return recorder
 
@@ -162,9 +163,9 @@ def found_and_cut(place: Path, agent: str) -> int:
                 store["first"] = {"by": "a"}
             executioner.armed = False
             with opened(world / STORE, agent, NO_UNDO) as store:
-                recorder.acknowledge(agent, store._clock.value if agent == "a" else 0)
+                recorder.acknowledge(agent, replica_of(store).clock.value if agent == "a" else 0)
                 store["second"] = {"by": agent}
-                recorder.acknowledge(agent, store._clock.value)
+                recorder.acknowledge(agent, replica_of(store).clock.value)
                 store.compact()
         for number, event in enumerate(recorder.events):
             cutter.apply(event)

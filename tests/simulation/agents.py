@@ -18,7 +18,7 @@ from opslog.errors import (
     ReopenError,
     RetryError,
 )
-from opslog.store import Store
+from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import Process
@@ -68,8 +68,8 @@ class Agent:
         try:
             self.tries = 0
             self.use(process, store)
-            if not self.left and not store._closed and process.random.random() < 0.5:
-                if not store._buffered or process.random.random() < 0.5:
+            if not self.left and not replica_of(store).is_closed and process.random.random() < 0.5:
+                if not replica_of(store).is_buffered or process.random.random() < 0.5:
                     self.shared.flush(store)
                 self.shared.left_open[process] = store
                 return
@@ -102,13 +102,12 @@ class Agent:
             self.left -= 1
             await session.think()
             (doing,) = session.random.choices(list(self.weights), list(self.weights.values()))
-            clock = crew.store._clock.value
+            before = replica_of(crew.store).clock.value
             async with self.forgiving(session, crew):
                 await self.do(session, doing)
-            if crew.store._clock.value < clock:
-                invariants.violated(
-                    "clocks_never_go_back", f"{self.name}'s went from {clock} to {crew.store._clock.value}"
-                )
+            after = replica_of(crew.store).clock.value
+            if after < before:
+                invariants.violated("clocks_never_go_back", f"{self.name}'s went from {before} to {after}")
 
     async def do(self, session: Session, doing: str) -> None:
         await session.do(doing)
@@ -166,18 +165,19 @@ class Reader:
                 return
             self.left -= 1
             self.shared.think(process)
-            clock = store._clock.value
+            before = replica_of(store).clock.value
             handout.take("", store.refresh())
             ledger_invariants.commits_are_handed_out_once(handout)
             look_at_pairs(store, self.name)
-            if store._clock.value < clock:
-                invariants.violated("clocks_never_go_back", f"{self.name}'s went from {clock} to {store._clock.value}")
+            after = replica_of(store).clock.value
+            if after < before:
+                invariants.violated("clocks_never_go_back", f"{self.name}'s went from {before} to {after}")
             if process.random.random() < 0.1:
                 self._look_back(process, store)
 
     def _look_back(self, process: Process, store: Store[Any]) -> None:
         """Only that it can be done, or is refused in the right way: what it shows is checked when all is quiet."""
-        clock = process.random.randint(0, store._clock.value)
+        clock = process.random.randint(0, replica_of(store).clock.value)
         try:
             with self.shared.open(process, as_of=clock) as past:
                 look_at_pairs(past, f"{self.name} as of {clock}")

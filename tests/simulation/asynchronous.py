@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from opslog.aio import AsyncStore
+from opslog.store import Store, replica_of
 from opslog.testing.simulation import Process
 from opslog.testing.tasks import drained, run_tasks
 from tests.simulation.sessions import Session
@@ -38,7 +39,7 @@ class AsyncAgent(SharingAgent):
                 continue
 
     async def _use(self, process: Process, store: AsyncStore[Any]) -> None:
-        inner = store._store
+        inner = Store(replica_of(store))
         crew = self.crew(process, inner)
         watches = process.random.random() < 0.5
         sessions = [self.session(process, crew, f"task-{number}", store) for number in range(self.users)]

@@ -13,6 +13,7 @@ from opslog.environment import format_ts
 from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from opslog.testing import invariants
 from opslog.testing.invariants import State
 from opslog.testing.simulation import EPOCH, Process, Simulation
@@ -94,7 +95,7 @@ class Audit:
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
             process.sleep(_BACKGROUND_SECONDS / 20)
         for owner, store in list(stores.items()):
-            if store._failure is None and not has_lost_its_directory(store):
+            if replica_of(store).failure is None and not has_lost_its_directory(store):
                 invariants.background_work_is_done(left_to_do(store), owner.name)
                 self.shared.ledger.flushed(self.shared.ledger.buffered(store))
             else:

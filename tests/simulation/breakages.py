@@ -37,6 +37,8 @@ from opslog.log.survey import Survey
 from opslog.log.writer import Group, LogWriter
 from opslog.merge.clock import LamportClock
 from opslog.merge.merge import Merge, Recent
+from opslog.replica.following import Following
+from opslog.replica.memory import Memory
 from opslog.replica.state import State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
@@ -316,7 +318,7 @@ def _collect_aimed_at(files: list[Entry], retained: list[Manifest]) -> list[Entr
     return [entry for entry in files if (named := run_of(entry.path)) and named[0] not in needed]
 
 
-def _give_up(self: Store[Any], state: State, missing: MissingFileError) -> None:
+def _give_up(self: Memory, state: State, missing: MissingFileError) -> None:
     raise missing
 
 
@@ -507,8 +509,8 @@ ALL = [
     ),
     Breakage(
         "do not load again when a snapshot on storage was collected",
-        Store,
-        "_replace",
+        Following,
+        "replace",
         _give_up,
         likely(
             "s3",

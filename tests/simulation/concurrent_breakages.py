@@ -13,8 +13,9 @@ from opslog.errors import ClosedError, MissingFileError
 from opslog.format.commits import Commit, Set
 from opslog.log.reader import Cursor
 from opslog.replica.following import Following
-from opslog.replica.reading import Documents
+from opslog.replica.memory import Memory
 from opslog.replica.state import State
+from opslog.store import Store, replica_of
 from tests.simulation.breakages import Breakage, likely
 
 BUSY: dict[str, Any] = {
@@ -29,27 +30,28 @@ BUSY: dict[str, Any] = {
 }
 
 
-def _take_unobserved(self: Following[Any], commits: list[Commit], cursor: Cursor) -> None:
+def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> None:
     """The clock observes commits when they can be read already."""
 
     def take(state: State) -> None:
-        state.apply(commits, partial(self._news.add, commits, cursor))
+        state.apply(commits, partial(self.news.add, commits, cursor))
 
-    self._with_state(take)
+    self.change(take)
     if commits:
-        self._clock.observe(commits[-1].clock)
+        self.clock.observe(commits[-1].clock)
 
 
-def _watch_all_at_once(self: Following[Any], poll_seconds: float = 0.2) -> Iterator[Commit]:
+def _watch_all_at_once(self: Store[Any], poll_seconds: float = 0.2) -> Iterator[Commit]:
     """What a refresh brought belongs to the watch that made it, also if that is left."""
-    while not self._closed:
+    replica = replica_of(self)
+    while not replica.is_closed:
         try:
             commits = self.refresh()
         except ClosedError:
             return
         yield from commits
         if not commits:
-            self._environment.sleep(poll_seconds)
+            replica.environment.sleep(poll_seconds)
 
 
 async def _refresh_in_thread(self: AsyncStore[Any]) -> list[Commit]:
@@ -66,15 +68,15 @@ def _is_always_of(self: Chosen, state: State) -> bool:
     return True
 
 
-def _look_unlocked(self: Documents[Any], read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _look_unlocked(self: Memory, read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Also while a commit is half taken in."""
     try:
-        return read(self._state, *args, **kwargs)
+        return read(self.state, *args, **kwargs)
     except MissingFileError:
         return _look(self, read, *args, **kwargs)
 
 
-_look = Documents._look
+_look = Memory.look
 
 
 CONCURRENT = [
@@ -87,7 +89,7 @@ CONCURRENT = [
     ),
     Breakage(
         "lose what a watch that is left has not given",
-        Following,
+        Store,
         "watch",
         _watch_all_at_once,
         likely("s3", {}, threaded=3, leaving=0.5, think_seconds=0.1, calls=40),
@@ -108,8 +110,8 @@ CONCURRENT = [
     ),
     Breakage(
         "read while commits are taken in",
-        Documents,
-        "_look",
+        Memory,
+        "look",
         _look_unlocked,
         likely("posix", {}, **BUSY, statements=5, weights={"batch": 4, "refresh": 2}),
     ),

@@ -19,7 +19,7 @@ from opslog.format.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
 from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
 from opslog.replica.news import News
-from opslog.store import Store
+from opslog.store import Store, replica_of
 from opslog.testing.signals import Interrupt
 
 # What is compared of a commit: the kind, and per op the id and the document's text, or the period.
@@ -117,7 +117,7 @@ class Ledger:
         def noting_gaps(news: News, commits: Iterable[Commit], complete: bool, cursors: dict[str, Cursor]) -> None:
             catch_up(news, commits, complete, cursors)
             for handout in self.handouts:
-                if handout.store._news is news:
+                if replica_of(handout.store).news is news:
                     handout.is_whole &= complete
 
         with patch.object(LogWriter, "_append", noting), patch.object(News, "catch_up", noting_gaps):
@@ -143,7 +143,7 @@ class Ledger:
         finally:
             _CALL.reset(outer)
         if attempt.outcome == "begun":
-            attempt.outcome = "buffered" if store._buffered else "done"
+            attempt.outcome = "buffered" if replica_of(store).is_buffered else "done"
 
     def buffered(self, store: Store[Any]) -> list[Attempt]:
         """What is buffered in this store, as far as is known."""
@@ -170,7 +170,7 @@ class Ledger:
 
 def progress(store: Store[Any]) -> dict[str, int]:
     """Per agent how many commits of its log are in the store."""
-    return {agent: cursor.commits for agent, cursor in store._state.cursors.items()}
+    return {agent: cursor.commits for agent, cursor in replica_of(store).state.cursors.items()}
 
 
 def content_of(commit: Commit) -> Content:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from opslog.format.commits import Record, Seal
 from opslog.merge.stamps import is_greater
+from opslog.store import replica_of
 from opslog.testing.invariants import Logs, invariant
 from tests.simulation.ledger import Attempt, Handout, content_of
 
@@ -96,6 +97,6 @@ def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
     handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
     for agent, until in (handout.until or {}).items() if handout.is_whole else ():
         for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:
-            if agent != handout.store._agent and commit.stamp not in handed:
+            if agent != replica_of(handout.store).agent and commit.stamp not in handed:
                 return f"{handout.who} was never handed {content_of(commit)} at {commit.stamp}"
     return None

@@ -14,6 +14,7 @@ from opslog.log import writer
 from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
 from opslog.replica.following import Following
+from opslog.store import replica_of
 from opslog.testing.faults import PAUSE_SECONDS_MAX
 from tests.simulation.breakages import Breakage, likely
 
@@ -32,20 +33,20 @@ LONG_AWAY: dict[str, Any] = {
 """Agents that are away for longer than tombstones are kept, while others delete and compact."""
 
 
-def _count_when_begun(self: Following[Any]) -> None:
+def _count_when_begun(self: Following) -> None:
     """Whether the refresh comes to its end or not."""
-    self._freshness.read_at = self._environment.monotonic()
+    self.freshness.read_at = self.environment.monotonic()
     _read_new(self)
 
 
 _read_new = Following._read_new
 
 
-def _move_cursor_first(self: Following[Any], commits: list[Commit], cursor: Cursor) -> None:
+def _move_cursor_first(self: Following, commits: list[Commit], cursor: Cursor) -> None:
     if commits:
-        self._clock.observe(commits[-1].clock)
-    self._news.add(commits, cursor)
-    self._apply(commits)
+        self.clock.observe(commits[-1].clock)
+    self.news.add(commits, cursor)
+    self.apply(commits)
 
 
 def _apply_before_queueing(self: LogWriter, commit: Commit) -> Pending:
@@ -96,7 +97,7 @@ class _Lock:
             return work(*args)
 
 
-def _again_and_again(self: Following[Any], work: Any) -> None:
+def _again_and_again(self: Following, work: Any) -> None:
     """Also inside itself."""
     with self._refresh_lock:
         work()
@@ -105,7 +106,7 @@ def _again_and_again(self: Following[Any], work: Any) -> None:
 async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None:
     """However long ago others' commits were read."""
     if commit is not None:
-        log = self._store._writable_log()
+        log = replica_of(self).writable_log()
         await self._finish(log, log.queue(commit))
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
 from opslog.format.commits import Commit
-from opslog.store import Store
+from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.simulation import Process
 from tests.simulation import ledger_invariants
@@ -276,9 +276,9 @@ class Session:
     async def check_own(self, attempt: Attempt, id: str, expected: dict[str, Any] | None) -> None:
         """What a call has written is seen. (A handler may have undone it, or brought something newer, and so may this
         reading, where the snapshot was collected.)"""
-        state = self.store._state
+        state = replica_of(self.store).state
         seen = await self.calls.get(id)
-        is_same = self.store._state is state and self._handled == self._handled_before
+        is_same = replica_of(self.store).state is state and self._handled == self._handled_before
         if is_same and not self.may_be_overtaken(attempt, id):
             invariants.own_writes_are_read({id: seen}, {id: expected}, self.name or self.agent)
 
@@ -288,11 +288,16 @@ class Session:
 
     # -- signals
 
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether this thread is."""
+        return replica_of(self.store).batches.current is not None
+
     def handle(self) -> None:
         """The handler of a signal that came into a call of this thread. It may use the store, which does what it is
         asked, or refuses."""
         # What it wrote in a batch would be a part of that.
-        doing = "read" if self.store._open_batch is not None else self.random.choice(_HANDLED)
+        doing = "read" if self.is_in_batch else self.random.choice(_HANDLED)
         self._handled += 1
         self.crew.was_disturbed = True
         self.process.note(f"its handler: {doing}")
@@ -329,7 +334,7 @@ class Session:
     async def handle_read(self) -> None:
         self.store.get(self.random.choice(self.shared.ids))
         seen = dict(self.store.items())
-        for left, right in PAIRS if self.store._open_batch is None else ():  # its own thread sees what it has of one
+        for left, right in () if self.is_in_batch else PAIRS:  # its own thread sees what it has of one
             invariants.batches_are_atomic(seen.get(left), seen.get(right), f"the handler of {self.agent}")
 
 
@@ -355,7 +360,7 @@ class SharedSession(Session):
     async def answer(self) -> None:
         """Write, or delete, what others write, after having read it."""
         id = self.random.choice(self.shared.ids)
-        read = await self.elsewhere(lambda: self.store._record(id))
+        read = await self.elsewhere(lambda: replica_of(self.store).record(id))
         if self.random.random() < 0.2:
             with self.attempt("delete", id) as attempt:
                 await self.calls.delete(id)
@@ -416,8 +421,8 @@ def look_at_pairs(store: Store[Any], who: str) -> None:
     collected goes on to a newer state when it is read."""
     for left, right in PAIRS:
         while True:
-            state = store._state
+            state = replica_of(store).state
             seen = store.get(left), store.get(right)
-            if store._state is state:
+            if replica_of(store).state is state:
                 break
         invariants.batches_are_atomic(*seen, who)

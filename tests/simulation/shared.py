@@ -11,7 +11,7 @@ from opslog.aio import Opening
 from opslog.compaction.automatic import NO_MORE_THREADS
 from opslog.errors import OpslogError, ReopenError, WriteFailedError
 from opslog.format.manifest import Settings
-from opslog.store import Store
+from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.invariants import State
 from opslog.testing.signals import Interrupt
@@ -77,14 +77,15 @@ class Shared:
     def check_memory(self, store: Store[Any], who: str) -> None:
         """Hold an open store, which no other thread uses, to what it has read and written."""
         self.flush(store)
-        state = store._state
+        replica = replica_of(store)
+        state = replica.state
         shown, read = view(store), progress(store)
-        log = store._log
-        if store._state is not state or not self._names_are_kept or log is None or log._broken is not None:
+        log = replica.log
+        if replica.state is not state or not self._names_are_kept or log is None or log._broken is not None:
             return  # it was loaded anew meanwhile, or says at its next write that it has to be opened again
         logs = all_commits(self.storage)
         invariants.memory_is_what_was_read(
-            shown, logs, read | {str(store._agent): len(logs.get(str(store._agent), []))}, who
+            shown, logs, read | {str(replica.agent): len(logs.get(str(replica.agent), []))}, who
         )
 
     def excuse(self, error: OpslogError) -> None:
@@ -151,13 +152,14 @@ def view(store: Store[Any]) -> State:
 
 def has_lost_its_directory(store: Store[Any]) -> bool:
     """Whether another directory stands where the store's was: it can do nothing any more but be opened again."""
-    tree = getattr(store._backend, "tree", None)
+    tree = getattr(replica_of(store).backend, "tree", None)
     return tree is not None and tree().is_replaced()
 
 
 def left_to_do(store: Store[Any]) -> str | None:
     """What a store has to do by itself and has not done yet, None if nothing."""
-    log, error = store._log, store._compaction.error
-    if log is not None and store._failure is None and (log._queue or log._group):
+    replica = replica_of(store)
+    log, error = replica.log, replica.compaction.error
+    if log is not None and replica.failure is None and (log._queue or log._group):
         return "its buffer is not written"
     return None if error is None or error == NO_MORE_THREADS else f"automatic compaction failed: {error}"

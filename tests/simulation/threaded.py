@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from opslog.aio import AsyncStore
-from opslog.store import Store
+from opslog.store import Store, replica_of
 from opslog.testing.simulation import Process
 from opslog.testing.threads import Threading
 from tests.simulation import ledger_invariants
@@ -53,7 +53,7 @@ class SharingAgent(Agent):
 
     async def watch(self, session: Session, crew: Crew) -> None:
         """Take what comes, by one loop after the other."""
-        while not (crew.ending or crew.is_over or crew.store._closed):
+        while not (crew.ending or crew.is_over or replica_of(crew.store).is_closed):
             async with self.forgiving(session, crew):
                 async for commit in session.calls.watch(self.poll_seconds):
                     crew.handout.take("watch", [commit])
@@ -86,7 +86,7 @@ class ThreadedAgent(SharingAgent):
             if crew.ending and seconds == self.poll_seconds:
                 raise _Called
 
-        store._environment = replace(process.environment, sleep=sleep)
+        replica_of(store).environment = replace(process.environment, sleep=sleep)
         sessions = [self.session(process, crew, f"t{number}") for number in range(self.users)]
         sessions[0].is_main = True
         working = [_started(process, session.name, partial(self._work, session, crew)) for session in sessions[1:]]

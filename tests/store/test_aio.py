@@ -17,6 +17,7 @@ import opslog
 from opslog.backends.local.fs_log import FsAppender
 from opslog.compaction import automatic as autocompaction
 from opslog.environment import Environment
+from opslog.store import replica_of
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
 TASKS = 64
@@ -242,7 +243,7 @@ async def test_close_says_what_was_not_written_though_a_cancelled_call_was_told(
     with pytest.raises(asyncio.CancelledError):
         await flushing
     cancelled.set()
-    while not store._store._failure_told:
+    while not replica_of(store)._failure_was_raised:
         await asyncio.sleep(0.01)
     with pytest.raises(opslog.WriteFailedError, match="the disk is full"):
         await store.close()

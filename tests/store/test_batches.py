@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
 
 Store = opslog.Store[dict[str, Any]]
@@ -75,7 +76,7 @@ def test_no_batch_stays_open_wherever_an_exception_ends_its_block(store: Store, 
             kept = error
         store["after"] = {"v": number}
         store.flush()
-        with opslog.open(store._backend.url, read_only=True) as fresh:
+        with opslog.open(replica_of(store).backend.url, read_only=True) as fresh:
             assert fresh.get("after") == {"v": number}, f"it is in a batch that is over, after {came}"
             assert dict(fresh.items()) == dict(store.items())
         if places < number:

@@ -16,6 +16,7 @@ from opslog.backends import open_backend, posix
 from opslog.format.commits import decode_commits, encode_commit
 from opslog.format.layout import segment_path
 from opslog.log.reader import list_log
+from opslog.store import replica_of
 from tests.support import bucket
 from tests.support.waiting import until
 
@@ -71,10 +72,11 @@ def test_a_crash_loses_less_than_two_buffers(
     acknowledged: list[str] = []
     waiting: set[int] = set()
     with opslog.open(url, agent="a", durability="buffered", **options) as store:
-        assert store._log is not None
+        log = replica_of(store).log
+        assert log is not None
         store["first"] = {}
         store.flush()
-        alone, run = store._log._alone, store._log._alone.run
+        alone, run = log._alone, log._alone.run
 
         def wait(work: Callable[..., Any], *arguments: Any) -> Any:
             waiting.add(threading.get_ident())  # in the append that does not return, or behind it

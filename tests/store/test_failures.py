@@ -20,6 +20,7 @@ import opslog
 from opslog.backends import posix
 from opslog.format.layout import segment_path
 from opslog.log.writer import LogWriter
+from opslog.store import replica_of
 from tests.support.faults import failing
 
 Store = opslog.Store[dict[str, Any]]
@@ -296,7 +297,7 @@ class TestGroups:
         """Let one thread's append wait until the commits of all others are queued behind it, which makes them one
         group; `second` is called before that group is written. Returns whose calls returned, and the others' errors."""
         real, appends = os.write, 0
-        writer = store._log
+        writer = replica_of(store).log
         assert writer is not None
 
         def write(descriptor: int, data: bytes) -> int:
@@ -366,7 +367,7 @@ class TestGroups:
         """Ctrl-C reaches the thread that writes for all just after it has taken the queue."""
         with opslog.open(tmp_path, agent="a") as store:
             store["old"] = {}
-            writer = store._log
+            writer = replica_of(store).log
             assert writer is not None
             follower = threading.Thread(target=store.set, args=("follower", {}))
             real_flush, real_append = LogWriter._flush, LogWriter._try_append
@@ -411,7 +412,7 @@ class TestBuffered:
             patch.setattr(os, "write", write)
             store["lost"] = {}
             assert done.wait(60)
-            assert wait_until(lambda: store._failure is not None)
+            assert wait_until(lambda: replica_of(store).failure is not None)
 
     @staticmethod
     def calls(store: Store) -> dict[str, Callable[[], object]]:
@@ -554,7 +555,7 @@ def test_a_store_that_broke_and_was_closed_does_not_keep_its_directory_open(
     store = opslog.open(root, agent="a", durability=durability, compact_after=None)
 
     def fail(descriptor: int) -> None:
-        tree = store._backend.tree()  # type: ignore[attr-defined]
+        tree = replica_of(store).backend.tree()  # type: ignore[attr-defined]
         raise OSError(errno.EIO, os.strerror(errno.EIO), tree.path)
 
     store["old"] = {}

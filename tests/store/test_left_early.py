@@ -15,6 +15,7 @@ import pytest
 
 import opslog
 from opslog.backends.memory import MemoryBackend
+from opslog.store import replica_of
 from tests.interrupts.places import Place, at_places
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 
@@ -100,7 +101,7 @@ class Story(NamedTuple):
             assert len(store) == len(fresh) == 2 + len(self.ids)
             assert store.stats().commits == fresh.stats().commits
         assert sorted(handed(commits)) == sorted(self.ids), "each once"
-        assert store._clock.value >= max(record.clock for record in store.records())
+        assert replica_of(store).clock.value >= max(record.clock for record in store.records())
 
 
 @pytest.mark.parametrize("compacts", [False, True])
@@ -163,7 +164,7 @@ def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
     def look(place: Place) -> None:
         with suppress(opslog.UsageError):  # while the state is being changed
             clocks = [record.clock for record in store.records()]
-            assert max(clocks) <= store._clock.value, place.where
+            assert max(clocks) <= replica_of(store).clock.value, place.where
             outranked.append(len(clocks) > 2)
 
     story = Story(url, compacts, ["x", "y", "z"])
@@ -391,14 +392,14 @@ class Gate:
 
     def __init__(self, store: opslog.aio.AsyncStore[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.came, self.open = threading.Event(), threading.Event()
-        read = store._store._loader.manifests.newest
+        read = replica_of(store).loader.manifests.newest
 
         def newest() -> Any:
             self.came.set()
             self.open.wait()
             return read()
 
-        monkeypatch.setattr(store._store._loader.manifests, "newest", newest)
+        monkeypatch.setattr(replica_of(store).loader.manifests, "newest", newest)
 
 
 def test_what_a_cancelled_refresh_brings_the_next_one_returns(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from opslog.compaction.compact import compact
 from opslog.environment import REAL
 from opslog.format.commits import encode_commit
 from opslog.format.layout import segment_path
+from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.interrupts.places import at_each
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
@@ -183,7 +184,7 @@ def test_a_buffered_undo_that_a_seal_overtakes_is_not_said_to_be_done(
     with open_store(url, settings=settings, durability="buffered", buffer_seconds=3600) as live:
         live["x"] = {}
         live.flush()
-        log = live._log
+        log = replica_of(live).log
         assert log is not None
         wait = log.wait
 

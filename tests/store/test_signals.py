@@ -18,6 +18,7 @@ import pytest
 import opslog
 from opslog.backends.local.fs_log import FsAppender
 from opslog.format import commits
+from opslog.store import replica_of
 from tests.interrupts.places import at_each
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.waiting import until
@@ -176,7 +177,7 @@ def test_a_handler_that_comes_while_another_thread_writes_waits_for_it_as_the_in
 ) -> None:
     append = FsAppender.append
     with opslog.open(tmp_path, agent="a") as store:
-        log = store._log
+        log = replica_of(store).log
         assert log is not None
         leading = threading.Event()
 
@@ -246,7 +247,7 @@ def test_what_a_buffer_refuses_is_not_in_memory(monkeypatch: pytest.MonkeyPatch)
             store["x"] = {"text": "x" * 1000}
         with pytest.raises(opslog.UsageError, match="one commit would take"):
             store.update({f"{number}": {"text": "x" * 1000} for number in range(2)})
-        store._clock.observe(commits.CLOCK_MAX)
+        replica_of(store).clock.observe(commits.CLOCK_MAX)
         with pytest.raises(opslog.CorruptError, match="no commit can follow"):
             store["x"] = {"v": 2}
         assert dict(store.items()) == {"x": {"v": 1}}

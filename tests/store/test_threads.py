@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.store import replica_of
 from tests.support.places import DIRECTORY, SERVERS, Place
 
 Store = opslog.Store[dict[str, Any]]
@@ -107,7 +108,7 @@ def test_concurrent_threads_share_appends(tmp_path: Path, monkeypatch: pytest.Mo
 
     def append(self: FsAppender, data: bytes) -> Any:
         lengths.append(data.count(b"\n"))
-        writer = store._log
+        writer = replica_of(store).log
         assert writer is not None
         if len(lengths) == 1:
             event = threading.Event()

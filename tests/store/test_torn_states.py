@@ -13,6 +13,7 @@ import pytest
 import opslog
 from opslog.format.commits import Record
 from opslog.merge.merge import Merge
+from opslog.store import replica_of
 
 _numbers = itertools.count()
 Store = opslog.Store[dict[str, Any]]
@@ -100,7 +101,7 @@ def test_a_view_of_the_past_that_is_torn_says_so(url: str) -> None:
     with opslog.open(url, agent="a") as store:
         store["x"] = {}
     with opslog.open(url, as_of=1) as past:
-        past._state.is_torn = True
+        replica_of(past).state.is_torn = True
         with pytest.raises(opslog.ReopenError, match="open it again"):
             past.get("x")
 
@@ -159,9 +160,9 @@ def test_a_state_that_is_torn_takes_in_nothing_more(url: str) -> None:
         write_both(other, 1)
         with interrupted(raise_interrupt), pytest.raises(InterruptError):
             store.refresh()
-        torn = store._state
+        torn = replica_of(store).state
         assert torn.is_torn
         torn.apply((), lambda: taken.append("in"))
         assert not taken
         assert len(store) == 2
-        assert store._state is not torn
+        assert replica_of(store).state is not torn

@@ -1,0 +1,289 @@
+"""An open store as one object: what is under `opslog.Store` and under `opslog.aio.AsyncStore`.
+
+A replica is all of an open store but one thing: it does not say who waits for a commit, and where. `Store` has the
+calling thread wait, `AsyncStore` the task. What else they have in common is here, and its parts:
+
+- `state`, and how threads share it (`opslog.replica.memory`);
+- how it follows what others write (`opslog.replica.following`): `refresh`, `news`;
+- `log`, which writes (`opslog.log.writer`), and `compaction`, the automatic one;
+- `batches` of the threads, which lie over the state until they are committed (`opslog.replica.batch`).
+
+A write has three steps. `prepare_set`, `prepare_delete` or the end of a batch say what to commit; the log's `queue`
+stamps it; its `finish` returns when it is durable. What has to be decided on the newest state, with no other commit of
+this process in between, is prepared and queued in one step instead: `commit_decided`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeVar
+
+import msgspec
+
+from opslog.backends import Appender, forking
+from opslog.compaction.automatic import AutoCompaction
+from opslog.concurrency import exiting
+from opslog.concurrency.background import logger
+from opslog.environment import Environment
+from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError
+from opslog.format.commits import Commit, Delete, Record, Set, Undo
+from opslog.format.documents import Schema, check_id
+from opslog.log.reader import Cursor
+from opslog.log.session import WriterSession
+from opslog.log.writer import Buffer, LogWriter, Pending
+from opslog.replica.batch import Batches, OpenBatch
+from opslog.replica.following import Following
+from opslog.replica.state import Loader, State
+
+T = TypeVar("T")
+
+
+def _count(state: State, overlay: dict[str, Record]) -> int:
+    return state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
+
+
+class Replica(Following, Generic[T]):
+    """An open store; made by `opslog.opening.open`. Safe to use from many threads.
+
+    :param appender: of the agent's name, None where nothing is written; closed by `close`.
+    :param buffer: None: whoever writes waits until it is durable.
+    :param compact_after: as of `opslog.open`.
+    :ivar is_buffered: whether there is a buffer.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        state: State,
+        *,
+        read_at: float,
+        agent: str | None,
+        appender: Appender | None,
+        schema: Schema[T],
+        buffer: Buffer | None,
+        compact_after: int | None,
+        environment: Environment,
+        included: Callable[[Commit], bool] | None,
+    ) -> None:
+        super().__init__(loader, state, read_at=read_at, agent=agent, environment=environment, included=included)
+        self.schema = schema
+        self.batches = Batches()
+        self.is_buffered = buffer is not None
+        self.is_closed = False
+        self._generation = forking.generation
+        self._failure_was_raised = False
+        self.log = None
+        if agent and appender:
+            own = state.cursors.get(agent, Cursor(agent))
+            session = WriterSession(self.backend, appender, own, self.freshness, self.clock)
+            self.log = LogWriter(session, self, buffer)
+        self.compaction = AutoCompaction(
+            self.backend,
+            environment,
+            state.manifest,
+            tail_cost=state.tail_cost,
+            after=compact_after,
+            compacted=self.forget_compacted,
+        )
+        if self.is_buffered:
+            exiting.write_at_exit(self)
+
+    # -- reading: the state, with this thread's batch over it
+
+    def record(self, id: str) -> Set | None:
+        """The record of a document, None where there is none."""
+        self.check_open()
+        batch = self.batches.current
+        if batch is not None and id in batch.overlay:
+            record = batch.overlay[id]
+            return record if isinstance(record, Set) else None
+        return self.look(State.get, id)
+
+    def contains(self, id: object) -> bool:
+        """Whether there is a document."""
+        self.check_open()
+        batch = self.batches.current
+        if batch is not None and id in batch.overlay:
+            return isinstance(batch.overlay[id], Set)
+        return isinstance(id, str) and self.look(State.contains, id)
+
+    def count(self) -> int:
+        """How many documents there are."""
+        self.check_open()
+        batch = self.batches.current
+        return self.look(_count, batch.overlay if batch is not None else {})
+
+    def records(self) -> Iterator[Set]:
+        """All documents' records in order of id, as they are at the call."""
+        self.check_open()
+        batch = self.batches.current
+        return self.look(State.records, batch.overlay if batch is not None else None)
+
+    # -- writing
+
+    def writable_log(self, call: str | None = None) -> LogWriter:
+        """The log to write to.
+
+        :param call: the name of a call that cannot be part of a batch.
+        :raises ReadOnlyError: the store was opened for reading.
+        """
+        self.check_open()
+        self.check_not_in_state()
+        if call is not None:
+            self.batches.check_none(call)
+        if self.log is None:
+            raise ReadOnlyError(f"{self.backend.url} was opened for reading only: open it with an agent name to write")
+        return self.log
+
+    def prepare_set(self, id: str, document: T) -> Set | None:
+        """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
+        batch. Errors as of `Store.set`."""
+        check_id(id)
+        encoded = self.schema.encode(document)
+        replaced = self.record(id) if self.schema.looks_back else None
+        self.schema.check_known(encoded, replaced)
+        data = msgspec.Raw(encoded)
+        v = self.schema.version or (replaced.v if replaced is not None else 1)
+        batch = self.batches.current
+        if batch is None:
+            return Set("", 0, "", id, data, v)
+        self.check_open()
+        batch.set(id, data, v)
+        return None
+
+    def prepare_delete(self, id: str) -> Delete | None:
+        """Likewise for a delete.
+
+        :raises NotFoundError: there is no such document.
+        """
+        if not self.contains(id):
+            raise NotFoundError(f"there is no document {id!r} in {self.backend.url}")
+        batch = self.batches.current
+        if batch is None:
+            return Delete("", 0, "", id)
+        batch.delete(id, None)
+        return None
+
+    def begin_batch(self) -> OpenBatch | None:
+        """The batch that another one is to begin in, None where it is the outermost."""
+        self.writable_log()
+        return self.batches.current
+
+    def prepare_undo(self, state: State) -> Undo | None:
+        """What an undo commits, None when nothing is left to undo; for `commit_decided`."""
+        target = state.merge.undoable(self.agent or "")
+        return None if target is None else Undo("", 0, "", target.clock)
+
+    def commit_decided(self, call: str, decide: Callable[[State], Commit | None]) -> bool:
+        """Commit what `decide` makes of the state, called when all own commits are in it and nobody changes it before
+        that commit has its clock. Returns when it is durable; so this blocks.
+
+        :param call: the name of the call, which cannot be part of a batch.
+        :returns: False: it made None of it, so nothing was committed.
+        """
+        log = self.writable_log(call)
+        self.refresh_if_stale()
+        while True:
+            if (state := self.state).is_torn:
+                self.replace(state, None)
+            is_torn, pending = log.quiet(partial(self._queue_decided, decide))
+            if is_torn:
+                continue  # since just now
+            if pending is None:
+                return False
+            with suppress(SealedError):
+                log.wait(pending)  # also where others do not, since only now it is known whether a seal came first
+                return True
+
+    def _queue_decided(
+        self, decide: Callable[[State], Commit | None], queue: Callable[[Commit], Pending]
+    ) -> tuple[bool, Pending | None]:
+        """Whether the state is torn, so that nobody can decide; otherwise the commit, None if there is none."""
+
+        def queue_decided(state: State) -> Pending | None:
+            commit = decide(state)
+            return None if commit is None else queue(commit)
+
+        return (True, None) if self.state.is_torn else (False, self.change(queue_decided))
+
+    def flush(self) -> None:
+        """Write all that is buffered. Blocks. Errors as of `Store.flush`."""
+        self.check_open()
+        self.check_may_wait()
+        if self.log is not None:
+            self.log.flush()
+        self.check_open()
+
+    def appended(self, cost: int) -> None:
+        """The log has grown by what costs so much to read (`opslog.log.reader.cost_after`)."""
+        self.compaction.note_append(cost, self.state.commits)
+
+    # -- life
+
+    @property
+    def failure(self) -> OpslogError | None:
+        """Why buffered commits are in memory and not in the log, or may not be. None while all is well."""
+        return None if self.log is None else self.log.failure
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a child of the process that opened the store."""
+        return self._generation != forking.generation
+
+    def check_open(self) -> None:
+        """:raises ClosedError: the store is closed, or belongs to the parent of this process.
+        :raises ReopenError: buffered commits could not be written.
+        """
+        if self.is_closed:
+            raise ClosedError(f"this store ({self.backend.url}) is closed: open it again")
+        if self._generation != forking.generation:  # `is_forked`, without a call: every call comes by here
+            raise ClosedError(
+                f"this store ({self.backend.url}) belongs to the parent of this process: open one here, under another "
+                "agent name"
+            )
+        if self.log is not None and (failure := self.log.failure) is not None:
+            self._failure_was_raised = True
+            raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
+
+    def close(self, *, repeat_failure: bool = False) -> None:
+        """Write what is buffered, end a compaction under way, and give the agent's name back. Blocks. Idempotent; what
+        an interrupt kept from being closed, the next call closes.
+
+        :param repeat_failure: whether to raise `failure` also where another call has raised it already.
+        :raises OpslogError: as `failure` says.
+        """
+        if self.is_forked:
+            self.is_closed = True
+            return  # everything belongs to the parent
+        self.check_may_wait()
+        self.is_closed = True
+        try:
+            if self.log is not None:
+                self.log.flush()
+            self.compaction.close()
+        finally:
+            if self.log is not None:
+                self.log.close()
+            self.backend.close()
+        failure = self.failure
+        if failure is not None and (repeat_failure or not self._failure_was_raised):
+            self._failure_was_raised = True
+            raise failure
+
+    def write_at_exit(self) -> None:
+        """The program ends: write what nobody has closed."""
+        if self.log is None or self.log.is_closed or self.is_forked:
+            return  # one whose `close` was interrupted before that has what is buffered still
+        # Whatever writes later, as another function that runs at exit, must not rely on a thread any more.
+        self.log.write_at_once()
+        try:
+            self.log.flush()
+        except OpslogError as error:
+            logger().error("buffered commits were not written when the program ended: %s", error)
+        warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        return f"<opslog.Store {self.backend.url} agent={self.agent!r}{' closed' if self.is_closed else ''}>"
