@@ -301,4 +301,4 @@ class OnReplica(Protocol[T]):
 def replica_of(store: OnReplica[T]) -> Replica[T]:
     """What is under a store: for `opslog.aio`, and for tests, which look at what the public calls do not show. It is
     no part of the public interface."""
-    return store._replica
+    return store._replica  # noqa: SLF001  (the one place: everybody else comes through here)

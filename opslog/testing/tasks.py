@@ -20,7 +20,7 @@ from opslog.testing.simulation import Ambience, Died, Process
 from opslog.testing.threads import Threading
 
 if TYPE_CHECKING:
-    from opslog.testing.simulation import Thread
+    from opslog.testing.simulation import Simulation, Thread
 
 R = TypeVar("R")
 
@@ -61,7 +61,7 @@ class _Loop(asyncio.BaseEventLoop):
         self._owner = process
         self._simulation = process.simulation
         self._clock_resolution = _RESOLUTION_SECONDS
-        self._selector = _Selector(self)
+        self._selector = _Selector(process.simulation)
         # All of them, so that they end in the order in which they began.
         self._tasks: list[asyncio.Task[Any]] = []
         self._jobs: deque[tuple[Future[Any], Callable[[], object]]] = deque()
@@ -112,7 +112,7 @@ class _Loop(asyncio.BaseEventLoop):
         asyncio._set_running_loop(self)  # which code on its way out asks for
         for task in self._tasks:
             if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  (they are destroyed)
                 _end(task.get_coro())
         asyncio._set_running_loop(None)
 
@@ -148,8 +148,8 @@ class _Loop(asyncio.BaseEventLoop):
 class _Selector:
     """Where the event loop waits for its next timer, or to be called from another thread."""
 
-    def __init__(self, loop: _Loop) -> None:
-        self._simulation = loop._simulation
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
         self._woken = False
         self._waiting: Thread | None = None
 
