@@ -324,6 +324,25 @@ def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log)
     assert log.applied == list(range(1, 22)), "in the order of their clocks"
 
 
+class TakenMeanwhile(LogWriter):
+    """Another thread takes the queue to write it, whenever this has looked whether one is on its way."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name == "_group" and found is None and self._queue:
+            self._take()
+        return found
+
+
+def test_a_full_buffer_is_full_also_while_it_is_taken_to_be_written() -> None:
+    log = Log(buffered=True)
+    while not log.writer.is_full:
+        log.queue()
+    log.writer.__class__ = TakenMeanwhile
+    assert log.writer.is_full
+    assert log.writer.is_full, "it is on its way"
+
+
 def test_a_partial_failure_acknowledges_what_is_durable(log: Log) -> None:
     pending = [log.queue() for _ in range(4)]
     length = len(pending[0].line) + len(joined(pending[1].line))

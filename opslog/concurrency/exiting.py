@@ -3,6 +3,9 @@
 A program that ends without `close` (normally, by `sys.exit` or by an exception) loses nothing that way. One that is
 killed, or calls `os._exit`, loses what it has not written; so does one that ends while its storage does not answer.
 
+A store that is opened while functions run at exit comes too late: what is registered then is not called any more. It
+buffers nothing (`is_ending`).
+
 Buffers cannot be written when a store is garbage collected instead: a finalizer may run in any thread at any place,
 also inside the lock that writing takes. It does not come to that, since the thread that writes the buffer keeps the
 store alive.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import weakref
 from contextlib import ExitStack
 from typing import Protocol
@@ -46,6 +50,13 @@ def write_at_exit(store: Buffered) -> None:
 
         Finalize(None, _write_all, exitpriority=0)
     _registered.append(forking.generation)
+
+
+def is_ending() -> bool:
+    """Whether the functions that run at exit have begun, or are about to: right before them the interpreter marks its
+    main thread as ended. (It does not where nobody had imported `threading` by then: opslog, first imported by such a
+    function of a program that imports next to nothing else, cannot know.)"""
+    return not threading.main_thread().is_alive()
 
 
 def _write_all() -> None:

@@ -10,7 +10,7 @@ What holds whenever nobody is inside a call:
 2. A commit is applied to memory once, in that order: when it is in the log, or, with a buffer, when it is queued.
 3. A commit is done, and its caller knows its outcome, after it is in memory.
 4. With a buffer, nothing is written behind a commit that was lost. What is acknowledged and not yet in the log is less
-   than two buffers.
+   than two buffers, not counting what `joined` adds to a line.
 
 And whatever exception ends a call at whatever place, a signal handler's too, the four hold again before the call is
 left, or, where a second one comes in between, when the next call begins. Then a commit that was not queued has not
@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from opslog.concurrency.background import Worker, logger
+from opslog.concurrency.exiting import is_ending
 from opslog.concurrency.locking import Bell, Section, reentered
 from opslog.errors import (
     AgentFencedError,
@@ -158,7 +159,7 @@ class LogWriter:
     :param session: of this log; closed by `close`.
     :param memory: what is in memory of it.
     :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
-        nothing that was queued behind it is written. None: they wait.
+        nothing that was queued behind it is written. None: they wait. At the end of the program nothing is buffered.
     """
 
     def __init__(self, session: WriterSession, memory: Memory, buffer: Buffer | None = None) -> None:
@@ -184,7 +185,7 @@ class LogWriter:
         # have. None while all is well.
         self.failure: OpslogError | None = None
         self._closed = False
-        self._at_once = False
+        self._at_once = is_ending()
 
     def check_entry(self) -> None:
         """:raises UsageError: the calling thread was interrupted in here by a signal's handler, which now calls."""
@@ -225,8 +226,9 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
-        group, buffer = self._group, self._buffer
-        unwritten = self._queued_bytes if group is None else self._queued_bytes + group.size
+        # The queue first: what is taken from it just now counts twice then, and not never.
+        queued, group, buffer = self._queued_bytes, self._group, self._buffer
+        unwritten = queued if group is None else queued + group.size
         return buffer is not None and unwritten >= 2 * buffer.bytes
 
     def wait(self, pending: Pending) -> None:
@@ -426,6 +428,7 @@ class LogWriter:
 
     def _stamp_anew(self, group: Group) -> None:
         """After a seal. An undo is not: what it takes back came before the seal, which is the end of that."""
+        group.size += self._queued_bytes
         group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
         if self._buffer is not None:
             self._memory.invalidate()

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
 from opslog.backends import open_backend, posix
 from opslog.format.commits import decode_commits, encode_commit
 from opslog.format.layout import segment_path
+from opslog.format.torn import joined
 from opslog.log.reader import list_log
 from opslog.store import replica_of
 from tests.support import bucket
@@ -105,8 +107,14 @@ def test_a_crash_loses_less_than_two_buffers(
     backend = open_backend(url, create=False)
     paths = [segment_path("a", segment.number) for segment in list_log(backend, "a")]
     written = [commit for path in paths for commit in decode_commits(backend.read(path), path, 0)]
-    # As they are in the buffer; in the log a line also says that it was written together with another one.
+    # As they are in the buffer; in the log a line that was written together with the one before it is longer.
     lost = sum(len(encode_commit(one)) for one in written if isinstance(one, opslog.Set) and one.id in would_be_lost)
     assert lost < 2 * BUFFER_BYTES
     assert lost or size > BUFFER_BYTES, "a commit beyond the size of the buffer waits until it is written"
     assert len(written) == 1 + len(acknowledged)
+
+
+def test_a_commit_takes_fourteen_bytes_more_where_it_is_written_together_with_another() -> None:
+    """So much more than two buffers may be missing in the log, for each commit that a crash loses."""
+    line = encode_commit(opslog.Set("2026-11-20T12:00:00.000000Z", 1, "a", "x", msgspec.Raw(b"{}")))
+    assert len(joined(line)) - len(line) == 14

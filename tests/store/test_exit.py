@@ -66,6 +66,34 @@ def test_what_another_function_writes_at_exit_is_written_too(tmp_path: Path) -> 
     assert ids(tmp_path) == ["first", "last"]
 
 
+@pytest.mark.parametrize(
+    "before",
+    ["import opslog", "import opslog; other = opslog.open(f'{root}-other', **buffered)", "import threading"],
+    ids=["opslog was imported", "another store was open", "opslog is imported at exit"],
+)
+def test_what_a_store_writes_that_is_opened_at_exit_is_written(tmp_path: Path, before: str) -> None:
+    """What would write its buffer has run already, or would not be called any more."""
+    program = f"""
+        import atexit
+
+        buffered = dict(agent="a", durability="buffered", buffer_seconds=3600)
+
+        @atexit.register
+        def write():
+            import opslog
+            global store
+            store = opslog.open(root, **buffered)
+            store["a"] = {{}}
+            with store.batch():
+                store["b"] = {{}}
+
+        {before}
+        """
+    done = run(tmp_path / "store", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ids(tmp_path / "store") == ["a", "b"]
+
+
 def test_a_forked_child_does_not_write_its_parents_buffer(tmp_path: Path) -> None:
     program = f"""
         {OPEN}
