@@ -1,7 +1,7 @@
 """What must not travel into a forked child: the right to use a backend, and the descriptors that hold its locks.
 
 `generation` counts the forks that lie between this process and the first one. Whoever remembers its value at opening
-can tell with one comparison whether it is used by a forked child.
+knows after one comparison whether it is used by a forked child.
 
 A lock taken with flock belongs to the open file, which a child shares: a child that lives on would hold its parent's
 lock after the parent's death, and a child that unlocks would unlock its parent. So the child closes (never unlocks) the

@@ -182,7 +182,7 @@ else:
     store.get(ids)
     if scans:
         store.scan()
-print(max(own_memory() - before, 0.004))  # less than a page cannot be told from none
+print(max(own_memory() - before, 0.004))  # less than a page cannot be distinguished from none
 """
 
 

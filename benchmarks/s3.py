@@ -57,7 +57,7 @@ class Count:
         self._before = store.stats().requests
         self._own = store.stats().requests - self._before
 
-    def tell(self, timer: Timer, what: str) -> None:
+    def report(self, timer: Timer, what: str) -> None:
         if timer.number == 0:
             print(f"{what}: {self._store.stats().requests - self._before - 2 * self._own} requests", flush=True)
 
@@ -113,7 +113,7 @@ def set_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
                 with timer:
                     for number in range(scale.writes):
                         store.set(f"task-{number}", document(number, timer.number))
-                count.tell(timer, f"{scale.writes} sets, {driver}")
+                count.report(timer, f"{scale.writes} sets, {driver}")
                 return scale.writes
 
             yield run
@@ -152,7 +152,7 @@ def set_at_once_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
                     sets = (pool.submit(store.set, f"task-{n}", document(n, timer.number)) for n in range(count))
                     for one in list(sets):
                         one.result()
-                counted.tell(timer, f"{count} sets by {scale.threads} threads, {driver}")
+                counted.report(timer, f"{count} sets by {scale.threads} threads, {driver}")
                 return count
 
             yield run
@@ -236,7 +236,7 @@ def refresh_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
                 count = Count(reader)
                 with timer:
                     assert len(reader.refresh()) == 1
-                count.tell(timer, f"refresh, 1 new of {scale.log}, {driver}")
+                count.report(timer, f"refresh, 1 new of {scale.log}, {driver}")
                 return 1
 
             yield run
@@ -256,7 +256,7 @@ def compact_with(driver: str) -> Callable[[Path, Scale], Iterator[Round]]:
                 count = Count(store)
                 with timer:
                     assert store.compact().number is not None
-                count.tell(timer, f"compact {compacted(scale)} objects, {driver}")
+                count.report(timer, f"compact {compacted(scale)} objects, {driver}")
             return 1
 
         yield run

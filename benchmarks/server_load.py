@@ -223,15 +223,15 @@ async def _listen_to_events(connection: Connection, got: Any, messages: int, lis
     left = messages
     text = b""
     answer = connection.answer
-    told = False
+    reported = False
     while left:
         await connection.more()
         text += b"".join(answer.body)
         answer.body.clear()
         *events, text = text.split(b"\n\n")
         for event in events:
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 listening.release()
             if event.startswith(b"event: data"):
                 payload = b"".join(line[5:].strip() for line in event.split(b"\n")[1:])

@@ -121,8 +121,8 @@ class Work(msgspec.Struct, frozen=True):
 
 def measure(works: list[Work], cores: int) -> list[Measured]:
     """Do some works in one new process."""
-    told = json.dumps([(work.contender, str(work.path)) for work in works])
-    command = [sys.executable, "-m", "benchmarks.spark_jobs", told, str(cores)]
+    described = json.dumps([(work.contender, str(work.path)) for work in works])
+    command = [sys.executable, "-m", "benchmarks.spark_jobs", described, str(cores)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[1]).stdout
     jobs = [msgspec.json.decode(line, type=Job) for line in done.splitlines()]
     results = [Measured(w.store, w.ops, w.ids, w.bytes, job) for w, job in zip(works, jobs, strict=True)]

@@ -267,9 +267,9 @@ def _shuffled(events: Path) -> dict[str, int]:
                 groups[event["Stage Info"]["Stage ID"]] = event["Properties"].get("spark.jobGroup.id", "")
             elif event["Event"] == "SparkListenerStageCompleted":
                 stage = event["Stage Info"]
-                told = (int(value["Value"]) for value in stage["Accumulables"] if value["Name"] == _SHUFFLE_WRITTEN)
+                sizes = (int(value["Value"]) for value in stage["Accumulables"] if value["Name"] == _SHUFFLE_WRITTEN)
                 group = groups.get(stage["Stage ID"], "")
-                written[group] = written.get(group, 0) + sum(told)
+                written[group] = written.get(group, 0) + sum(sizes)
     return written
 
 

@@ -111,11 +111,11 @@ async def _in_thread(call: Callable[[], R]) -> R:
     except RuntimeError:
         run()
     else:
-        ran.add_done_callback(partial(_tell_of_error, done))
+        ran.add_done_callback(partial(_deliver_error, done))
     return await asyncio.wrap_future(done)
 
 
-def _tell_of_error(done: concurrent.futures.Future[Any], ran: asyncio.Future[None]) -> None:
+def _deliver_error(done: concurrent.futures.Future[Any], ran: asyncio.Future[None]) -> None:
     """What keeps a call from being made at all, such as a lack of memory, is raised where its outcome is awaited."""
     if not ran.cancelled() and (error := ran.exception()) is not None and not done.done():
         done.set_exception(error)
@@ -130,7 +130,7 @@ class _Waiting(NamedTuple):
     """A task that waits until its commit is durable."""
 
     pending: Pending
-    told: asyncio.Future[None]
+    waiter: asyncio.Future[None]
 
 
 class AsyncStore(Generic[T]):
@@ -238,13 +238,13 @@ class AsyncStore(Generic[T]):
             else:
                 log.finish(pending)
             return
-        told: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(pending, told))
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_Waiting(pending, waiter))
         if not self._waking:
             # Not at once: all tasks that are ready now come first, and share the append.
             self._loop.call_soon(self._wake)
             self._waking = True
-        await told
+        await waiter
         if pending.error is not None:
             raise pending.error
 
@@ -254,20 +254,20 @@ class AsyncStore(Generic[T]):
             self._write()  # no thread can be started: tasks that wait for an answer come before all others
 
     def _write(self) -> None:
-        """In the writer's thread: write what is queued, and have those told who wait for it."""
+        """In the writer's thread: write what is queued, and wake those who wait for it."""
         log = self._replica.log
         assert log is not None
         try:
             log.flush()
         finally:
             with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
-                self._loop.call_soon_threadsafe(self._tell)
+                self._loop.call_soon_threadsafe(self._wake_waiters)
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         while self._waiting and self._waiting[0].pending.done:
-            told = self._waiting.popleft().told
-            if not told.done():
-                told.set_result(None)
+            waiter = self._waiting.popleft().waiter
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _look(self, look: Callable[[], R]) -> R:
         return look() if self._looks_are_quick else await _in_thread(look)
@@ -342,10 +342,10 @@ class AsyncStore(Generic[T]):
             await closing  # what was queued is somebody's, and the name must be free afterwards
             raise
         finally:
-            self._tell()
+            self._wake_waiters()
 
     def _close(self) -> None:
-        # Of a call that was cancelled nobody saw the error, so whoever closes is told again what was not written.
+        # Of a call that was cancelled nobody saw the error, so close reports again what was not written.
         self._replica.close(repeat_failure=True)
         self._writer.close()
 

@@ -11,8 +11,8 @@ from opslog.server.protocol.cursors import Cursors
 @dataclass(frozen=True, slots=True)
 class Options:
     """:ivar root: the path below which streams are; begins and ends with a slash.
-    :ivar long_poll_seconds: how long a long-poll waits for data, and after how much silence an SSE reader is told that
-        it is still connected.
+    :ivar long_poll_seconds: how long a long-poll waits for data, and after how much silence an SSE reader is sent word
+        that it is still connected.
     :ivar sse_seconds: after how long an SSE response ends, so that caches in between can bundle readers.
     :ivar chunk_bytes: about how much one answer to a read holds.
     :ivar max_body_bytes: of an append.
@@ -23,7 +23,7 @@ class Options:
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
     :ivar retain_bytes: how much of each stream is kept at the least; older data goes, and reading it is answered with
         410. What forks read stays. None keeps everything.
-    :ivar registry: whether created and deleted streams are told of, see `opslog.server.registry`.
+    :ivar registry: whether created and deleted streams are announced, see `opslog.server.registry`.
     :ivar compression: whether answers are compressed for those who take it.
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in webhooks;
         None takes what the client who makes a subscription has called it.

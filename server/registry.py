@@ -1,4 +1,4 @@
-"""The registry: a stream that tells of every stream that is created or deleted, in the form of the State protocol.
+"""The registry: a stream with an event for every stream that is created or deleted, in the form of the State protocol.
 
 Its messages are JSON: ``{"type":"stream","key":PATH,"value":{"path":…,"contentType":…,"createdAt":MILLISECONDS},
 "headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. Whoever applies them in order
@@ -36,8 +36,8 @@ _messages = msgspec.json.Decoder(list[_Message])
 
 
 class Registry:
-    """Keeps the registry of some streams. What happened while it could not be told, in a crash, is told at the next
-    start."""
+    """Keeps the registry of some streams. What happened while it could not be announced, in a crash, is announced at
+    the next start."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -45,26 +45,26 @@ class Registry:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Tell what is not told yet, and what happens from now on. Cost is that of reading the registry and all
-        metadata."""
+        """Announce what is not announced yet, and what happens from now on. Cost is that of reading the registry and
+        all metadata."""
         await self._streams.create(Create(PATH, content_type=JSON))
-        told = self._told()
+        announced = self._announced()
         self._streams.observers.append(self._notice)
         for stream in self._streams.list():
-            if stream.path not in told and stream.path != PATH:
+            if stream.path not in announced and stream.path != PATH:
                 self._queue.put_nowait(_inserted(stream))
-            told.discard(stream.path)
-        for path in sorted(told):
+            announced.discard(stream.path)
+        for path in sorted(announced):
             self._queue.put_nowait(_deleted(path))
         self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def stop(self) -> None:
-        """Finish telling."""
+        """Finish announcing."""
         if self._task is not None:
             await self._queue.join()
             self._task.cancel()
 
-    def _told(self) -> set[str]:
+    def _announced(self) -> set[str]:
         known: set[str] = set()
         stream, position = self._streams.stream(PATH), 0
         while position < stream.tail:

@@ -28,7 +28,7 @@ from opslog.server.storage.writer import Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")
-# Told of each commit that did something, on the event loop, before those who asked for it are answered.
+# Called with each commit that did something, on the event loop, before those who asked for it are answered.
 Observer = Callable[[Events], None]
 
 _SWEEP_SECONDS = 60.0
@@ -48,7 +48,7 @@ class Streams:
     `start` and `stop`.
 
     :param retain_bytes: how much of each stream is kept at the least; None for everything.
-    :ivar observers: add to it to be told of what happens;.
+    :ivar observers: callbacks: add one to be called with what happens.
     :ivar followers: who waits for more.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from opslog.cli.app import run
-from opslog.cli.maintenance import tell_compaction
+from opslog.cli.maintenance import report_compaction
 from opslog.cli.replay import replay_command
 from opslog.cli.session import Session, StoreCommand, common_options
 from opslog.cli.values import keep
@@ -50,7 +50,7 @@ def compact_command(
             done = compact(spark, session.url, full=full, keep_history=keep_history)
         except LockedError as error:
             locked = error
-    tell_compaction(session, done, locked)
+    report_compaction(session, done, locked)
 
 
 @app.command("path")

@@ -87,10 +87,10 @@ def _examine(command: str) -> _Java | None:
     # A Java before 9 ends with an error because of the last argument, but says its version before.
     arguments = [command, "-XshowSettings:properties", "--list-modules"]
     try:
-        told = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
+        ran = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError:
         return None
-    text = told.stderr + told.stdout
+    text = ran.stderr + ran.stdout
     home = re.search(r"^ *java\.home = (.+)$", text, re.MULTILINE)
     version = re.search(r"^ *java\.specification\.version = (?:1\.)?(\d+)$", text, re.MULTILINE)
     if not home or not version:

@@ -51,7 +51,7 @@ def session(
 
 
 def _starting(builder: SparkSession.Builder, master: str | None) -> SparkSession.Builder:
-    """A builder that is told where Spark runs, with what it needs if that is this machine."""
+    """A builder that knows where Spark runs, with what it needs if that is this machine."""
     remote = os.environ.get("SPARK_REMOTE")
     connects = remote is not None or (master or "").startswith("sc://")
     if master is None:

@@ -29,8 +29,8 @@ def url_of(options: Mapping[str, str]) -> str:
     if not url:
         raise UsageError(
             "name one store: .load(url), or CREATE TEMPORARY VIEW … USING opslog OPTIONS (path '…'). Several stores "
-            "are a union of several reads. Of a table in its catalog Spark tells a data source in Python nothing, not "
-            "even where it is"
+            "are a union of several reads. From Spark a data source in Python learns nothing of a table in the "
+            "catalog, not even where it is"
         )
     scheme, separator, _ = url.partition("://")
     if separator and scheme == "memory":

@@ -247,7 +247,7 @@ def test_nobody_waits_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compacted(url) > 0
 
 
-def test_a_failure_is_told_and_tried_again(
+def test_a_failure_is_reported_and_tried_again(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     create = MemoryBackend.create
@@ -271,7 +271,7 @@ def test_a_failure_is_told_and_tried_again(
 
 
 @pytest.mark.parametrize("error", [ValueError("not known"), MemoryError("none left"), RuntimeError("no thread")])
-def test_any_exception_is_told_and_tried_again_also_when_nothing_is_written(
+def test_any_exception_is_reported_and_tried_again_also_when_nothing_is_written(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     monkeypatch.setattr(autocompaction, "_RETRY_SECONDS", 0.01)

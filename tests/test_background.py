@@ -78,7 +78,7 @@ def test_an_exception_between_two_runs_does_not_end_it(
 
 def test_one_that_was_ended_is_started_anew(make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """By what nobody should catch: a debugger, or a test, that ends a thread."""
-    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     work = Work(SystemExit())
     worker = make(work)
     worker.wake()
@@ -106,7 +106,7 @@ def test_a_run_that_failed_is_logged_and_tried_again_without_being_woken(
     pauses = [record.getMessage().split("again in ")[1].split(" seconds")[0] for record in caplog.records]
     assert pauses == ["0.001", "0.002", "0.004"], "each twice as long as the one before"
     assert all(str(error) in record.getMessage() for record in caplog.records)
-    # Where an error comes from is told of those that nobody expects.
+    # Where an error comes from is reported of those that nobody expects.
     assert [record.exc_info is None for record in caplog.records] == [isinstance(error, WriteFailedError)] * 3
 
 
@@ -132,7 +132,7 @@ def test_a_good_run_ends_the_trying(make: Callable[..., Worker], caplog: pytest.
 def test_what_ends_a_thread_does_not_end_the_worker(
     make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     work = Work(SystemExit("one thread only"))
     worker = make(work)
     worker.wake()
@@ -141,7 +141,7 @@ def test_what_ends_a_thread_does_not_end_the_worker(
     until(lambda: work.runs == 2)
 
 
-def test_where_no_thread_can_be_started_the_caller_is_told_and_a_later_wake_tries_again(
+def test_where_no_thread_can_be_started_the_caller_learns_it_and_a_later_wake_tries_again(
     make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

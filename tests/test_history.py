@@ -263,8 +263,8 @@ def test_the_history_of_a_document(url: str) -> None:
             del a["x"]
             a["other"] = {}
         a.undo()
-        told = [(one.record.op, one.record.stamp, one.undone) for one in a.history("x")]
-        assert told == [("set", (1, "a"), False), ("set", (2, "b"), False), ("delete", (3, "a"), True)]
+        found = [(one.record.op, one.record.stamp, one.undone) for one in a.history("x")]
+        assert found == [("set", (1, "a"), False), ("set", (2, "b"), False), ("delete", (3, "a"), True)]
         assert a.history("nobody") == []
 
 

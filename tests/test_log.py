@@ -231,7 +231,7 @@ def test_listings(backend: Backend) -> None:
 
 
 class Disk:
-    """An appender whose appends wait until they may go on, and then do as they are told."""
+    """An appender whose appends wait until they may go on, and then do as they are asked."""
 
     def __init__(self) -> None:
         self.groups: list[bytes] = []

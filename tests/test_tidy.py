@@ -199,8 +199,8 @@ SLOW_TO_IMPORT = {
 
 def loaded_by(code: str, *arguments: str) -> set[str]:
     """The modules that a program loads, beside those that Python starts with."""
-    told = "print(json.dumps(sorted(set(sys.modules) - old)))"
-    code = f"import atexit, json, sys; old = set(sys.modules); atexit.register(lambda: {told}); {code}"
+    printing = "print(json.dumps(sorted(set(sys.modules) - old)))"
+    code = f"import atexit, json, sys; old = set(sys.modules); atexit.register(lambda: {printing}); {code}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 

@@ -107,7 +107,7 @@ def test_zeros_in_what_was_acknowledged_are_damage(
         assert (caught.value.path, caught.value.offset) == (segment_path("a", 1), len(ACKNOWLEDGED) + first)
 
 
-def test_verify_tells_them_apart(backend: Backend) -> None:
+def test_verify_distinguishes_them(backend: Backend) -> None:
     hole = (len(line(4)) + 30, len(line(4)) + 90)
     put(backend, 1, ACKNOWLEDGED + with_hole(GROUP, *hole))
     put(backend, 2, line(8))

@@ -20,7 +20,7 @@ import stat
 def check(path: str, root: int) -> None:
     """Let a path below the directory open at `root` pass if no directory on the way to it is a link.
 
-    :raises OSError: ELOOP, as the system says it of a link that it was told not to follow.
+    :raises OSError: ELOOP, as the system says it of a link that it must not follow.
     """
     end = path.find("/")
     while end >= 0:

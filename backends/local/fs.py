@@ -27,8 +27,8 @@ What this file guarantees:
 Roads not taken: `rename` replaces what exists, so it cannot be exclusive; `renameat2(RENAME_NOREPLACE)` has no Python
 binding and is missing on some filesystems; O_EXCL on the final name shows readers half a file. POSIX record locks
 vanish when *any* descriptor of the file is closed. Appending after a torn tail would need truncation, and a log is
-never truncated. Preallocating segments would save the size update in each fdatasync, but readers could not tell zeros
-from data.
+never truncated. Preallocating segments would save the size update in each fdatasync, but readers could not distinguish
+zeros from data.
 """
 
 from __future__ import annotations
@@ -458,7 +458,7 @@ class FsBackend(forking.ProcessBound):
 
         :raises InvalidNameError: the filesystem does not distinguish case, and the directory has another name: two
             agents would share a log, and readers find it under one of their names.
-        :raises OSError: that cannot be told.
+        :raises OSError: it cannot be found out.
         """
         folder, _, name = directory.rpartition("/")
         if f"{folder}/" not in (OPS, ARCHIVE) or directory in self._spelled:

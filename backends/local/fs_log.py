@@ -9,7 +9,7 @@
 Somebody may remove ``locks/`` ("stale locks"), and then another process gets the first. It does not get the second, so
 no log ever has two writers, also if one of them is paused between two system calls: what is written to the newest
 segment is written by the one who holds it, and a number is created once. An appender that finds its lock file gone
-refuses to go on, because nobody else can be told any more who it is.
+refuses to go on, because no other process can find out any more who it is.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class FsAppender(forking.BoundAppender):
             raise self._fenced(f"another directory stands at {tree.path}, and its lock file was removed from there")
 
     def _where(self) -> _Segment:
-        """:raises OSError: that cannot be told."""
+        """:raises OSError: it cannot be found out."""
         assert self._file is not None
         if self._file.is_in_place():
             return _Segment.IN_PLACE

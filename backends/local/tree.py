@@ -82,7 +82,7 @@ class OpenFile:
     def is_in_place(self) -> bool:
         """Whether whoever opens the path now finds this very file.
 
-        :raises OSError: that cannot be told.
+        :raises OSError: it cannot be found out.
         """
         try:
             return identity(os.lstat(self._path)) == self._identity
@@ -91,5 +91,5 @@ class OpenFile:
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
-    """What tells a file or directory from every other one, for as long as somebody has it open."""
+    """What distinguishes a file or directory from every other one, for as long as somebody has it open."""
     return status.st_dev, status.st_ino

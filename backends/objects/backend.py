@@ -60,7 +60,7 @@ _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 _PROBES_MAX = 3
-# How often a read is tried, over about a second. It changes nothing, so its failure may be told early.
+# How often a read is tried, over about a second. It changes nothing, so its failure may be reported early.
 _READS_MAX = 4
 
 
@@ -281,7 +281,7 @@ class ObjectBackend(forking.ProcessBound):
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def _read_back(self, path: str) -> bytes | None:
-        """What is there, None where it is gone again or cannot be told."""
+        """What is there, None where it is gone again or cannot be found out."""
         try:
             return self.read(path)
         except OpslogError:
@@ -388,8 +388,8 @@ class ObjectBackend(forking.ProcessBound):
             except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
                 import logging  # nearly every process ends without having had to
 
-                told = "the lease %s of %s was not renewed, and that is tried again: %s"
-                logging.getLogger("opslog").warning(told, path, self.url, error)
+                message = "the lease %s of %s was not renewed, and that is tried again: %s"
+                logging.getLogger("opslog").warning(message, path, self.url, error)
 
     # Common ground
 

@@ -21,7 +21,7 @@ from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageE
 
 # Requests under way at one time.
 _AT_ONCE = 64
-# How many objects a listing tells of in one answer, at most.
+# How many objects a listing has in one response, at most.
 _PAGE = 1000
 # Of a whole request, should its bytes come one by one.
 _TIMEOUT = timedelta(seconds=60)
@@ -86,7 +86,7 @@ class ObstoreDriver:
                 "read_timeout": timedelta(seconds=read_timeout),
                 "timeout": _TIMEOUT,
             },
-            # Only the caller of a conditional put can tell what another try means.
+            # Only the caller of a conditional put knows what another try means.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )
 

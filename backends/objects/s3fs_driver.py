@@ -2,7 +2,7 @@
 
 Settings that are not left to it: no listing cache (it hides what others write), no instance cache (instances are shared
 between threads and do not survive a fork), and no retries of its own above botocore's connection handling, because only
-the caller of a conditional put can tell what a retry means (`opslog.backends.objects.backend`).
+the caller of a conditional put knows what a retry means (`opslog.backends.objects.backend`).
 """
 
 from __future__ import annotations

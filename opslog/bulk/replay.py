@@ -27,7 +27,7 @@ from opslog.snapshot.manifests import ManifestStore
 Format = Literal["jsonl", "parquet", "store"]
 
 # Called with the number of documents written so far.
-Tell = Callable[[int], None]
+Progress = Callable[[int], None]
 
 # How many documents are encoded at once.
 _TOGETHER = 1000
@@ -39,21 +39,23 @@ _ROW_GROUP_BYTES = 64 * 1024 * 1024
 _NUMBER = 2
 
 
-def write_state(state: State, directory: Path, form: Format, environment: Environment, tell: Tell | None = None) -> int:
+def write_state(
+    state: State, directory: Path, form: Format, environment: Environment, progress: Progress | None = None
+) -> int:
     """Write all documents of a state, in order of id, into a directory that is empty or does not exist.
 
     jsonl: ``part-00000.jsonl``, a log line per document, with its stamp, as `opslog export` writes it.
     parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v.
     store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
 
-    :param tell: see `Tell`.
+    :param progress: see `Progress`.
     :returns: how many documents that were.
     :raises UsageError: there is something in the directory.
     :raises RetryError: what the state needs was collected meanwhile. Nothing is left behind then, nor after any other
         error.
     """
     with new_directory(directory, environment.nonce()) as place:
-        records = _told(state.records(), tell)
+        records = _counted(state.records(), progress)
         if form == "jsonl":
             return _write_lines(records, place / "part-00000.jsonl")
         if form == "parquet":
@@ -101,14 +103,14 @@ def _sync(path: str | Path) -> None:
         os.close(number)
 
 
-def _told(records: Iterator[Set], tell: Tell | None) -> Iterator[tuple[Set, ...]]:
+def _counted(records: Iterator[Set], progress: Progress | None) -> Iterator[tuple[Set, ...]]:
     """The records, so many at once."""
     written = 0
     for some in batched(records, _TOGETHER):
         yield some
         written += len(some)
-        if tell:
-            tell(written)
+        if progress:
+            progress(written)
 
 
 def _write_lines(records: Iterator[tuple[Set, ...]], path: Path) -> int:

@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 import opslog
-from opslog.cli.output import tell, tell_error
+from opslog.cli.output import report, report_error
 from opslog.cli.session import Session, common_options
 from opslog.errors import OpslogError, UsageError
 
@@ -71,7 +71,7 @@ click.version_option(opslog.__version__, prog_name="opslog")(app)
 
 
 def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog") -> int:
-    """Run one command; returns its exit code. Everything that goes wrong is told on stderr.
+    """Run one command; returns its exit code. Everything that goes wrong is reported on stderr.
 
     :param app: the commands there are.
     :param program: what it is called.
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
     except click.ClickException as error:
         # A wrong option is found before any other is looked at.
         session.json = session.json or "--json" in arguments
-        return _tell_usage(error, session)
+        return _report_usage(error, session)
     except BrokenPipeError:
         # Who read our output has seen enough. What is left of it must not fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,21 +103,21 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OpslogError as error:
-        return tell_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
+        return report_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:
         where = error.filename or "cannot read or write"
-        tell(session, "OSError", f"{where}: {error.strerror or error}")
+        report(session, "OSError", f"{where}: {error.strerror or error}")
         return FAILED
-    except Exception:  # noqa: BLE001  # told in full; but as Python's own exit code, 1, a script would take it for "no"
+    except Exception:  # noqa: BLE001  # reported in full; but as Python's own exit code, 1, a script would take it for "no"
         import traceback
 
         traceback.print_exc()
         return FAILED
 
 
-def _tell_usage(error: click.ClickException, session: Session) -> int:
+def _report_usage(error: click.ClickException, session: Session) -> int:
     if session.json:
-        tell(session, "UsageError", error.format_message())
+        report(session, "UsageError", error.format_message())
     else:
         error.show()
     return USAGE

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import orjson
 
-from opslog.cli.output import answer, documents, id_text, is_terminal, say, tell_error, visible, write, write_json
+from opslog.cli.output import answer, documents, id_text, is_terminal, report_error, say, visible, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import Condition, document_id, matches, parse_document, where
 from opslog.errors import NotFoundError
@@ -119,4 +119,4 @@ def _missing(session: Session, ids: Sequence[str]) -> int:
     message = f"no document {', '.join(map(repr, ids))}"
     if not session.json:
         message += f" in {session.url}"
-    return tell_error(session, NotFoundError(message), 1, ids=list(ids))
+    return report_error(session, NotFoundError(message), 1, ids=list(ids))

@@ -12,7 +12,7 @@ import msgspec
 
 import opslog
 from opslog.archive import list_periods, read_archive
-from opslog.cli.output import answer, counted, documents, one_line, progress, rows, say, tell_error, write, write_json
+from opslog.cli.output import answer, counted, documents, one_line, progress, report_error, rows, say, write, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import Condition, duration, keep, matches, where
 from opslog.environment import REAL, format_ts
@@ -45,17 +45,17 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
             done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
         except opslog.LockedError as error:
             locked = error
-    tell_compaction(session, done, locked)
+    report_compaction(session, done, locked)
 
 
-def tell_compaction(session: Session, done: Compaction, locked: opslog.LockedError | None) -> None:
+def report_compaction(session: Session, done: Compaction, locked: opslog.LockedError | None) -> None:
     """Answer what a compaction did.
 
     :param locked: what it did not even begin for, since another one was running.
     """
     if locked is not None and not session.json:
         say(f"another compaction is running: {locked}")
-    told = {
+    result = {
         "manifest": done.number,
         "commits": done.commits,
         "records": done.records,
@@ -72,7 +72,7 @@ def tell_compaction(session: Session, done: Compaction, locked: opslog.LockedErr
         else f"compacted {done.commits} commits into manifest {done.number}; wrote {done.records} records, "
         f"{done.bytes} bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
     )
-    answer(session, told, text)
+    answer(session, result, text)
 
 
 @click.command("archive", cls=StoreCommand)
@@ -154,7 +154,7 @@ def _load(session: Session, period: str) -> int:
         except opslog.MissingFileError:
             raise
         except opslog.NotFoundError as error:
-            return tell_error(session, error, 1)
+            return report_error(session, error, 1)
     documents(session, ((id, bytes(records[id].data)) for id in sorted(records)))
     return 0
 

@@ -45,26 +45,26 @@ def write_json(value: object) -> None:
 
 
 def say(message: str) -> None:
-    """Tell a person something beside the answer."""
+    """Say something to a person, beside the answer."""
     click.echo(f"opslog: {one_line(message)}", err=True)
 
 
-def tell(session: Session, name: str, message: str, **details: object) -> None:
-    """Tell on stderr what went wrong: a sentence, or for programs {"error": name, "message": …} with the details."""
+def report(session: Session, name: str, message: str, **details: object) -> None:
+    """Report on stderr what went wrong: a sentence, or for programs {"error": name, "message": …} with the details."""
     if not session.json:
         say(message)
         return
-    told = {"error": name, "message": unicode_text(message)} | {
+    result = {"error": name, "message": unicode_text(message)} | {
         key: unicode_text(value) if isinstance(value, str) else value for key, value in details.items()
     }
-    click.echo(orjson.dumps(told), err=True)
+    click.echo(orjson.dumps(result), err=True)
 
 
-def tell_error(session: Session, error: OpslogError, code: int, **details: object) -> int:
-    """Tell of an error with what it knows of the place, and return the exit code."""
+def report_error(session: Session, error: OpslogError, code: int, **details: object) -> int:
+    """Report an error with what it knows of the place, and return the exit code."""
     known = {name: getattr(error, name, None) for name in ("path", "offset", "place")}
     known = {name: value for name, value in known.items() if value not in (None, "")}
-    tell(session, type(error).__name__, str(error), **known, **details)
+    report(session, type(error).__name__, str(error), **known, **details)
     return code
 
 

@@ -13,7 +13,7 @@ import click
 import orjson
 
 import opslog
-from opslog.cli.output import id_text, is_terminal, rows, tell_error, write, write_json
+from opslog.cli.output import id_text, is_terminal, report_error, rows, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import document_id
 from opslog.environment import REAL
@@ -32,7 +32,7 @@ def history_command(session: Session, id: str) -> int:
         revisions = store.history(id)
     if not revisions:
         error = opslog.NotFoundError(f"nothing is known of a document {id!r} in {session.url}")
-        return tell_error(session, error, 1, ids=[id])
+        return report_error(session, error, 1, ids=[id])
     if session.json:
         for revision in revisions:
             write_json(_revision(revision))
@@ -75,7 +75,7 @@ def watch_command(session: Session, every: float) -> None:
 
 
 def _wait_while_read(seconds: float) -> None:
-    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would tell.
+    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would show it.
 
     :raises BrokenPipeError: whoever read it is gone.
     """
@@ -114,7 +114,7 @@ def _revision_row(revision: opslog.Revision) -> list[str]:
 
 def _revision(revision: opslog.Revision) -> dict[str, object]:
     record = revision.record
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         "ts": record.ts,
         "clock": record.clock,
         "agent": record.agent,
@@ -123,7 +123,7 @@ def _revision(revision: opslog.Revision) -> dict[str, object]:
         "undone": revision.undone,
     }
     if isinstance(record, opslog.Set):
-        told |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
+        result |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
     elif record.archived is not None:
-        told["archived"] = record.archived
-    return told
+        result["archived"] = record.archived
+    return result

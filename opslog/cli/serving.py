@@ -53,7 +53,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="How long the cursor of live reads stays the same.",
 )
 @click.option("--cursor-epoch", metavar="TIME", help="When cursors begin.  [default: 2024-10-09T00:00:00Z]")
-@click.option("--registry", is_flag=True, help="Tell of created and deleted streams in the stream __registry__.")
+@click.option("--registry", is_flag=True, help="Announce created and deleted streams in the stream __registry__.")
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
 @click.option("--rotate-keys", is_flag=True, help="Replace the key that signs webhooks; the old one stays published.")

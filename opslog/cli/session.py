@@ -119,4 +119,4 @@ def complete_id(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
         with session.reading() as store:
             return [id for id in store if id.startswith(incomplete) and id.isprintable()]
     except (opslog.OpslogError, OSError):
-        return []  # a shell that completes has no place for an error; the command itself will tell
+        return []  # a shell that completes has no place for an error; the command itself will report it

@@ -55,14 +55,14 @@ def import_command(
     orphaned = 0 if directory is None or salvage else _orphaned(session, directory)
     commits = _begun(_commits(source, directory, git, rev, salvage))
     with session.storage(create=True) as backend, progress(session, "importing commits") as bar:
-        tell = (lambda count: bar(count, 0)) if bar else None
-        done = ingest(backend, commits, agent=session.agent, progress=tell)
+        advance = (lambda count: bar(count, 0)) if bar else None
+        done = ingest(backend, commits, agent=session.agent, progress=advance)
         archived: dict[str, int] = {}
         if archives and directory is not None:
             from opslog.importers.backlog import read_backlog_archives
 
             archived = ingest_archives(backend, read_backlog_archives(directory), agent=session.agent, clock=done.clock)
-    told = {
+    result = {
         "commits": done.commits,
         "ops": done.ops,
         "agents": done.agents,
@@ -70,11 +70,11 @@ def import_command(
         "archived": archived,
     }
     if orphaned:
-        told["orphaned_logs"] = orphaned
+        result["orphaned_logs"] = orphaned
     text = f"imported {done.commits} commits with {done.ops} ops of {done.agents} agents"
     if archived:
         text += f", and {sum(archived.values())} archived documents"
-    answer(session, told, text)
+    answer(session, result, text)
 
 
 def _commits(
@@ -156,12 +156,12 @@ def copy_command(session: Session, source: str, target: str) -> int:
     if not session.json:
         for problem in errors:
             write(one_line(f"error: {problem}"))
-    told = {"files": done.files, "bytes": done.bytes, "written": done.written, "ok": done.report.ok}
+    result = {"files": done.files, "bytes": done.bytes, "written": done.written, "ok": done.report.ok}
     text = (
         f"{'verified' if done.report.ok else 'DAMAGED'}: {counted(done.files, 'file')} with "
         f"{counted(done.bytes, 'byte')} in {unicode_text(target)}, {done.written} of them written now"
     )
-    answer(session, told, text)
+    answer(session, result, text)
     return 0 if done.report.ok else 3
 
 
@@ -171,12 +171,12 @@ def _plain(record: Set) -> bytes:
 
 
 def _export(
-    records: Iterator[Set], encode: Callable[[Set], bytes], out: IO[bytes], tell: Callable[[int], None] | None
+    records: Iterator[Set], encode: Callable[[Set], bytes], out: IO[bytes], advance: Callable[[int], None] | None
 ) -> None:
     for count, record in enumerate(records, start=1):
         out.write(encode(record))
-        if tell and count % 1000 == 0:
-            tell(count)
+        if advance and count % 1000 == 0:
+            advance(count)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ _RETRY_SECONDS_MAX = 3600.0
 
 
 def logger() -> logging.Logger:
-    """Where such a thread tells what went wrong, because nobody waits for it. Nearly every process ends without having
-    had to import this."""
+    """Where such a thread reports what went wrong, because nobody waits for it. Nearly every process ends without
+    having had to import this."""
     import logging
 
     return logging.getLogger("opslog")

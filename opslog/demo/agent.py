@@ -1,4 +1,4 @@
-"""An agent of the demo: a process that works on the store at random until it is told to stop, and journals every call.
+"""An agent of the demo: a process that works on the store at random until it is asked to stop, and journals every call.
 
 python -m opslog.demo.agent DIRECTORY NAME SESSION
 """
@@ -55,15 +55,15 @@ class Agent:
         self._touched: set[str] = set()
 
     def work(self, conductor: Conductor) -> None:
-        """Call after call until told to stop; the first writes a document that says that this session was there."""
+        """Call after call until asked to stop; the first writes a document that says that this session was there."""
         self.call(Begin("set", [Change(f"{self.name}/session", self._document())]))
-        conductor.tell(self.status)
-        told = REAL.monotonic()
+        conductor.report(self.status)
+        reported_at = REAL.monotonic()
         while not conductor.says(STOP):
             self.call(self._next())
-            if REAL.monotonic() - told > _STATUS_SECONDS:
-                conductor.tell(self.status)
-                told = REAL.monotonic()
+            if REAL.monotonic() - reported_at > _STATUS_SECONDS:
+                conductor.report(self.status)
+                reported_at = REAL.monotonic()
 
     def call(self, begin: Begin) -> None:
         """Make a call, journaled before and after."""
@@ -164,11 +164,11 @@ def main(directory: Path, name: str, session: int) -> None:
     conductor = Conductor()
     agent = Agent(directory, name, session)
     agent.work(conductor)
-    conductor.tell(msgspec.structs.replace(agent.status, state="stopped"))
+    conductor.report(msgspec.structs.replace(agent.status, state="stopped"))
     conductor.wait_for(REPORT)
     agent.call(Begin("refresh"))
     write_state(agent.store, directory / "states" / f"{name}.jsonl")
-    conductor.tell(msgspec.structs.replace(agent.status, state="done"))
+    conductor.report(msgspec.structs.replace(agent.status, state="done"))
     agent.close()
 
 

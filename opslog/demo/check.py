@@ -1,4 +1,4 @@
-"""Whether the store kept its promises: what the agents were told, against what is there.
+"""Whether the store kept its promises: what was acknowledged to the agents, against what is there.
 
 - Every acknowledged call that changed something is in the history exactly once, as it was made and with the clock that
   the agent found in its log right after the call.
@@ -28,7 +28,7 @@ from opslog.verify.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 
-# More than these tell a reader nothing new.
+# More than these show a reader nothing new.
 _PROBLEMS_MAX = 20
 
 

@@ -1,4 +1,4 @@
-"""The demo's compaction process: compacts the store over and over, while everyone writes, until it is told to stop.
+"""The demo's compaction process: compacts the store over and over, while everyone writes, until it is asked to stop.
 
 python -m opslog.demo.compactor DIRECTORY
 """
@@ -22,13 +22,13 @@ def main(directory: Path) -> None:
     conductor = Conductor()
     compactions = rounds = 0
     with opslog.open(directory / "store", agent="compactor", settings=SETTINGS) as store:
-        conductor.tell(Status("running"))
+        conductor.report(Status("running"))
         while not conductor.says(STOP, _PAUSE_SECONDS):
             rounds += 1
             with suppress(opslog.LockedError):  # an agent's automatic compaction is at it
                 compactions += store.compact(full=rounds % _FULL_EVERY == 0).number is not None
-            conductor.tell(Status("running", compactions=compactions))
-    conductor.tell(Status("done", compactions=compactions))
+            conductor.report(Status("running", compactions=compactions))
+    conductor.report(Status("done", compactions=compactions))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the journal tells it.
+    """A call as the journal has it.
 
     :ivar end: None where the process was killed before it noted one.
     """

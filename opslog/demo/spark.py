@@ -29,10 +29,10 @@ def replay(directory: Path) -> str | None:
         return missing
     errors, lines = directory / "errors" / "spark.txt", directory / "replayed"
     command = [sys.executable, "-m", "opslog.spark", "replay", str(directory / "store"), "--to", str(lines)]
-    with errors.open("wb") as told:
+    with errors.open("wb") as output:
         try:
             code = subprocess.run(
-                command, stdout=subprocess.DEVNULL, stderr=told, check=False, timeout=_SECONDS
+                command, stdout=subprocess.DEVNULL, stderr=output, check=False, timeout=_SECONDS
             ).returncode
         except subprocess.TimeoutExpired as error:
             raise DemoError(f"Spark did not replay the store within {_SECONDS:.0f} s") from error

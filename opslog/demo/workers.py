@@ -1,7 +1,7 @@
 """Processes that work for the demo, from both sides.
 
 A worker is `python -m MODULE ARGUMENTS` with two pipes: it reads words of one letter and writes a `Status` per line.
-The end of its input tells it to stop as well, so no worker outlives the demo, however that ends.
+The end of its input stops it as well, so no worker outlives the demo, however that ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Conductor:
-    """The worker's side: what it was told, and whom it tells."""
+    """The worker's side: what it was asked, and whom it reports to."""
 
     def __init__(self) -> None:
         self._words = b""
@@ -60,7 +60,7 @@ class Conductor:
         while not self.says(word, wait_seconds=1.0):
             pass
 
-    def tell(self, status: Status) -> None:
+    def report(self, status: Status) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
         sys.stdout.buffer.flush()
 

@@ -215,8 +215,8 @@ def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, o
         commits = decoder.decode_lines(lines)
     except UNREADABLE:
         commits = []
-    # decode_lines passes over blank lines and takes line ends for spaces; the count tells. Then go line by line to find
-    # the place. (As many lines of two commits as commits of two lines would pass; verify sees those.)
+    # decode_lines passes over blank lines and takes line ends for spaces; the count shows that. Then go line by line to
+    # find the place. (As many lines of two commits as commits of two lines would pass; verify sees those.)
     if len(commits) == lines.count(b"\n") and lines.endswith(b"\n") and _have_ts(commits):
         return commits
     return _decode_slowly(decoder, lines, path, offset)

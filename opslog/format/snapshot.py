@@ -150,7 +150,7 @@ def build_parts(run: str, rows: Iterable[Row]) -> Iterator[File]:
 
 
 class PartEnds:
-    """Where `build_parts` ends its parts, told by the lengths of the lines alone, for those who build them apart."""
+    """Where `build_parts` ends its parts, by the lengths of the lines alone, for those who build them apart."""
 
     def __init__(self) -> None:
         self._block = self._part = 0

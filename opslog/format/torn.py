@@ -1,10 +1,10 @@
-"""What a power cut can leave at the end of a segment, and how to tell it from damage. Pure.
+"""What a power cut can leave at the end of a segment, and how to distinguish it from damage. Pure.
 
 An append is durable before the next one to its segment begins. So only the last append can be in part on disk, in any
 part: cut short, or with zeros where bytes did not get there, since a file's length can reach the disk before they do.
 No line of JSON holds a zero byte.
 
-Zeros in what was acknowledged are damage, though, and must not pass for a torn tail. What tells them apart is what
+Zeros in what was acknowledged are damage, though, and must not pass for a torn tail. What distinguishes them is what
 follows. Every line but the first of an append carries ``"joined":true``: it was written together with the line before
 it. A whole line without that, somewhere behind the zeros, began another append, so what stood before it had been
 durable.

@@ -290,7 +290,7 @@ class Cursor(msgspec.Struct):
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
         path = segment_path(self.agent, self.segment)
         for start, lines in read_lines(source.read, path, self.offset):
-            if b"\0" in lines:  # what they are can only be told with all that follows
+            if b"\0" in lines:  # what they are only shows with all that follows
                 rest = source.read(path, start)
                 yield from self._decode(rest[: sound_length(rest)], path)
                 return

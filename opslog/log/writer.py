@@ -364,7 +364,7 @@ class LogWriter:
             group.end(WriteFailedError(f"going on after {group.fence.path} failed: {error}"), 0)
 
     def _settle(self, group: Group) -> None:
-        """The outcome of a group is known: tell all who wait. Each step may be done twice."""
+        """The outcome of a group is known: wake all who wait. Each step may be done twice."""
         error, written = group.error, group.written
         if self._broken is None and error is not None and (self._buffer is not None or isinstance(error, ReopenError)):
             self._broken = error

@@ -1,6 +1,6 @@
 """What every log keeps to, each rule written down once. Pure.
 
-`verify` holds real logs against them, and `opslog.testing` those of its simulations. A rule tells what is wrong, or
+`verify` holds real logs against them, and `opslog.testing` those of its simulations. A rule returns what is wrong, or
 None.
 """
 
@@ -50,17 +50,17 @@ class UndoWindow:
 
     def fault(self, undo: Undo) -> str | None:
         """An undo cancels one commit of its window. To be asked before the undo itself is followed."""
-        told = f"it undoes clock {undo.target}"
+        fault = f"it undoes clock {undo.target}"
         if undo.target >= undo.clock:
-            return f"{told}, which does not come before it"
+            return f"{fault}, which does not come before it"
         for passed in self._passed:
             if passed.clock == undo.target:
                 if not passed.has_records:
-                    return f"{told}, of a commit that changed nothing"
-                return f"{told}, which is undone already" if undo.target in self._cancelled else None
+                    return f"{fault}, of a commit that changed nothing"
+                return f"{fault}, which is undone already" if undo.target in self._cancelled else None
         if not self._is_known and (not self._passed or undo.target < self._passed[0].clock):
             return None
-        return f"{told}, and no commit of {undo.agent!r} that may still be undone has that clock"
+        return f"{fault}, and no commit of {undo.agent!r} that may still be undone has that clock"
 
     def newest(self) -> int | None:
         """The clock of the newest commit that an undo may cancel; None where there is none among those seen."""

@@ -300,13 +300,13 @@ class Loader:
 
     def _load(self, found: Survey, included: Callable[[Commit], bool] | None) -> State:
         state = State(found, self._load_runs(found.manifest.runs))
-        chunks = self._told(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
+        chunks = self._with_progress(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
         if included is not None:
             chunks = ((agent, list(filter(included, commits))) for agent, commits in chunks)
         state.load(chunks)
         return state
 
-    def _told(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, list[Commit]]]:
+    def _with_progress(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, list[Commit]]]:
         done = 0
         for agent, chunk in read:
             yield agent, chunk.commits

@@ -20,7 +20,7 @@ READS = frozenset({"fail", "down"})
 PUTS = frozenset({"fail", "lost", "late", "full", "down"})
 DELETES = frozenset({"fail", "lost", "late", "down"})
 
-# How many objects a listing tells of at once: few, so that much can happen between two pages.
+# How many objects a page of a listing has: few, so that much can happen between two pages.
 _PAGE = 7
 
 

@@ -38,30 +38,30 @@ class ViolationError(AssertionError):
     :ivar invariant: its name.
     """
 
-    def __init__(self, invariant: str, told: str) -> None:
-        super().__init__(f"{invariant}: {told}")
+    def __init__(self, invariant: str, problem: str) -> None:
+        super().__init__(f"{invariant}: {problem}")
         self.invariant = invariant
 
 
 def invariant(check: Callable[P, str | None]) -> Callable[P, None]:
-    """A function that tells what is wrong, None if nothing, becomes one that raises it."""
+    """A function that returns what is wrong, None if nothing, becomes one that raises it."""
     name = check.__name__
     INVARIANTS[name] = " ".join((check.__doc__ or "").split())
 
     @wraps(check)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         CHECKED[name] += 1
-        told = check(*args, **kwargs)
-        if told is not None:
-            raise ViolationError(name, told)
+        problem = check(*args, **kwargs)
+        if problem is not None:
+            raise ViolationError(name, problem)
 
     return checked
 
 
-def violated(name: str, told: str) -> NoReturn:
+def violated(name: str, problem: str) -> NoReturn:
     """Raise the violation of an invariant that shows by itself, such as a run that does not end."""
     assert name in INVARIANTS, name
-    raise ViolationError(name, told)
+    raise ViolationError(name, problem)
 
 
 def state_of(commits: Iterable[Commit]) -> State:
@@ -151,10 +151,10 @@ def the_past_does_not_change(before: State, after: State, time: str) -> str | No
 
 
 @invariant
-def history_is_complete(told: Sequence[Commit], commits: Iterable[Commit], since: int) -> str | None:
-    """What `ops` tells since a clock is every commit after it, in the order of their stamps."""
+def history_is_complete(found: Sequence[Commit], commits: Iterable[Commit], since: int) -> str | None:
+    """What `ops` returns since a clock is every commit after it, in the order of their stamps."""
     expected = sorted(commit.stamp for commit in commits if commit.clock > since)
-    stamps = [commit.stamp for commit in told]
+    stamps = [commit.stamp for commit in found]
     return None if stamps == expected else f"since {since}: {stamps} and not {expected}"
 
 

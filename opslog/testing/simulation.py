@@ -76,7 +76,7 @@ class Thread:
     """One thread of a simulated process. It dies with the process, wherever it is.
 
     :ivar label: how timelines name it.
-    :ivar number: tells it from all others of its process.
+    :ivar number: distinguishes it from all others of its process.
     :ivar daemon: it may wait for ever for something to do.
     :ivar waits_for: what it is blocked on, None while it has a turn to come.
     :ivar ambience: what the interpreter holds per thread for asyncio, None as long as this one runs no event loop.
@@ -474,9 +474,9 @@ class Simulation:
         try:
             result = perform(fault if fault is not None and fault.kind in kinds else None)
         except Exception as error:
-            self.record(thread.label, call, f"{type(error).__name__}{_told(fault)}")
+            self.record(thread.label, call, f"{type(error).__name__}{_suffix(fault)}")
             raise
-        self.record(thread.label, call, _told(fault))
+        self.record(thread.label, call, _suffix(fault))
         if fault is not None and fault.kind.endswith("after"):
             self._strike(thread, fault, call)
         if process.random.random() < 0.2:
@@ -567,5 +567,5 @@ def _where(fault: Fault) -> str:
     return "after" if fault.kind.endswith("after") else "before"
 
 
-def _told(fault: Fault | None) -> str:
+def _suffix(fault: Fault | None) -> str:
     return f" ({fault.kind})" if fault is not None else ""

@@ -101,7 +101,7 @@ class ObjectStorage:
         self._cut: tuple[str, dict[str, int]] = ("", {})
 
     def backend(self, process: Process | None) -> Backend:
-        # An address of its own for each process, because those under one name are told apart by what this one knows.
+        # An address of its own for each process, because those under one name are distinguished by what this one knows.
         self._opened += 1
         environment = process.environment if process else REAL
         return objects.ObjectBackend(

@@ -386,8 +386,8 @@ class System:
             holder = self._locks.get(node.number)
             if holder is not None:
                 owner = self._open[holder].owner
-                told = f"pid 1 on host {owner.name if owner else 'test'}"
-                raise LockedError(f"{full} is locked by {told}: try again when that process is done", name, told)
+                who = f"pid 1 on host {owner.name if owner else 'test'}"
+                raise LockedError(f"{full} is locked by {who}: try again when that process is done", name, who)
             held = self.Descriptor()
             held.number = self._locks[node.number] = self._opened(node, full)
             return held

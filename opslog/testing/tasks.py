@@ -121,7 +121,7 @@ class _Loop(asyncio.BaseEventLoop):
             super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody else is told ends the run. (Of a lack of memory asyncio writes a line in the log.)"""
+        """What is reported to nobody else ends the run. (Of a lack of memory asyncio writes a line in the log.)"""
         error = context.get("exception")
         if not (self._owner.dead or isinstance(error, (Died, MemoryError))):
             self._simulation.fail(self._owner.main, error or RuntimeError(context["message"]))

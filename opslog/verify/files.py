@@ -87,7 +87,7 @@ class Report:
 
 
 class Reader:
-    """Reads files of a backend and tells how far it is.
+    """Reads files of a backend and reports how far it is.
 
     :param progress: called with (bytes read, bytes to read); the latter grows when the store does.
     """

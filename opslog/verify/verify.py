@@ -1,4 +1,5 @@
-"""Verifying a store: reading everything, and telling each thing that is not as it should be, with file and byte offset.
+"""Verifying a store: reading everything, and reporting each thing that is not as it should be, with file and byte
+offset.
 
 It works beside writers and compactions, and takes no lock. What disappears meanwhile because a newer manifest replaced
 it is no problem: garbage collection deletes a manifest before what it names, so a file that is not there is missing

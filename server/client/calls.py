@@ -114,7 +114,7 @@ class Calls:
             body = b"".join(encoded(content, is_json=False) for content in contents)
         if not body:
             raise UsageError(_NOTHING)
-        # Nothing in the request tells the server that it has it already, unless a producer sends it.
+        # Nothing in the request shows the server that it has it already, unless a producer sends it.
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
         return (yield from call(request, answers.appended, self.policy, repeatable=at_least_once))
 

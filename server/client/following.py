@@ -1,6 +1,6 @@
 """Reading a stream, from an offset to its end: which request comes next, and what the chunks of its answer mean.
 
-`Following` knows no network. Its driver asks for the `request`, tells it the answer's head (`opened`), each chunk of
+`Following` knows no network. Its driver asks for the `request`, passes it the answer's head (`opened`), each chunk of
 the body (`received`), and how the answer ended (`finished`, or `lost`), and passes on the batches that these give. It
 is through when `ended` is true. Between two requests the driver waits for `pause` seconds.
 

@@ -218,7 +218,7 @@ class Holding:
         return more
 
     def finish(self) -> Steps[bool]:
-        """Acknowledge all that the wake told of, as done."""
+        """Acknowledge all that the wake was about, as done."""
         offsets = {stream.path: stream.tail_offset for stream in self.wake.streams if stream.has_pending}
         return (yield from self.acknowledge(offsets, done=True))
 
@@ -285,7 +285,7 @@ class Held:
 def wake(  # noqa: PLR0917  (what one is made of)
     id: str, type: Kind, found: Mapping[str, Any], token: str, lease: float | None, request: Request, reply: Reply
 ) -> Wake:
-    """What the answer to a claim, or a webhook, tells."""
+    """What the answer to a claim, or a webhook, says."""
     streams = found.get("streams")
     if not isinstance(streams, list):
         senseless(request, reply.status, "without streams", _ADVICE)

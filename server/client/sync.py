@@ -343,7 +343,7 @@ class Subscription(Handle[Subscribing]):
     def claim(self, worker: str) -> Claim:
         """Take what there is to do; of a subscription with a wake_stream.
 
-        :param worker: a name that tells others who has it.
+        :param worker: a name that shows others who has it.
         :raises AlreadyClaimedError, NoPendingWorkError: wait for the next wake.
         """
         return Claim(self._connection, self._run(self._core.claim(worker)))

@@ -43,7 +43,7 @@ class Webhooks:
         self._known_since: float | None = None
 
     def verified(self, body: bytes, signature: str) -> Steps[Wake]:
-        """The wake that a webhook tells of.
+        """The wake that a webhook announces.
 
         :param body: as it came, byte by byte.
         :param signature: its header ``Webhook-Signature``.

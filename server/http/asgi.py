@@ -202,7 +202,7 @@ class App:
 
 
 def _failure(error: OpslogError) -> Refused:
-    """What a client is told of a fault of the server's. The details are in the log."""
+    """What a client learns of a fault of the server's. The details are in the log."""
     if isinstance(error, WriteFailedError):
         return Refused(507, "the storage does not take it; nothing was changed")
     if isinstance(error, CommitUnknownError):
@@ -225,7 +225,7 @@ def app(
     :param data: the directory where streams are kept; None keeps them in memory.
     :param shards: of a new directory, into how many databases streams are divided.
     :param tokens: who may read and write what; None lets everybody.
-    :param observers: told of what commits did, see `opslog.server.protocol.transaction.Events`.
+    :param observers: called with what commits did, see `opslog.server.protocol.transaction.Events`.
     :raises OpslogError: the directory cannot be served, see `opslog.server.storage.directory.DirectoryStorage`.
     """
     storage: Storage = MemoryStorage()

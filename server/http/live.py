@@ -104,7 +104,7 @@ class Live:
                     await patient.send({"type": "http.response.body", "body": events, "more_body": True})
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
-            except OpslogError as error:  # the client comes back, and is told then
+            except OpslogError as error:  # the client comes back, and gets the error then
                 _log.error("a live read failed", extra={"path": stream.path, "error": str(error)})
         await send({"type": "http.response.body", "body": b""})
         return 200
@@ -114,11 +114,11 @@ class Live:
     ) -> AsyncIterator[bytes]:
         followers, monotonic = self._streams.followers, asyncio.get_running_loop().time
         end = monotonic() + self._options.sse_seconds
-        told = False
+        sent = False
         while not gone.done():
-            if position < stream.tail or stream.closed or not told:
+            if position < stream.tail or stream.closed or not sent:
                 events, position = self._next(stream, position, cursor)
-                told = True
+                sent = True
                 yield events
                 if stream.closed and position == stream.tail:
                     return
@@ -127,7 +127,7 @@ class Live:
                 if left <= 0 or followers.stopped:
                     return
                 await self._streams.wait(stream, min(left, self._options.long_poll_seconds), gone)
-                told = False
+                sent = False
             stream = self._streams.again(stream)
 
     def _next(self, stream: Stream, position: int, cursor: str | None) -> tuple[bytes, int]:

@@ -17,16 +17,16 @@ class JsonLines(logging.Formatter):
     one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "ts": format_ts(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        told.update((name, value) for name, value in vars(record).items() if name not in _USUAL)
+        fields.update((name, value) for name, value in vars(record).items() if name not in _USUAL)
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(told, default=str).decode()
+            fields["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(fields, default=str).decode()
 
 
 class Lines(logging.Formatter):

@@ -44,12 +44,12 @@ _PRODUCERS = 100
 # What happens within this time is one event: a busy server does not make a busy page.
 _EVENT_SECONDS = 0.25
 
-# When more streams changed within that time, the page is told to ask again.
+# When more streams changed within that time, the page is asked to fetch all again.
 _PATHS_MAX = 1000
 
 
 class Watcher:
-    """What happened since a page was told."""
+    """What happened since a page was sent an update."""
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
@@ -99,22 +99,22 @@ class PageRoutes:
         merged = heapq.merge(*(shard.streams(after) for shard in shards), key=lambda stream: stream.path.encode())
         found = list(islice(merged, _STREAMS + 1))
         more = len(found) > _STREAMS
-        shown = [told for stream in found[:_STREAMS] if (told := self._told(stream)) is not None]
+        shown = [described for stream in found[:_STREAMS] if (described := self._described(stream)) is not None]
         return {"root": self._options.root, "streams": shown, "after": found[_STREAMS - 1].path if more else None}
 
     def _one(self, path: str) -> dict[str, Any]:
         shard = self._streams.storage.shards[self._streams.place(path)]
         stream = shard.stream(path)
-        told = None if stream is None else self._told(stream)
-        if stream is None or told is None:
+        described = None if stream is None else self._described(stream)
+        if stream is None or described is None:
             raise Refused(404, "there is no such stream")
         producers = [
             {"id": id, "epoch": producer.epoch, "seq": producer.seq}
             for id, producer in shard.producers(stream.id, _PRODUCERS)
         ]
-        return {**told, "producers": producers}
+        return {**described, "producers": producers}
 
-    def _told(self, stream: Stream) -> dict[str, Any] | None:
+    def _described(self, stream: Stream) -> dict[str, Any] | None:
         try:
             self._streams.stream(stream.path)
         except Refused:
@@ -153,13 +153,13 @@ class PageRoutes:
         try:
             async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
                 gone.add_done_callback(lambda _: watcher.woken.set())
-                await self._tell(watcher, patient.send, gone)
+                await self._send_changes(watcher, patient.send, gone)
         finally:
             self._watchers.discard(watcher)
         await send({"type": "http.response.body", "body": b""})
         return 200
 
-    async def _tell(self, watcher: Watcher, send: Send, gone: asyncio.Future[object]) -> None:
+    async def _send_changes(self, watcher: Watcher, send: Send, gone: asyncio.Future[object]) -> None:
         event = b": hello\n\n"
         while True:
             await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -181,7 +181,7 @@ class PageRoutes:
         if len(paths) > _PATHS_MAX:
             return {"again": True}
         found = {path: self._streams.storage.shards[self._streams.place(path)].stream(path) for path in paths}
-        return {"streams": {path: stream and self._told(stream) for path, stream in found.items()}}
+        return {"streams": {path: stream and self._described(stream) for path, stream in found.items()}}
 
 
 async def _json(send: Send, value: dict[str, Any], *, head: bool) -> int:

@@ -42,7 +42,7 @@ async def begin(send: Send, status: int, headers: Headers) -> None:
 async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> int:
     """A whole answer; returns its status. `headers` are those beside what every answer carries.
 
-    :param head: leave the body out, but tell its length.
+    :param head: leave the body out, but send its length.
     """
     length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
     await begin(send, status, [*headers, *length])

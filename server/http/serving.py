@@ -33,7 +33,7 @@ class Address:
     :ivar header_seconds: how long a client may take to send the head of a request, and how long what was sent to it may
         stay unread.
     :ivar header_bytes: how large a head may be;.
-    :ivar stop_seconds: how long requests may go on once the server was told to stop.
+    :ivar stop_seconds: how long requests may go on once the server was asked to stop.
     """
 
     host: str = "127.0.0.1"

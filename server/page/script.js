@@ -228,7 +228,7 @@ async function facts(path) {
     if (path !== chosen) return
     if (!answer.ok) return $("facts").replaceChildren(text("dt", "gone"), text("dd", "deleted or expired"))
     const stream = await answer.json()
-    const told = {
+    const fields = {
       type: stream.content_type,
       tail: `${stream.tail} (${size(stream.bytes)})`,
       created: stream.created,
@@ -237,7 +237,7 @@ async function facts(path) {
       "forked from": stream.source !== null ? `${stream.source} at ${stream.forked_at}` : null,
       forks: stream.forks || null,
     }
-    const known = Object.entries(told).filter(([, value]) => value !== null)
+    const known = Object.entries(fields).filter(([, value]) => value !== null)
     $("facts").replaceChildren(...known.flatMap(([name, value]) => [text("dt", name), text("dd", value)]))
     $("producers").hidden = stream.producers.length === 0
     const rows = stream.producers.map(({ id, epoch, seq }) => {

@@ -32,6 +32,6 @@ def gone() -> Refused:
 
 
 def closed(stream: Stream) -> Refused:
-    """The stream takes nothing more; told with where it ends, so that clients need not parse the text."""
+    """The stream takes nothing more; sent with where it ends, so that clients need not parse the text."""
     headers = [(b"stream-closed", b"true"), (b"stream-next-offset", format_offset(stream.tail).encode())]
     return Refused(409, "the stream is closed", headers)

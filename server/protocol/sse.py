@@ -26,14 +26,14 @@ def data_event(stream: Stream, chunks: list[bytes]) -> bytes:
 
 def control_event(position: int, *, cursor: str, up_to_date: bool, closed: bool) -> bytes:
     """Where the reader is. Behind the end of a closed stream there is nothing to come back for, so no cursor."""
-    told: dict[str, object] = {"streamNextOffset": format_offset(position)}
+    fields: dict[str, object] = {"streamNextOffset": format_offset(position)}
     if closed:
-        told["streamClosed"] = True
+        fields["streamClosed"] = True
     else:
-        told["streamCursor"] = cursor
+        fields["streamCursor"] = cursor
     if up_to_date:
-        told["upToDate"] = True
-    return _event(b"control", orjson.dumps(told))
+        fields["upToDate"] = True
+    return _event(b"control", orjson.dumps(fields))
 
 
 def _event(name: bytes, payload: bytes) -> bytes:

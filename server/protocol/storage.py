@@ -112,7 +112,7 @@ class Shard(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why a commit would be refused now, as far as can be told without trying; None if it would not."""
+        """Why a commit would be refused now, as far as is known without trying; None if it would not."""
         ...
 
     def tidy(self) -> bool:

@@ -14,7 +14,7 @@ from opslog.server.protocol.storage import Changes, Record, Shard
 
 @dataclass(slots=True)
 class Events:
-    """What a commit did, for those who are told after it.
+    """What a commit did, for those who are notified after it.
 
     :ivar created: new streams, as they were created;.
     :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too);.

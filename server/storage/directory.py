@@ -8,7 +8,7 @@
       shard-000/      data.mdb: see `opslog.server.storage.lmdb_shard`
 
 The process locks the directory itself, too, so that nobody else gets in after somebody has removed the file. It then
-refuses to write, because nobody can be told any more who it is.
+refuses to write, because no other process can find out any more who it is.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _lock_itself(stack: ExitStack, path: Path) -> None:
         raise LockedError(
             f"{path} is served by another process, whose file {path / 'lock'} somebody has removed: stop that process",
             "server",
-            "a process that cannot be told any more",
+            "a process that cannot be found out any more",
         )
 
 

@@ -56,7 +56,7 @@ class Length:
         self.note()
 
     def problem(self) -> str | None:
-        """That it was truncated, if it was. Costs the cheapest system call that tells, since it is made for each
+        """That it was truncated, if it was. Costs the cheapest system call that shows it, since it is made for each
         read."""
         known = self._known  # first: the file may grow meanwhile
         if self._problem is None and (size := self._size()) < known:

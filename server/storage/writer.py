@@ -28,16 +28,16 @@ class Writer:
     that takes time. A work is answered when its group is durable.
 
     :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
-    :param told: called on the event loop with what each commit did, before those who asked for it are answered.
+    :param notify: called on the event loop with what each commit did, before those who asked for it are answered.
     """
 
     def __init__(
-        self, shard: Shard, environment: Environment, metrics: Metrics, told: Callable[[Events], None]
+        self, shard: Shard, environment: Environment, metrics: Metrics, notify: Callable[[Events], None]
     ) -> None:
         self._shard = shard
         self._environment = environment
         self._metrics = metrics
-        self._told = told
+        self._notify = notify
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
         self._busy = False
@@ -144,7 +144,7 @@ class Writer:
             else:
                 future.set_result(value)
         if failure is None and events:
-            self._told(events)
+            self._notify(events)
         if self._pending:
             self._loop.call_soon(self._next_group)
         else:

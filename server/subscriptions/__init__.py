@@ -1,1 +1,1 @@
-"""Subscriptions: who is told of new messages, by a webhook or by waiting, and how that is retried."""
+"""Subscriptions: who is notified of new messages, by a webhook or by waiting, and how that is retried."""

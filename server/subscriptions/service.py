@@ -1,7 +1,7 @@
-"""Subscriptions at work: what clients ask of them, and what streams tell them.
+"""Subscriptions at work: what clients ask of them, and what streams report to them.
 
 A subscription is kept in the storage and in memory (`opslog.server.subscriptions.entries`); it changes by steps, each
-of them one commit (`opslog.server.subscriptions.steps`), and workers are told of its wakes
+of them one commit (`opslog.server.subscriptions.steps`), and workers are notified of its wakes
 (`opslog.server.subscriptions.wakes`). Nothing is lost by a crash between an append and the wake it causes: at the start
 all cursors are compared with the ends of their streams, and matching streams without a link can only be new ones.
 """
@@ -93,8 +93,8 @@ class Subscriptions:
             if entry.deleted:
                 return
             if entry.subscription.waits_for_claim:
-                # Perhaps again: it is not known whether they were told.
-                self._background.spawn(self._wakes.tell_workers(entry))
+                # Perhaps again: it is not known whether they were notified.
+                self._background.spawn(self._wakes.notify_workers(entry))
             await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
 
     def _compare_all(self) -> None:
@@ -228,7 +228,7 @@ class Subscriptions:
             await self._steps.commit(entry, subscriptions.released(entry.subscription))
 
     def infos(self, entry: Entry) -> list[dict[str, object]]:
-        """What a worker is told about the streams of a subscription."""
+        """What a worker learns about the streams of a subscription."""
         return subscriptions.infos(entry.links.values(), {path: self._steps.tail(path) for path in entry.links})
 
     def _pull_wake(self, id: str) -> Entry:
@@ -256,7 +256,7 @@ class Subscriptions:
         tails = {path: self._steps.tail(path) for path, _ in acks}
         return {**subscriptions.acknowledged(entry.links, tails, acks)}
 
-    # What streams tell
+    # What streams report
 
     def _observe(self, events: Events) -> None:
         if not self._entries:
@@ -265,7 +265,7 @@ class Subscriptions:
             for entry in self._entries:
                 subscription = entry.subscription
                 if subscription.config.wake_stream == stream.path and subscription.waits_for_claim:
-                    self._background.spawn(self._wakes.tell_workers(entry))
+                    self._background.spawn(self._wakes.notify_workers(entry))
         for path in (*(stream.path for stream in events.deleted), *events.appended):
             for entry in self._entries.interested_in(path):
                 self._note(entry, path, events.appended.get(path))

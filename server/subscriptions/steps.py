@@ -19,7 +19,7 @@ from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
 from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
 
-# Told of each step that was committed, and whether it began a wake.
+# Called with each step that was committed, and whether it began a wake.
 After = Callable[[Entry, bool], None]
 
 

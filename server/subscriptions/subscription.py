@@ -35,7 +35,7 @@ WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
 
 class SubscriptionRefused(Refused):
     """:ivar code: what went wrong, as a word for programs.
-    :ivar known: what else the answer tells.
+    :ivar known: what else the answer says.
     """
 
     def __init__(self, status: int, code: str, message: str, **known: object) -> None:
@@ -108,7 +108,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
     @property
     def waits_for_claim(self) -> bool:
-        """Whether workers were told of a wake, and none has claimed it."""
+        """Whether workers were notified of a wake, and none has claimed it."""
         return self.config.type == PULL_WAKE and self.wake_id is not None and self.holder is None
 
     @property
@@ -304,7 +304,7 @@ def _text(body: Mapping[str, object], name: str) -> str | None:
 
 
 def infos(links: Iterable[Link], tails: Mapping[str, str]) -> list[dict[str, object]]:
-    """What a worker is told about the streams, in the order of their paths."""
+    """What a worker learns about the streams, in the order of their paths."""
     return [
         {
             "path": link.path,

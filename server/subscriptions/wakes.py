@@ -1,4 +1,4 @@
-"""Telling workers of wakes, when they begin and when their time has come: webhooks, events in wake streams, retries,
+"""Notifying workers of wakes, when they begin and when their time has come: webhooks, events in wake streams, retries,
 and the ends of leases."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Wakes:
         self.arm(entry)
         if woken:
             webhook = entry.subscription.config.type == WEBHOOK
-            self._background.spawn(self._deliver(entry) if webhook else self.tell_workers(entry))
+            self._background.spawn(self._deliver(entry) if webhook else self.notify_workers(entry))
 
     def arm(self, entry: Entry) -> None:
         """Set the timer of an entry for what it has to do by itself."""
@@ -101,7 +101,7 @@ class Wakes:
 
     def _body(self, entry: Entry) -> bytes:
         subscription = entry.subscription
-        # What `done` acknowledges is what was told, so nothing is told that came after the snapshot.
+        # What `done` acknowledges is what was sent, so nothing is sent that came after the snapshot.
         tails = {**{path: max(link.acked_offset, ZERO) for path, link in entry.links.items()}, **subscription.snapshot}
         return msgspec.json.encode(
             {
@@ -114,7 +114,7 @@ class Wakes:
             }
         )
 
-    async def tell_workers(self, entry: Entry) -> None:
+    async def notify_workers(self, entry: Entry) -> None:
         """Write a wake event."""
         subscription = entry.subscription
         path = subscription.config.wake_stream or ""

@@ -46,7 +46,7 @@ class Delivery:
         )
 
     async def check(self, url: str) -> None:
-        """Whether webhooks may go there, as far as can be told now. A name that cannot be resolved now may be later.
+        """Whether webhooks may go there, as far as is known now. A name that cannot be resolved now may be later.
 
         :raises SubscriptionRefused: they may not.
         """

@@ -67,7 +67,7 @@ def rejected(reason: str) -> SubscriptionRefused:
 
 
 def parse_target(url: str, *, allow_loopback: bool) -> Target:
-    """What the text of a URL tells. https only; with `allow_loopback` also http, to this machine.
+    """What the text of a URL says. https only; with `allow_loopback` also http, to this machine.
 
     :raises SubscriptionRefused: no webhook may go there.
     """

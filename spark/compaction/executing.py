@@ -1,5 +1,5 @@
 """What the tasks of a compaction do: merge logs and runs, measure lines, write parts. Each takes and gives Arrow
-batches, and is told the rest by plain values.
+batches, and gets the rest as plain values.
 
 A task that is tried again, or runs twice, writes the same bytes under the same names: which rows are in a part was
 decided before the first of them began. The second finds the file there, and compares.

@@ -3,7 +3,7 @@
 A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
 so whether a commit is cancelled is known once that many commits after it were looked at: a split looks at so many
 behind its own end. They go into the merge without their records, as places in the log, undos and seals, and nothing
-else: what they write is another split's to tell.
+else: what they write is another split's to report.
 
 What is read goes through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
 """

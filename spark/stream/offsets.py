@@ -48,13 +48,13 @@ class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
     resync: int = 0
 
     @classmethod
-    def parse(cls, told: object) -> Offset:
-        return msgspec.convert(told, cls)
+    def parse(cls, plain: object) -> Offset:
+        return msgspec.convert(plain, cls)
 
     def plain(self) -> dict[str, Any]:
         """As Spark keeps it, in JSON."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        return told
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     @property
     def is_first(self) -> bool:

@@ -36,7 +36,7 @@ from tests.support.files import files
 
 
 class Process:
-    """A Python process that runs `program`, says a line when it has come to a point, and goes on when told."""
+    """A Python process that runs `program`, says a line when it has come to a point, and goes on when resumed."""
 
     def __init__(self, program: str, *args: object) -> None:
         self.process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Process:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def tell(self) -> None:
+    def resume(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -104,7 +104,7 @@ def test_of_racing_processes_exactly_one_creates_each_file(root: Path, start: Ca
     for racer in racers.values():
         assert racer.hear() == "ready"
     for racer in racers.values():
-        racer.tell()
+        racer.resume()
     winners = {int(turn): name for name, racer in racers.items() for turn in racer.hear().split()}
     assert [racer.end() for racer in racers.values()] == [0, 0, 0, 0]
     assert sorted(winners) == list(range(40))

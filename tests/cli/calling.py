@@ -21,7 +21,7 @@ PROGRAM = (sys.executable, "-W", "error", "-m", "opslog")
 INTERRUPTED_PROGRAM = (*PROGRAM[:-2], "-W", "ignore::ResourceWarning", *PROGRAM[-2:])
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """What a command said."""
 
     code: int
@@ -40,7 +40,7 @@ class Told(NamedTuple):
         return orjson.loads(self.err)
 
 
-def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> Told:
+def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> Result:
     """A command on a store, in this process, with nobody at the terminal. No call may end in a traceback.
 
     :param settings: more of the environment.
@@ -61,7 +61,7 @@ def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> T
         assert isinstance(data, io.BytesIO)
         texts.append(data.getvalue().decode())
     assert "Traceback" not in texts[1], texts[1]
-    return Told(code, *texts)
+    return Result(code, *texts)
 
 
 def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:

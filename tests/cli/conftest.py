@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import Told, call
+from tests.cli.calling import Result, call
 
-Opslog = Callable[..., Told]
+Opslog = Callable[..., Result]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
-from tests.cli.calling import Told, call
+from tests.cli.calling import Result, call
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 EXACT = '{"z":1,"a":[-9223372036854775808,18446744073709551615,1.0,-0.5,"\u009b\u2028😀",{"b":{},"a":[]}],"":null}'
@@ -34,9 +34,9 @@ def documented(command: str) -> list[str]:
     return re.findall(r"`(\w+)`", re.sub(r"\([^()]*\)", "", fields.split(";")[0]))
 
 
-def fields(told: Told) -> list[str]:
-    (value,) = told.values
-    assert told.err == ""
+def fields(result: Result) -> list[str]:
+    (value,) = result.values
+    assert result.err == ""
     return list(value)
 
 
@@ -91,10 +91,10 @@ def test_documents_are_passed_through_exactly(store: Path) -> None:
 def test_a_compaction_beside_another_is_done_and_silent(store: Path) -> None:
     backend = open_backend(store)
     with backend.lock("compaction"):
-        told = call(store, "compact", "--json")
+        result = call(store, "compact", "--json")
     backend.close()
-    assert (told.code, told.err) == (0, "")
-    assert (told.values[0]["locked"], told.values[0]["manifest"]) == (True, None)
+    assert (result.code, result.err) == (0, "")
+    assert (result.values[0]["locked"], result.values[0]["manifest"]) == (True, None)
     assert call(store, "compact", "--json").values[0]["locked"] is False
 
 
@@ -115,11 +115,11 @@ def test_orphaned_logs_are_counted(tmp_path: Path) -> None:
     }.items():
         (npm / path).parent.mkdir(parents=True, exist_ok=True)
         (npm / path).write_text(json.dumps(value) + "\n")
-    told = call(tmp_path / "store", "import", str(npm), "--json")
-    assert (told.code, told.err) == (0, "")
-    assert told.values[0]["orphaned_logs"] == 1
-    told = call(tmp_path / "salvaged", "import", str(npm), "--salvage", "--json")
-    assert "orphaned_logs" not in told.values[0]
+    result = call(tmp_path / "store", "import", str(npm), "--json")
+    assert (result.code, result.err) == (0, "")
+    assert result.values[0]["orphaned_logs"] == 1
+    result = call(tmp_path / "salvaged", "import", str(npm), "--salvage", "--json")
+    assert "orphaned_logs" not in result.values[0]
     assert call(tmp_path / "salvaged", "ls", "--ids").out == "a\nb\nlost\n"
 
 

@@ -21,12 +21,12 @@ def fill(root: Path, count: int = 40) -> None:
 
 def test_compact(opslog: Opslog, root: Path) -> None:
     fill(root)
-    (told,) = opslog("compact", "--json").values
-    assert told == {
+    (result,) = opslog("compact", "--json").values
+    assert result == {
         "manifest": 2,
         "commits": 8,
         "records": 8,
-        "bytes": told["bytes"],
+        "bytes": result["bytes"],
         "runs_merged": 0,
         "sealed": [],
         "garbage_files": 0,
@@ -94,10 +94,10 @@ def test_archive(opslog: Opslog, root: Path) -> None:
 
 def test_stats(opslog: Opslog, root: Path) -> None:
     fill(root)
-    (told,) = opslog("stats", "--json").values
+    (result,) = opslog("stats", "--json").values
     documented = [name for name in library.Stats.__struct_fields__ if name not in ("compaction_error", "requests")]
-    assert list(told) == documented
-    assert (told["documents"], told["agents"], told["clock"], told["commits"]) == (40, 1, 40, 40)
+    assert list(result) == documented
+    assert (result["documents"], result["agents"], result["clock"], result["commits"]) == (40, 1, 40, 40)
     assert "documents\t40" in opslog("stats").out.split("\n")[:-1]
 
 
@@ -116,9 +116,9 @@ def test_verify(opslog: Opslog, root: Path) -> None:
     assert answer.code == 3
     assert f"error: {index.relative_to(root)}: it is not there" in answer.out
     assert "DAMAGED" in answer.out
-    (told,) = opslog("verify", "--json").values
-    assert told["ok"] is False
-    assert [set(problem) for problem in told["problems"]] == [{"severity", "path", "offset", "message"}]
+    (result,) = opslog("verify", "--json").values
+    assert result["ok"] is False
+    assert [set(problem) for problem in result["problems"]] == [{"severity", "path", "offset", "message"}]
     answer = opslog("verify", "--repair")
     assert answer.code == 0
     assert "repaired: made" in answer.out

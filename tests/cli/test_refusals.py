@@ -54,39 +54,39 @@ def store(tmp_path: Path) -> Path:
     ],
 )
 def test_wrong_usage_exits_with_2(store: Path, arguments: list[str], reason: str) -> None:
-    told = call(store, *arguments)
-    assert (told.code, told.out) == (2, "")
-    assert reason in told.err
-    told = call(store, *arguments, "--json") if arguments else call(store, "--json")
-    assert (told.code, told.out) == (2, "")
-    assert told.error["error"] in {"UsageError", "InvalidNameError", "InvalidDocumentError"}
-    assert set(told.error) <= {"error", "message", "place"}
+    result = call(store, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert reason in result.err
+    result = call(store, *arguments, "--json") if arguments else call(store, "--json")
+    assert (result.code, result.out) == (2, "")
+    assert result.error["error"] in {"UsageError", "InvalidNameError", "InvalidDocumentError"}
+    assert set(result.error) <= {"error", "message", "place"}
 
 
 def test_a_store_under_a_name_that_is_no_utf8(tmp_path: Path) -> None:
-    told = call(tmp_path / NO_UTF8, "ls", "--json")
-    assert told.code == 3
-    assert told.error["error"] == "NotFoundError"
-    assert "\\udcff" in told.error["message"]
+    result = call(tmp_path / NO_UTF8, "ls", "--json")
+    assert result.code == 3
+    assert result.error["error"] == "NotFoundError"
+    assert "\\udcff" in result.error["message"]
 
 
 def test_no_store_is_a_failure_and_makes_none(tmp_path: Path) -> None:
     for arguments in (["ls"], ["archive", "--list"], ["archive", "--load", "p"], ["archive", "-w", "a=1", "--dry-run"]):
-        told = call(tmp_path / "nowhere", *arguments, "--json")
-        assert (told.code, told.error["error"]) == (3, "NotFoundError")
+        result = call(tmp_path / "nowhere", *arguments, "--json")
+        assert (result.code, result.error["error"]) == (3, "NotFoundError")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_there_is_a_no(store: Path) -> None:
     for arguments, ids in ((["get", "x"], ["x"]), (["delete", "a", "x", "y"], ["x", "y"]), (["history", "x"], ["x"])):
-        told = call(store, *arguments)
-        assert (told.code, told.out) == (1, "")
-        assert all(repr(id) in told.err for id in ids)
-        told = call(store, *arguments, "--json")
-        assert (told.code, told.out) == (1, "")
-        assert (told.error["error"], told.error["ids"]) == ("NotFoundError", ids)
-    told = call(store, "archive", "--load", "p", "--json")
-    assert (told.code, told.out, told.error["error"]) == (1, "", "NotFoundError")
+        result = call(store, *arguments)
+        assert (result.code, result.out) == (1, "")
+        assert all(repr(id) in result.err for id in ids)
+        result = call(store, *arguments, "--json")
+        assert (result.code, result.out) == (1, "")
+        assert (result.error["error"], result.error["ids"]) == ("NotFoundError", ids)
+    result = call(store, "archive", "--load", "p", "--json")
+    assert (result.code, result.out, result.error["error"]) == (1, "", "NotFoundError")
     assert call(store, "ls", "--ids").out == "a\n"
 
 
@@ -94,19 +94,19 @@ def test_an_archive_that_lost_a_file_is_damage_not_a_no(store: Path) -> None:
     assert call(store, "archive", "-w", "n=1", "--period", "p").code == 0
     (data,) = store.glob("archive/p/*.jsonl")
     data.unlink()
-    told = call(store, "archive", "--load", "p", "--json")
-    assert (told.code, told.out) == (3, "")
-    assert told.error["path"] == f"archive/p/{data.name}"
+    result = call(store, "archive", "--load", "p", "--json")
+    assert (result.code, result.out) == (3, "")
+    assert result.error["path"] == f"archive/p/{data.name}"
 
 
 @pytest.mark.parametrize("content", [b'{"id":7}\n', b"nonsense\n", gzip.compress(b'{"id":"a"}\n', mtime=0)[:-6]])
 def test_a_source_that_cannot_be_read_leaves_no_store(tmp_path: Path, content: bytes) -> None:
     source = tmp_path / "source"
     source.write_bytes(content)
-    told = call(tmp_path / "store", "import", str(source), "--json")
-    assert told.code == 3
-    assert (told.error["error"], told.error["path"]) == ("CorruptError", str(source))
-    assert isinstance(told.error["offset"], int)
+    result = call(tmp_path / "store", "import", str(source), "--json")
+    assert result.code == 3
+    assert (result.error["error"], result.error["path"]) == ("CorruptError", str(source))
+    assert isinstance(result.error["offset"], int)
     assert call(tmp_path / "store", "ls").code == 3
 
 
@@ -117,14 +117,14 @@ def test_a_source_that_cannot_be_opened_leaves_no_directory(tmp_path: Path) -> N
 
 
 def test_the_place_in_a_document_is_named(store: Path) -> None:
-    told = call(store, "set", "a", '{"tasks":[{"n":18446744073709551616}]}', "--json")
-    assert told.code == 2
-    assert told.error["place"] == "$.tasks[0].n"
+    result = call(store, "set", "a", '{"tasks":[{"n":18446744073709551616}]}', "--json")
+    assert result.code == 2
+    assert result.error["place"] == "$.tasks[0].n"
 
 
 def test_a_directory_that_does_not_exist_is_named_as_it_was_given(store: Path, tmp_path: Path) -> None:
-    told = call(store, "export", str(tmp_path / "no" / "out"))
-    assert told == (3, "", f"opslog: {tmp_path}/no/out: No such file or directory\n")
+    result = call(store, "export", str(tmp_path / "no" / "out"))
+    assert result == (3, "", f"opslog: {tmp_path}/no/out: No such file or directory\n")
 
 
 def test_a_defect_of_opslog_is_never_taken_for_a_no(

@@ -63,10 +63,10 @@ def test_lines_are_those_of_an_export(opslog: Opslog, source: Path, tmp_path: Pa
     as_of = middle(source) if past else None
     arguments = () if as_of is None else ("--as-of", str(as_of))
     out = tmp_path / "out"
-    told = opslog("replay", str(source), "--to", str(out), *arguments)
+    result = opslog("replay", str(source), "--to", str(out), *arguments)
     expected = records(source, as_of=as_of)
-    assert (told.code, told.out) == (0, f"replayed {len(expected)} documents to {out}\n")
-    assert told.err.startswith(
+    assert (result.code, result.out) == (0, f"replayed {len(expected)} documents to {out}\n")
+    assert result.err.startswith(
         "opslog: replaying with one process of Python: 1 MB to read, and Spark is worth its start"
     )
     assert [path.name for path in out.iterdir()] == ["part-00000.jsonl"]
@@ -125,9 +125,9 @@ def test_what_is_not_empty_is_left_alone(opslog: Opslog, source: Path, tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
     for name in ("mine", "mine/file"):
-        told = opslog("replay", str(source), "--to", str(tmp_path / name))
-        assert (told.code, told.out) == (2, "")
-        assert "is not empty" in told.err
+        result = opslog("replay", str(source), "--to", str(tmp_path / name))
+        assert (result.code, result.out) == (2, "")
+        assert "is not empty" in result.err
     assert (tmp_path / "mine" / "file").read_text() == "precious"
 
 
@@ -135,9 +135,9 @@ def test_nothing_is_left_of_a_failure(opslog: Opslog, source: Path, tmp_path: Pa
     before = sorted(tmp_path.iterdir())
     part = next(source.glob("snapshots/*/part-00000.jsonl"))
     part.write_bytes(part.read_bytes().replace(b'"n":', b'"m":', 1))
-    told = opslog("replay", str(source), "--to", str(tmp_path / "out"))
-    assert told.code == 3
-    assert "part-00000.jsonl" in told.err
+    result = opslog("replay", str(source), "--to", str(tmp_path / "out"))
+    assert result.code == 3
+    assert "part-00000.jsonl" in result.err
     assert opslog("replay", str(tmp_path / "nowhere"), "--to", str(tmp_path / "out")).code == 3
     assert sorted(tmp_path.iterdir()) == before
 

@@ -44,12 +44,12 @@ def test_no_name_of_a_file_acts_on_a_terminal(store: Path, where: str) -> None:
     """Whoever may write to the directory may give a file any name."""
     if where == "a file":
         (store / "ops" / "one" / EVIL).write_bytes(b"")
-        told = call(store, "verify")
-        assert told.out.count("\n") == 2
+        result = call(store, "verify")
+        assert result.out.count("\n") == 2
     else:
-        told = call(store, "import", str(store / EVIL))
-        assert told.err.count("\n") == 1
-    shown = told.out + told.err
+        result = call(store, "import", str(store / EVIL))
+        assert result.err.count("\n") == 1
+    shown = result.out + result.err
     assert r"evil\u001b]0;title\u0007\u009b31m\u007f\u202e\u000d\u000a" in shown
     assert {char for char in shown if not char.isprintable()} == {"\n"}
 
@@ -79,11 +79,11 @@ def test_a_table_fits_the_terminal_and_keeps_ids_whole(store: Path) -> None:
 
 def test_a_pipe_gets_the_same_without_styles(store: Path) -> None:
     for command in (["ls"], ["ops"], ["history", "task-1"], ["stats"], ["get", "task-1"], ["verify"]):
-        told = call(store, *command)
-        assert told.code == 0
-        assert told.err == ""
-        assert "\x1b" not in told.out
-        assert "…" not in told.out
+        result = call(store, *command)
+        assert result.code == 0
+        assert result.err == ""
+        assert "\x1b" not in result.out
+        assert "…" not in result.out
 
 
 def test_progress_is_drawn_for_people_only(store: Path, tmp_path: Path) -> None:
@@ -113,17 +113,17 @@ def test_get_is_quick_to_load(store: Path) -> None:
 def test_completion_offers_ids_that_can_be_typed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_OPSLOG_COMPLETE": "zsh_complete", "COMP_WORDS": "opslog history ", "COMP_CWORD": "2"}.items():
         monkeypatch.setenv(name, value)
-    told = call(store)
-    assert told.code == 0
-    assert told.out.split("\n")[1::3] == ["[bold]task-2[/bold]", "i" * 200, "task-1"]
+    result = call(store)
+    assert result.code == 0
+    assert result.out.split("\n")[1::3] == ["[bold]task-2[/bold]", "i" * 200, "task-1"]
     assert call(store.with_name("nowhere")).err == ""
 
 
 def test_the_completion_script_is_one_of_its_shell(store: Path) -> None:
     for name in ("bash", "zsh", "fish"):
-        told = call(store, "completion", name)
-        assert (told.code, told.err) == (0, "")
-        assert f"_OPSLOG_COMPLETE={name}_complete" in told.out
+        result = call(store, "completion", name)
+        assert (result.code, result.err) == (0, "")
+        assert f"_OPSLOG_COMPLETE={name}_complete" in result.out
     typed = """
         eval "$(opslog completion bash)"
         COMP_WORDS=(opslog get ta) COMP_CWORD=2

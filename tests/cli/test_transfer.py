@@ -41,11 +41,11 @@ def test_what_is_exported_comes_back(opslog: Opslog, source: Path, root: Path, t
     ]
     assert content(root) == content(source)
 
-    def told(place: Path) -> list[Any]:
+    def exported(place: Path) -> list[Any]:
         with library.open(place, read_only=True, version=None) as store:
             return [(record.id, record.ts, record.agent, record.v, bytes(record.data)) for record in store.records()]
 
-    assert told(root) == told(source)
+    assert exported(root) == exported(source)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name]
 
 
@@ -213,6 +213,6 @@ class TestBacklog:
 
 
 def test_the_demo_runs(opslog: Opslog) -> None:
-    (told,) = opslog("--json", "demo", "--seconds", "1", "--agents", "2", "--no-spark").values
-    assert told["ok"] is True
-    assert told["lost"] == 0
+    (result,) = opslog("--json", "demo", "--seconds", "1", "--agents", "2", "--no-spark").values
+    assert result["ok"] is True
+    assert result["lost"] == 0

@@ -295,9 +295,9 @@ def _check_command(data: bytes) -> None:
         return
     if arguments[0] in ("import", "export") and "-" not in arguments[1:2] and "--as-of" not in arguments[1:2]:
         return
-    told = call(_cli_store(), *arguments, stdin=data.rpartition(b"\0")[2])
-    assert told.code in (0, 1, 2, 3), told
-    assert told.code == 0 or told.err, told
+    result = call(_cli_store(), *arguments, stdin=data.rpartition(b"\0")[2])
+    assert result.code in (0, 1, 2, 3), result
+    assert result.code == 0 or result.err, result
 
 
 _OPTIONS = {word.decode() for command in COMMANDS for word in command.split(b"\0") if word.startswith(b"-")}

@@ -150,15 +150,15 @@ def _of_the_documents(seen: Observed) -> list[str]:
     if inner and seen.undoes:  # what a handler wrote before an undo has decided is the newest commit, and taken back
         right.append(seen.possible[0] | seen.written | seen.others)
     if seen.reopened not in right:
-        found.append(f"the next session finds {_told(seen.reopened)}, not {' or '.join(map(_told, right))}")
+        found.append(f"the next session finds {_shown(seen.reopened)}, not {' or '.join(map(_shown, right))}")
     if seen.fresh != seen.reopened:
-        found.append(f"another reader found {_told(seen.fresh)}, and the next session {_told(seen.reopened)}")
+        found.append(f"another reader found {_shown(seen.fresh)}, and the next session {_shown(seen.reopened)}")
     if seen.memory is not None and not seen.is_lost and seen.memory != seen.fresh:
-        found.append(f"the store shows {_told(seen.memory)}, others see {_told(seen.fresh)}")
+        found.append(f"the store shows {_shown(seen.memory)}, others see {_shown(seen.fresh)}")
     return found
 
 
-def _told(documents: Documents) -> str:
+def _shown(documents: Documents) -> str:
     return "{" + ", ".join(f"{id}: {document.get('v')}" for id, document in sorted(documents.items())) + "}"
 
 

@@ -126,7 +126,7 @@ def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
 
 
 class _Places:
-    """Recognises places, with what the interpreter tells a debugger and a profiler of one thread."""
+    """Recognises places, with what the interpreter reports to a debugger and a profiler of one thread."""
 
     def __init__(self, handler: Handler) -> None:
         self.is_over = False

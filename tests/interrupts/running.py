@@ -78,7 +78,7 @@ class _Thread:
         def task() -> None:
             try:
                 results.append(function())
-            except BaseException as error:  # noqa: BLE001  (told to the caller)
+            except BaseException as error:  # noqa: BLE001  (returned to the caller)
                 errors.append(error)
             finally:
                 done.set()

@@ -62,14 +62,14 @@ class Complaints:
         self.texts: list[str] = []
         self.vanished: list[BaseException | None] = []
 
-    def unraisable(self, told: Any) -> None:
-        if getattr(told.object, "__name__", "") == "__del__":
-            self.vanished.append(told.exc_value)
+    def unraisable(self, report: Any) -> None:
+        if getattr(report.object, "__name__", "") == "__del__":
+            self.vanished.append(report.exc_value)
         else:
-            self.texts.append(f"unraisable: {told.exc_value!r} in {told.object!r}")
+            self.texts.append(f"unraisable: {report.exc_value!r} in {report.object!r}")
 
-    def in_thread(self, told: Any) -> None:
-        self.texts.append(f"thread {told.thread.name} died: {told.exc_value!r}")
+    def in_thread(self, report: Any) -> None:
+        self.texts.append(f"thread {report.thread.name} died: {report.exc_value!r}")
 
 
 @contextmanager

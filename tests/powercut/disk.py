@@ -66,7 +66,7 @@ class Sync(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
-    """An agent was told that its commits up to a clock are durable."""
+    """An agent has been acknowledged that its commits up to a clock are durable."""
 
     agent: str
     clock: int
@@ -310,7 +310,7 @@ class InTurn:
 
 
 def notable(file: File) -> list[bytes]:
-    """Contents of a file that is not durable which a reader may tell apart: cut off, and with holes, at ends of lines
+    """Contents of a file that is not durable which a reader may distinguish: cut off, and with holes, at ends of lines
     and elsewhere."""
     old, now = file.durable, bytes(file.now)
     if not file.appended:

@@ -53,7 +53,7 @@ class Written:
 
     @property
     def is_promised(self) -> bool:
-        """Whether anybody was told of anything, if only that there is a store."""
+        """Whether anything was acknowledged to anybody, if only that there is a store."""
         return bool(self._acknowledged)
 
     @property

@@ -122,7 +122,7 @@ def small_run(world: Path) -> Recorder:
 
 @pytest.mark.long
 def test_all_that_can_be_left_of_a_small_run(world: Path, tmp_path: Path) -> None:
-    """Not some, but every outcome that a reader may tell from another, at every point."""
+    """Not some, but every outcome that a reader may distinguish from another, at every point."""
     cutter = Cutter(world, tmp_path)
     for number, event in enumerate(small_run(world).events):
         cutter.apply(event)
@@ -151,7 +151,7 @@ class Executioner:
 
 def found_and_cut(place: Path, agent: str) -> int:
     """The first session ever is killed at its first call, its second, and so on; then one of `agent` comes, and the
-    power is cut when it was told something. Returns how many calls there were."""
+    power is cut when something was acknowledged to it. Returns how many calls there were."""
     for calls in itertools.count():
         world = place / str(calls)
         world.mkdir(parents=True)

@@ -256,7 +256,7 @@ def test_where_the_bytes_are_cut_changes_nothing(seed: int) -> None:
             if cuts.random() < 0.5:
                 await asyncio.sleep(0)
         await settled(lambda: side.wire.closed)
-        # An answer to HEAD has no body, though its head tells the length of one.
+        # An answer to HEAD has no body, though its head has the length of one.
         written = side.wire.written
         assert [int(part[:3]) for part in written.split(b"HTTP/1.1 ")[1:]] == statuses
         await world.application.streams.delete("b")

@@ -131,7 +131,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=[str(status) for *_, status in REFUSED])
-def test_a_page_is_told_what_was_wrong(
+def test_a_page_learns_what_was_wrong(
     script: Script, refused: tuple[str, str, dict[str, str], str | None, int]
 ) -> None:
     script.fetch("PUT", "open/a", TOKEN | JSON)

@@ -60,5 +60,5 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "opslog.service"
     unit.write_text(UNIT.replace("/opt/opslog/bin/opslog", sys.executable))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
-    # It tells of other units, too, that this one needs.
+    # It mentions other units, too, that this one needs.
     assert [line for line in done.stderr.splitlines() if line.startswith("opslog.service")] == []

@@ -332,7 +332,7 @@ def test_a_shard_that_was_truncated_is_not_read(tmp_path: Path, name: str) -> No
 
 @TRUNCATED
 def test_a_running_server_whose_database_is_truncated(tmp_path: Path, name: str) -> None:
-    """It says so, and ends when it is told to, instead of being killed."""
+    """It says so, and ends when it is asked to, instead of being killed."""
     with serving("--data", str(tmp_path), "--registry") as server:
         http("PUT", f"{server.url}/a", headers=TEXT)
         http("POST", f"{server.url}/a", content=b"x", headers=TEXT)

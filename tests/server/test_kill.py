@@ -18,7 +18,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Producer(Thread):
-    """Appends numbered messages to each stream in turn until it is told to end, each as often as it takes.
+    """Appends numbered messages to each stream in turn until it is asked to end, each as often as it takes.
 
     :ivar acknowledged: how many messages, per stream.
     """
@@ -82,6 +82,6 @@ def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path, kills:
         for producer in producers:
             seqs = [seq for name, seq in found if name == producer.name]
             assert seqs == list(range(len(seqs))), "once each, in order"
-            # What was not acknowledged when the producer was told to end may be there all the same.
+            # What was not acknowledged when the producer was asked to end may be there all the same.
             assert producer.acknowledged[number] <= len(seqs) <= producer.acknowledged[number] + 1
     assert server.stop() != 0

@@ -23,7 +23,7 @@ def own_memory(pid: int) -> int:
     """Bytes of memory that belong to the process alone; mapped files do not."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
-        pytest.skip("this system does not tell how much memory a process has")
+        pytest.skip("this system does not say how much memory a process has")
     (line,) = (line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 

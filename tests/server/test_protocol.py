@@ -117,14 +117,14 @@ def test_producer_numbers_have_a_greatest(client: Caller) -> None:
 
 
 def test_a_late_append_of_a_producer_finds_its_answer(client: Caller) -> None:
-    """Each refusal tells what the client needs to go on."""
+    """Each refusal has what the client needs to go on."""
     client.put("a", headers=TEXT)
 
     def post(epoch: int, seq: int) -> tuple[int, dict[str, str]]:
         headers = TEXT | {"producer-id": "p", "producer-epoch": str(epoch), "producer-seq": str(seq)}
         answer = client.post("a", content=b"x", headers=headers)
-        told = {name: value for name, value in answer.headers.items() if name.startswith("producer-")}
-        return answer.status_code, told
+        refusal = {name: value for name, value in answer.headers.items() if name.startswith("producer-")}
+        return answer.status_code, refusal
 
     assert post(0, 1) == (409, {"producer-expected-seq": "0", "producer-received-seq": "1"})
     assert post(0, 0) == (200, {"producer-epoch": "0", "producer-seq": "0"})
@@ -481,7 +481,7 @@ def test_content_types_that_cannot_be_are_replaced(client: Caller) -> None:
     assert client.get("b").content == b"[1,2]"
 
 
-def test_the_registry_tells_of_every_stream(make: Make) -> None:
+def test_the_registry_announces_every_stream(make: Make) -> None:
     client = make(registry=True)
     client.put("a", headers=TEXT)
     client.put("a", headers=TEXT)

@@ -71,7 +71,7 @@ def test_appends_to_one_stream_keep_their_order(run: Callable[[Scenario], None])
         answers = await append_all(streams, "a", 300)
         assert content(streams, "a") == acknowledged(answers) == b"".join(b"<%04d>" % number for number in range(300))
         tails = [answer.stream.tail for _, answer in answers if isinstance(answer, Appended)]
-        assert tails == list(range(6, 1801, 6)), "each is told where it ended"
+        assert tails == list(range(6, 1801, 6)), "each learns where it ended"
 
     run(scenario)
 
@@ -87,7 +87,7 @@ def test_closing_among_appends(run: Callable[[Scenario], None]) -> None:
             closing = await streams.append(Append(path, None, b"", close=True))
             answers = await appending
             assert content(streams, path) == acknowledged(answers)
-            assert closing.stream.tail == streams.stream(path).tail, "what the closing was told is the end"
+            assert closing.stream.tail == streams.stream(path).tail, "what the closing got is the end"
             assert {answer for _, answer in answers if not isinstance(answer, Appended)} <= {409}
             assert streams.stream(path).closed
 

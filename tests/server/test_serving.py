@@ -119,7 +119,7 @@ def test_an_sse_answer_ends_after_its_time() -> None:
         http("PUT", url, headers=TEXT)
         follower = Follower(url, offset="-1", live="sse")
         follower.join()
-        assert follower.text.count("event: control") >= 3, "and meanwhile tells that it is still there"
+        assert follower.text.count("event: control") >= 3, "and meanwhile shows that it is still there"
         assert "event: data" not in follower.text
 
 
@@ -323,9 +323,9 @@ def test_a_token_that_comes_with_another_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_taken(server: Server, tmp_path: Path) -> None:
-    told = call(tmp_path, "serve", "--memory", "--port", str(server.port))
-    assert told.code == 2
-    assert f"cannot listen at 127.0.0.1, port {server.port}" in told.err
+    result = call(tmp_path, "serve", "--memory", "--port", str(server.port))
+    assert result.code == 2
+    assert f"cannot listen at 127.0.0.1, port {server.port}" in result.err
 
 
 def test_tls(certificate: tuple[Path, Path]) -> None:

@@ -108,15 +108,15 @@ def test_accesses_are_recorded_now_and_then(reopen: Reopen) -> None:
     asyncio.run(scenario())
 
 
-def test_observers_are_told_of_what_was_committed() -> None:
-    told: list[Events] = []
+def test_observers_are_notified_of_what_was_committed() -> None:
+    notified: list[Events] = []
 
     def failing(events: Events) -> None:
         raise ZeroDivisionError
 
     async def scenario() -> None:
         streams = await started(MemoryStorage())
-        streams.observers += [failing, told.append]
+        streams.observers += [failing, notified.append]
         await streams.create(Create("a", TYPE, data=b"1"))
         await streams.append(Append("a", TYPE, b"2"))
         await streams.append(Append("a", None, b"", close=True))
@@ -124,11 +124,11 @@ def test_observers_are_told_of_what_was_committed() -> None:
         await streams.stop()
 
     asyncio.run(scenario())
-    assert [[stream.path for stream in events.created] for events in told] == [["a"], [], [], []]
-    tails = [{path: stream.tail for path, stream in events.appended.items()} for events in told]
+    assert [[stream.path for stream in events.created] for events in notified] == [["a"], [], [], []]
+    tails = [{path: stream.tail for path, stream in events.appended.items()} for events in notified]
     assert tails == [{"a": 1}, {"a": 2}, {"a": 2}, {}]
-    assert told[2].appended["a"].closed
-    assert [stream.path for stream in told[3].deleted] == ["a"]
+    assert notified[2].appended["a"].closed
+    assert [stream.path for stream in notified[3].deleted] == ["a"]
 
 
 def test_works_of_others_commit_in_the_same_transaction(storage: Storage) -> None:

@@ -145,8 +145,8 @@ async def test_what_was_there_before_counts_as_processed() -> None:
         await here.append("b/other", "y")
         await until(lambda: bool(hook.bodies))
         await settled(here)
-        told = [stream["path"] for body in hook.bodies for stream in body["streams"] if stream["has_pending"]]
-        assert sorted(told) == ["a/new", "b/other"]
+        notified = [stream["path"] for body in hook.bodies for stream in body["streams"] if stream["has_pending"]]
+        assert sorted(notified) == ["a/new", "b/other"]
 
 
 @case
@@ -183,7 +183,7 @@ async def test_a_lease_that_is_over_wakes_again() -> None:
 
 
 @case
-async def test_a_webhook_that_fails_is_tried_again_as_the_same_wake_and_tells_what_came_since() -> None:
+async def test_a_webhook_that_fails_is_tried_again_as_the_same_wake_with_what_came_since() -> None:
     hook = Hook(OSError("refused"), True)
     async with running(hook) as here:
         await here.webhook(pattern="a/*")
@@ -249,7 +249,7 @@ async def test_a_restart_keeps_cursors_keys_leases_and_retries() -> None:
 
 
 @case
-async def test_appends_that_a_crash_kept_from_being_told_are_found_at_the_start() -> None:
+async def test_appends_that_a_crash_kept_from_being_announced_are_found_at_the_start() -> None:
     storage, hook = MemoryStorage(), Hook(True)
     async with running(hook, storage) as here:
         await here.create("a/old", 1)
@@ -294,7 +294,7 @@ async def test_workers_share_a_pull_wake() -> None:
         busy = await here.post("claim", worker="two")
         assert busy.status_code == 409
         assert busy.json()["error"]["current_holder"] == "one"
-        # One lets go by saying nothing; when its lease is over, the workers are told again.
+        # One lets go by saying nothing; when its lease is over, the workers are notified again.
         await until(lambda: here.service.get("s").subscription.generation == 2)
         await settled(here)
         assert len(await here.messages("wakes")) == 2

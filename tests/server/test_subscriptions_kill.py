@@ -33,8 +33,8 @@ class Post(NamedTuple):
 
     @property
     def wake(self) -> dict[str, Any]:
-        told = json.loads(self.body)
-        return {"wake_id": told["wake_id"], "generation": told["generation"]}
+        notified = json.loads(self.body)
+        return {"wake_id": notified["wake_id"], "generation": notified["generation"]}
 
     @property
     def token(self) -> str:
@@ -124,7 +124,7 @@ def ask(server: Server, id: str, action: str, token: str = "", **body: object) -
     return http("POST", f"{subscriptions(server)}/{id}/{action}", json=body, headers=headers)
 
 
-def told(server: Server, id: str, generation: int) -> bool:
+def notified(server: Server, id: str, generation: int) -> bool:
     events = http("GET", f"{server.url}/wakes").json()
     return any((event["subscription_id"], event["generation"]) == (id, generation) for event in events)
 
@@ -160,7 +160,7 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
                 return [{"stream": f"{id}/x", "offset": ends[id][1]}]
 
             # Worker one leaves half of the work to worker two, who has claimed it.
-            until(lambda: told(server, "claimed", 1))
+            until(lambda: notified(server, "claimed", 1))
             one = ask(server, "claimed", "claim", worker="one").json()
             of_one = {"wake_id": one["wake_id"], "generation": one["generation"]}
             answer = ask(server, "claimed", "ack", one["token"], **of_one, acks=half("claimed"), done=True)
@@ -168,7 +168,7 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
             two = ask(server, "claimed", "claim", worker="two").json()
             of_two = {"wake_id": two["wake_id"], "generation": two["generation"]}
             # Nobody claims this.
-            until(lambda: told(server, "waiting", 1))
+            until(lambda: notified(server, "waiting", 1))
             # The worker has called back, and works on.
             until(lambda: bool(receiver.posts["taken"]))
             (taken,) = receiver.posts["taken"]

@@ -113,7 +113,7 @@ def test_private_addresses_are_refused_as_they_are_and_behind_a_name(address: st
         parse_target(f"https://{in_url(address)}/hook", allow_loopback=False)
     assert refused.value.code == "WEBHOOK_URL_REJECTED"
 
-    async def told() -> None:
+    async def attempted() -> None:
         delivery = Delivery(allow_loopback=False, resolve=Names(["8.8.8.8", address]))
         with pytest.raises(SubscriptionRefused, match="not on the public internet"):
             await delivery.check("https://hooks.example/")
@@ -121,7 +121,7 @@ def test_private_addresses_are_refused_as_they_are_and_behind_a_name(address: st
             await delivery.post("https://hooks.example/", b"{}", "")
         await delivery.close()
 
-    asyncio.run(told())
+    asyncio.run(attempted())
 
 
 @pytest.mark.parametrize("address", PUBLIC)
@@ -161,25 +161,25 @@ def test_loopback_is_allowed_by_an_option_only(url: str) -> None:
 
 
 def test_a_name_that_changes_after_it_was_looked_at_leads_nowhere() -> None:
-    async def told() -> None:
+    async def attempted() -> None:
         delivery = Delivery(allow_loopback=False, resolve=Names(["8.8.8.8"], ["127.0.0.1"]))
         await delivery.check("https://hooks.example/")
         with pytest.raises(SubscriptionRefused, match=r"hooks\.example is 127\.0\.0\.1"):
             await delivery.post("https://hooks.example/", b"{}", "")
         await delivery.close()
 
-    asyncio.run(told())
+    asyncio.run(attempted())
 
 
 def test_a_name_that_cannot_be_resolved_now_may_be_later() -> None:
-    async def told() -> None:
+    async def attempted() -> None:
         delivery = Delivery(allow_loopback=False, resolve=Names([]))
         await delivery.check("https://hooks.example/")
         with pytest.raises(OSError, match="no such name"):
             await delivery.post("https://hooks.example/", b"{}", "")
         await delivery.close()
 
-    asyncio.run(told())
+    asyncio.run(attempted())
 
 
 @contextmanager

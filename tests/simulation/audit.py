@@ -158,10 +158,10 @@ class Audit:
                 continue
             with self.shared.open(process, read_only=True) as store:
                 try:
-                    told = list(store.ops(since=clock))
+                    found = list(store.ops(since=clock))
                 except HistoryGoneError:
                     continue
-                invariants.history_is_complete(told, commits, clock)
+                invariants.history_is_complete(found, commits, clock)
 
     def _past_by_time(self, process: Process, times: Iterable[str] | None = None) -> dict[str, State]:
         """What the store shows as of some times, those left out that are gone.

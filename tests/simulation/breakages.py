@@ -231,7 +231,7 @@ def _unknown_is_written(self: objects.ObjectBackend, path: str, data: bytes) -> 
 
 
 def _forget_failure(self: LogWriter, group: Group) -> None:
-    """Nobody waits for what is buffered, so nobody is told."""
+    """Nobody waits for what is buffered, so nobody learns it."""
     for pending in group.pendings:
         pending.end()
     self._group = None

@@ -29,8 +29,8 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
 
 @invariant
 def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """Every commit of a log was asked for by a call that returned, or whose outcome is unknown; none by a call that was
-    told that nothing was written, and none by nobody."""
+    """Every commit of a log was asked for by a call that returned, or whose outcome is unknown; none by a call that
+    failed with nothing written, and none by nobody."""
     waiting: dict[tuple[object, ...], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         waiting[attempt.agent, *attempt.content[:2]].append(attempt)

@@ -65,7 +65,7 @@ _append = LogWriter._append
 
 
 def _end_unexpectedly(self: Worker, pause: float | None) -> float | None:
-    """After an exception that nobody has thought of there is no other run, and nobody is told."""
+    """After an exception that nobody has thought of there is no other run, and nobody learns it."""
     try:
         self._work()
     except OpslogError:

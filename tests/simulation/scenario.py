@@ -276,7 +276,7 @@ def _sizes(large: bool) -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Inside the block the log does not get what the run itself is told: that buffered commits were not written."""
+    """Inside the block the log does not get what the run itself learns: that buffered commits were not written."""
     with patch.object(logger(), "disabled", True):
         yield
 

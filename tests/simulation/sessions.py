@@ -259,7 +259,7 @@ class Session:
         await self.elsewhere(self._archive)
 
     def _archive(self) -> None:
-        # Each once, so that what was archived can be told by its period; within the length of a name.
+        # Each once, so that what was archived is known by its period; within the length of a name.
         period = f"{self.random.choice(self.shared.periods)[:100]}-{self.shared.token()}"
         ids = {id for id in self.shared.ids if self.random.random() < 0.3}
         by_token = {document["n"] for id, document in self.store.items() if id in ids}

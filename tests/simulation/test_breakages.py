@@ -26,7 +26,7 @@ def test_a_breakage_is_caught(breakage: Breakage) -> None:
     assert run(breakage.scenario(seed)).violation is None, "the same run fails without the breakage"
 
 
-def test_a_failing_run_is_made_small_and_told() -> None:
+def test_a_failing_run_is_made_small_and_shown() -> None:
     (breakage,) = (breakage for breakage in ALL if breakage.name == "skip the fdatasync of an append")
     seed = next(seed for seed in range(SEEDS_MAX) if caught(breakage, seed))
     with breakage.made():
@@ -36,6 +36,6 @@ def test_a_failing_run_is_made_small_and_told() -> None:
     assert small.violation is not None
     assert small.violation.invariant == failed.violation.invariant
     assert len(small.scenario.faults) < len(failed.scenario.faults)
-    told = story(small)
-    assert "power cut" in told
-    assert told.endswith(f"=> {small.violation}")
+    text = story(small)
+    assert "power cut" in text
+    assert text.endswith(f"=> {small.violation}")

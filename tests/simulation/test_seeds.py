@@ -46,10 +46,10 @@ def test_many_seeds() -> None:
 
 def test_figures_name_every_invariant_and_fault_that_was_seen() -> None:
     totals = run_seeds(0, 10)
-    told = "\n".join(report(totals, 1.0))
-    assert "10 seeds" in told
+    text = "\n".join(report(totals, 1.0))
+    assert "10 seeds" in text
     for name in (*totals.injected, *totals.checked):
-        assert name in told
+        assert name in text
     assert totals.checked.keys() <= invariants.INVARIANTS.keys()
     assert all(invariants.INVARIANTS.values()), "each says what must hold"
 

@@ -114,7 +114,7 @@ def test_a_task_that_waits_for_ever_is_a_deadlock() -> None:
         simulation.run()
 
 
-def test_an_error_that_no_task_was_told_ends_the_run() -> None:
+def test_an_error_that_no_task_got_ends_the_run() -> None:
     def target(process: Process) -> None:
         async def main() -> None:
             asyncio.get_running_loop().call_soon(int, "no number")

@@ -232,11 +232,11 @@ def test_threads_that_wait_for_each_other_are_named_with_what_they_hold() -> Non
 
     with pytest.raises(EndlessError) as raised:
         simulated(target)
-    told = str(raised.value)
-    assert "a waits for thread t0" in told
+    text = str(raised.value)
+    assert "a waits for thread t0" in text
     for waiting, holding in (("t0", "t1"), ("t1", "t0")):
-        assert f"a:{waiting} waits for the lock of test_threads.py:" in told
-        assert f"which a:{holding} took" in told
+        assert f"a:{waiting} waits for the lock of test_threads.py:" in text
+        assert f"which a:{holding} took" in text
 
 
 def test_a_daemon_that_waits_for_work_holds_nobody_up_and_goes_on_with_the_next_run() -> None:

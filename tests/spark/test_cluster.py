@@ -62,9 +62,9 @@ def test_reading_compacting_and_writing_on_a_cluster(tmp_path: Path, monkeypatch
         arguments = [master, str(url), str(tmp_path / "marker")]
         done = subprocess.run([sys.executable, "-c", DRIVER, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["read"] == texts
-    assert told["compacted"] == 2
+    result = json.loads(done.stdout)
+    assert result["read"] == texts
+    assert result["compacted"] == 2
     assert (tmp_path / "marker").exists(), "an executor was killed"
     with opslog.open(url, read_only=True) as store:
         assert dict(store.items()) == expected | {f"new-{n}": {"n": n} for n in range(100)}

@@ -148,7 +148,7 @@ def test_parts_are_cut_alike_though_many_tasks_write_them(
     assert done.bytes > 3 * 4 * 1024 * 1024, "so there are parts within a range, and parts across ranges"
 
 
-def test_lengths_alone_tell_where_parts_end() -> None:
+def test_lengths_alone_show_where_parts_end() -> None:
     dice = random.Random(3)
     for largest in (100, 70_000, 3_000_000):
         lengths = [dice.randrange(1, largest) for _ in range(40_000_000 // largest)]

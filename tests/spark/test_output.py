@@ -42,9 +42,9 @@ def records(root: Path) -> list[opslog.Set]:
 
 def test_it_writes_what_python_writes(spark: SparkSession, store: Path, tmp_path: Path) -> None:
     expected = records(store)
-    told = call(store, "replay", "--engine", "spark", "--to", str(tmp_path / "lines"))
-    assert (told.code, told.out) == (0, f"replayed {len(expected)} documents to {tmp_path / 'lines'}\n")
-    assert told.err == ""
+    result = call(store, "replay", "--engine", "spark", "--to", str(tmp_path / "lines"))
+    assert (result.code, result.out) == (0, f"replayed {len(expected)} documents to {tmp_path / 'lines'}\n")
+    assert result.err == ""
     files = sorted((tmp_path / "lines").iterdir())
     assert {path.suffix for path in files} == {".jsonl"}
     lines = [line for path in files for line in path.read_bytes().splitlines(keepends=True)]
@@ -61,15 +61,15 @@ def test_it_writes_what_python_writes(spark: SparkSession, store: Path, tmp_path
 
 
 def test_parquet_has_text_or_variants(spark: SparkSession, store: Path, tmp_path: Path) -> None:
-    told = call(store, "replay", "--engine", "spark", "--format", "parquet", "--to", str(tmp_path / "text"), "--json")
-    assert told.values[0]["documents"] == len(records(store))
+    result = call(store, "replay", "--engine", "spark", "--format", "parquet", "--to", str(tmp_path / "text"), "--json")
+    assert result.values[0]["documents"] == len(records(store))
     table = parquet.read_table(tmp_path / "text")
     assert table.column_names == ["id", "data", "clock", "agent", "ts", "v"]
     found = {row["id"]: (row["data"].encode(), row["clock"], row["agent"], row["ts"]) for row in table.to_pylist()}
     assert found == {r.id: (bytes(r.data), r.clock, r.agent, r.ts) for r in records(store)}
-    told = call(store, "replay", "--format", "parquet", "--variant", "--to", str(tmp_path / "variants"))
-    assert told.code == 0
-    assert told.err == "opslog: replaying with Spark: it alone writes VARIANT\n"
+    result = call(store, "replay", "--format", "parquet", "--variant", "--to", str(tmp_path / "variants"))
+    assert result.code == 0
+    assert result.err == "opslog: replaying with Spark: it alone writes VARIANT\n"
     frame = spark.read.parquet(str(tmp_path / "variants"))
     (row,) = frame.where("id = 'task-05'").selectExpr("variant_get(data, '$.n', 'int') AS n").collect()
     assert row.n == 5
@@ -87,9 +87,9 @@ def test_compaction_is_a_job_of_its_own(spark: SparkSession, store: Path, capfd:
 
 @pytest.mark.parametrize("arguments", [["--variant"], ["--engine", "python", "--master", "local"]], ids=str)
 def test_options_that_do_not_go_together(store: Path, tmp_path: Path, arguments: list[str]) -> None:
-    told = call(store, "replay", "--to", str(tmp_path / "out"), *arguments)
-    assert told.code == 2
-    assert arguments[0] in told.err or "--master" in told.err
+    result = call(store, "replay", "--to", str(tmp_path / "out"), *arguments)
+    assert result.code == 2
+    assert arguments[0] in result.err or "--master" in result.err
 
 
 GB = 10**9

@@ -32,8 +32,8 @@ def test_a_session_that_is_there_is_used(spark: SparkSession) -> None:
     again.conf.set("spark.sql.shuffle.partitions", "2")
 
 
-class Told(SparkSession.Builder):
-    """A builder that gives back what it was told, and starts nothing."""
+class Settings(SparkSession.Builder):
+    """A builder that gives back its settings, and starts nothing."""
 
     def getOrCreate(self) -> Any:
         return self._options
@@ -43,13 +43,13 @@ def test_a_session_of_another_kind_is_found_by_its_own_builder(monkeypatch: pyte
     """As those of Spark Connect are, in a notebook that was given one."""
 
     class Connected:
-        builder = Told()
+        builder = Settings()
 
     monkeypatch.setattr(SparkSession, "getActiveSession", Connected)
     monkeypatch.delattr(SparkSession, "builder")
-    told = cast("dict[str, str]", opslog.spark.session("mine"))
-    assert told["spark.app.name"] == "mine"
-    assert not {"spark.master", "spark.remote"} & set(told)
+    settings = cast("dict[str, str]", opslog.spark.session("mine"))
+    assert settings["spark.app.name"] == "mine"
+    assert not {"spark.master", "spark.remote"} & set(settings)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_where_a_session_starts(
     if remote is not None:
         monkeypatch.setenv("SPARK_REMOTE", remote)
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    monkeypatch.setattr(SparkSession, "builder", Told())
-    told = cast("dict[str, str]", opslog.spark.session(master=master))
-    assert {name: told[name] for name in ("spark.master", "spark.remote") if name in told} == expected
+    monkeypatch.setattr(SparkSession, "builder", Settings())
+    settings = cast("dict[str, str]", opslog.spark.session(master=master))
+    assert {name: settings[name] for name in ("spark.master", "spark.remote") if name in settings} == expected
     here = not any(place.startswith("sc://") for place in expected.values())
     assert ("JAVA_HOME" in os.environ) == here, "a Java is looked for where Spark starts on this machine"
-    assert ("PYSPARK_PYTHON" in os.environ) == ("spark.driver.host" in told) == ("local" in str(expected))
+    assert ("PYSPARK_PYTHON" in os.environ) == ("spark.driver.host" in settings) == ("local" in str(expected))

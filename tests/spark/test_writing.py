@@ -147,7 +147,7 @@ def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Pat
 
 
 class Job:
-    """A job whose tasks run when they are told to."""
+    """A job whose tasks run when they are asked to."""
 
     def __init__(self, url: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False) -> None:
         self.writer = OpslogWriter(str(url), {}, "etl", Columns(("n",)), overwrite)

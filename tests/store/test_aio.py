@@ -223,7 +223,7 @@ async def test_errors_reach_the_task_that_made_them(tmp_path: Path, monkeypatch:
 
 
 @in_a_loop
-async def test_close_says_what_was_not_written_though_a_cancelled_call_was_told(
+async def test_close_says_what_was_not_written_though_a_cancelled_call_got_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, cancelled = threading.Event(), threading.Event()

@@ -81,7 +81,7 @@ def test_what_gets_lost_while_a_store_is_open_is_named_too(root: Path, call: str
 
 
 def test_a_log_that_never_reached_a_manifest_cannot_be_missed(tmp_path: Path) -> None:
-    """The limit of what can be told: before the first compaction nothing else knows of a log."""
+    """The limit of what can be known: before the first compaction nothing else knows of a log."""
     for agent in ("a", "b"):
         with opslog.open(tmp_path, agent=agent) as store:
             store[agent] = {}

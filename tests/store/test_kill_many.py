@@ -23,7 +23,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 class Worker:
-    """A process that is started again when it was killed, and what it was told.
+    """A process that is started again when it was killed, and what was acknowledged to it.
 
     :ivar number: the last of its commits that is known to be in the store.
     """
@@ -42,7 +42,7 @@ class Worker:
             self._hear()
 
     def kill(self, after: int) -> None:
-        """Kill it once it was told `after` times more that something is done."""
+        """Kill it once `after` more acknowledgements came."""
         assert self._process is not None
         for _ in range(after):
             self._hear()
@@ -55,14 +55,14 @@ class Worker:
         self.number = self._process.hear()
 
     def check(self, documents: dict[str, Any], archived: dict[str, Any]) -> None:
-        """Whether what is there of it is what it did up to some commit, and that is not before the last it was told
+        """Whether what is there of it is what it did up to some commit, and that is not before the last acknowledged
         of."""
         own = {id: document for id, document in (archived | documents).items() if document["agent"] == self.agent}
         reached = max((document["number"] for document in own.values()), default=0)
         if self.kind == "compact":
             assert not own
             return
-        assert reached >= self.number, f"{self.agent} was told of {self.number}, and {reached} is there"
+        assert reached >= self.number, f"{self.agent} was acknowledged {self.number}, and {reached} is there"
         expected: dict[str, Any] = {}
         # Documents are kept in the archive, and otherwise written over by the next few commits.
         for number in range(1 if self.kind == "archive" else max(1, reached - 20), reached + 1):

@@ -77,7 +77,7 @@ class Story(NamedTuple):
     compacts: bool
     ids: list[str]
 
-    def tell(self) -> Store:
+    def begin(self) -> Store:
         """An open store that has seen some of it."""
         settings = opslog.Settings(undo_window=0)
         environment = opslog.Environment(sleep=do_not_wait)
@@ -109,7 +109,7 @@ def test_a_refresh_after_an_interrupted_one_completes_it(url: str, compacts: boo
     for number in itertools.count(1, 4 if compacts else 1):
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])
         interrupt = Interrupting(number)
-        with story.tell() as store:
+        with story.begin() as store:
             try:
                 commits = at_places(store.refresh, interrupt)
             except InterruptError:
@@ -125,7 +125,7 @@ def test_refreshes_that_are_interrupted_again_and_again_lose_nothing(compacts: b
     """Each one comes one place further than the one before, and what it handed out counts."""
 
     story = Story(f"bucket://left-early-{next(_numbers)}", compacts, ["x", "y", "z"])
-    with story.tell() as store:
+    with story.begin() as store:
         commits = None
         for number in itertools.count(1):
             if commits is not None:
@@ -142,7 +142,7 @@ def test_a_watch_that_is_interrupted_has_handed_out_what_it_gave_and_no_more(com
     for number in itertools.count(1, 5 if compacts else 2):
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])
         interrupt = Interrupting(number)
-        with story.tell() as store:
+        with story.begin() as store:
             watching = store.watch()
             given: list[opslog.Commit] = []
             try:
@@ -168,7 +168,7 @@ def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
             outranked.append(len(clocks) > 2)
 
     story = Story(url, compacts, ["x", "y", "z"])
-    with story.tell() as store:
+    with story.begin() as store:
         at_places(store.refresh, look)
     assert True in outranked
 
@@ -269,7 +269,7 @@ def test_a_handler_that_refreshes_inside_a_refresh_does_not_disturb_it(
     for number in itertools.count(1, step):
         inside: list[opslog.Commit] = []
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])
-        with story.tell() as store:
+        with story.begin() as store:
             places = 0
 
             def count(place: Place) -> None:
@@ -296,7 +296,7 @@ def test_a_handler_that_closes_the_store_inside_a_refresh_ends_it(tmp_path: Path
 
     for number in itertools.count(1, 17):
         story = Story(f"{tmp_path}/{number}", False, ["x", "y", "z"])
-        store = story.tell()
+        store = story.begin()
         with suppress(opslog.ClosedError):
             at_places(store.refresh, close)
         store.close()
@@ -347,7 +347,7 @@ def test_two_watches_at_once_share_what_comes(url: str) -> None:
 
 
 def test_a_watch_that_missed_something_says_so_once(url: str) -> None:
-    """Whoever leaves it before that is told by the next one."""
+    """Whoever leaves it before that learns it from the next one."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(url, agent="b", settings=settings) as b:
         write(b, "1")

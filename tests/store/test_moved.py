@@ -134,7 +134,7 @@ def test_with_asyncio(root: Path, change: Change) -> None:
 
 
 def test_two_writers_of_which_one_came_after_the_change(root: Path, change: Change) -> None:
-    """Whoever is told that a write is done finds it at the path, in whatever order they write."""
+    """A write that was acknowledged is found at the path, in whatever order they write."""
     stores = [opslog.open(root, agent="a"), opslog.open(root, agent="b")]
     acknowledged = []
     for number, store in enumerate(stores):

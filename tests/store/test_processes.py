@@ -37,12 +37,12 @@ def write_at_once(url: str, agents: int, sets: int, options: dict[str, Any], com
         for said in ("ready", "written"):
             assert [writer.hear() for writer in writers] == [said] * agents
             for writer in writers:
-                writer.tell()
+                writer.resume()
         for name, writer in zip(names, writers, strict=True):
             assert_equal(writer.hear(), wanted, f"what {name} sees after a refresh")
             writer.end()
         if compacting:
-            compacting.tell()
+            compacting.resume()
             assert compacting.hear() >= 1
             compacting.end()
     with opslog.open(url, read_only=True) as fresh:
@@ -100,7 +100,7 @@ def test_processes_that_create_a_store_at_once_agree_on_its_settings(place: Plac
         assert place.paths("manifests/", str(repeat)) == [manifest_path(1)]
 
 
-def test_a_second_opener_of_a_name_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_opener_of_a_name_learns_who_holds_it(tmp_path: Path) -> None:
     url = str(tmp_path)
     with start(programs.hold, url, "planner") as holder:
         pid = holder.hear()

@@ -38,7 +38,7 @@ class Fault(NamedTuple):
 class Bucket:
     """All of it in memory.
 
-    :ivar page: how many objects one listing tells of.
+    :ivar page: how many objects one page of a listing has.
     :ivar asked: the requests so far; `fault`: what becomes of the next one, None: what it asks for.
     """
 

@@ -87,7 +87,7 @@ class Adapter:
         try:
             found = self._command(kind)(command)
         except OpslogError as error:
-            return {"type": "error", "success": False, "commandType": kind, **told(kind, error)}
+            return {"type": "error", "success": False, "commandType": kind, **described(kind, error)}
         except NotImplementedError as error:
             unsupported = {"errorCode": "NOT_SUPPORTED", "message": str(error)}
             return {"type": "error", "success": False, "commandType": kind, **unsupported}
@@ -445,7 +445,7 @@ def shown(batch: Batch) -> str:
     return batch.data.decode("utf-8", "replace")
 
 
-def told(kind: str, error: OpslogError) -> Result:
+def described(kind: str, error: OpslogError) -> Result:
     """The suite's word for an error."""
     status = getattr(error, "status", None)
     codes: list[tuple[type[OpslogError], str]] = [

@@ -62,7 +62,7 @@ class FakeServer:
         stream = self.streams.get(request.url.path)
         if request.method == "PUT":
             stream = self.streams.setdefault(request.url.path, FakeStream())
-            return self._told(stream, 201)
+            return self._reply(stream, 201)
         if stream is None:
             return httpx.Response(404, text="no such stream")
         if request.method == "DELETE":
@@ -71,10 +71,10 @@ class FakeServer:
         if request.method == "POST":
             return self._append(stream, request)
         if request.method == "HEAD":
-            return self._told(stream, 200)
+            return self._reply(stream, 200)
         return self._read(stream, request)
 
-    def _told(self, stream: FakeStream, status: int, **headers: str) -> httpx.Response:
+    def _reply(self, stream: FakeStream, status: int, **headers: str) -> httpx.Response:
         headers = {
             "Content-Type": "application/json",
             "Stream-Next-Offset": f"{len(stream.messages):05}",
@@ -86,7 +86,7 @@ class FakeServer:
     def _append(self, stream: FakeStream, request: httpx.Request) -> httpx.Response:
         id = request.headers.get("producer-id")
         if stream.closed and not (id and self._known(stream, request)):
-            return self._told(stream, 204 if not request.content else 409)
+            return self._reply(stream, 204 if not request.content else 409)
         echoed: dict[str, str] = {}
         if id is not None:
             epoch, number = (int(request.headers[f"producer-{name}"]) for name in ("epoch", "seq"))
@@ -96,17 +96,17 @@ class FakeServer:
             if epoch > known_epoch:
                 known_number = -1
             if number <= known_number:
-                return self._told(stream, 204, Producer_Epoch=str(epoch), Producer_Seq=str(known_number))
+                return self._reply(stream, 204, Producer_Epoch=str(epoch), Producer_Seq=str(known_number))
             if number > known_number + 1:
                 expected = {"Producer_Expected_Seq": str(known_number + 1), "Producer_Received_Seq": str(number)}
-                return self._told(stream, 409, **expected)
+                return self._reply(stream, 409, **expected)
             stream.producers[id] = epoch, number
             echoed = {"Producer_Epoch": str(epoch), "Producer_Seq": str(number)}
         if request.content:
             sent = json.loads(request.content)
             stream.messages += sent if isinstance(sent, list) else [sent]
         stream.closed = stream.closed or request.headers.get("stream-closed") == "true"
-        return self._told(stream, 200 if id else 204, **echoed)
+        return self._reply(stream, 200 if id else 204, **echoed)
 
     def _known(self, stream: FakeStream, request: httpx.Request) -> bool:
         last = stream.producers.get(request.headers["producer-id"])

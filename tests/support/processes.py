@@ -15,7 +15,7 @@ PROGRAMS = Path(__file__).with_name("programs.py")
 
 
 class Process:
-    """A running program: `hear` its next JSON line, `tell` it to go on, `kill` it."""
+    """A running program: `hear` its next JSON line, `resume` it, `kill` it."""
 
     def __init__(self, program: Callable[..., None], args: tuple[object, ...]) -> None:
         self._name = program.__name__
@@ -38,7 +38,7 @@ class Process:
         assert line.endswith(b"\n"), f"{self._name} ended with exit code {self._process.wait()} after {line!r}"
         return json.loads(line)
 
-    def tell(self) -> None:
+    def resume(self) -> None:
         self._stdin.write(b"\n")
         self._stdin.flush()
 

@@ -31,7 +31,7 @@ def hear() -> str:
 
 
 def write(url: str, agent: str, commits: int, options: dict[str, Any]) -> None:
-    """Open when told, set `commits` documents of one's own, and report all documents when told again."""
+    """Open when asked, set `commits` documents of one's own, and report all documents when asked again."""
     say("ready")
     hear()
     with opslog.open(url, agent=agent, **options) as store:

@@ -1,4 +1,4 @@
-"""Sessions of one agent on a storage that fails: what it was told, against what is there."""
+"""Sessions of one agent on a storage that fails: what was acknowledged, against what is there."""
 
 from __future__ import annotations
 

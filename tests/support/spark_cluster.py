@@ -40,7 +40,7 @@ def _running(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     """Wait until a process has written something that matches."""
     found: list[str] = []
 
@@ -64,11 +64,11 @@ def cluster(folder: Path, workers: int = 2) -> Iterator[str]:
         log = folder / "master.log"
         ports = ("--port", "0", "--webui-port", "0")
         master = stack.enter_context(_running(log, f"{deploy}.master.Master", "--host", "127.0.0.1", *ports))
-        url = _told(master, log, r"Starting Spark master at (spark://\S+)")
+        url = _logged(master, log, r"Starting Spark master at (spark://\S+)")
         for number in range(workers):
             log = folder / f"worker-{number}.log"
             size = ("--cores", "1", "--memory", "700m", "--work-dir", str(folder / f"work-{number}"))
             host = ("--host", f"127.0.0.{number + 2}")
             worker = stack.enter_context(_running(log, f"{deploy}.worker.Worker", *host, *ports, *size, url))
-            _told(worker, log, "Successfully registered with master")
+            _logged(worker, log, "Successfully registered with master")
         yield url

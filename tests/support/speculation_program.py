@@ -1,7 +1,7 @@
 """A program that compacts a store, or appends to it, while Spark runs tasks twice at once, and both attempts do all of
 their work.
 
-python speculation_program.py MASTER URL compact|append: the attempts meet in the folder URL-attempts, and tell there
+python speculation_program.py MASTER URL compact|append: the attempts meet in the folder URL-attempts, and report there
 that they did.
 """
 

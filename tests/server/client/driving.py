@@ -23,7 +23,7 @@ QUICK = Retrying(seconds=60, first=0.0001, longest=0.001)
 
 
 class Blocking:
-    """An object of the client for asyncio whose calls block, so that one story is told for both clients."""
+    """An object of the client for asyncio whose calls block, so that one test serves both clients."""
 
     def __init__(self, runner: asyncio.Runner, it: Any) -> None:
         self._runner = runner

@@ -28,8 +28,8 @@ from tests.server.client.driving import KINDS, QUICK, Driver
 from tests.support.fake_streams import FakeServer, FakeStream
 
 PATH = "/v1/stream/s"
-TOLD = {"Content-Type": "application/json", "Stream-Next-Offset": "00002"}
-UP_TO_DATE = {**TOLD, "Stream-Up-To-Date": "true"}
+ANSWERED = {"Content-Type": "application/json", "Stream-Next-Offset": "00002"}
+UP_TO_DATE = {**ANSWERED, "Stream-Up-To-Date": "true"}
 
 
 @pytest.fixture(params=KINDS)
@@ -158,7 +158,7 @@ HEADERS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
 def test_headers_that_make_no_sense_are_errors(kind: str, headers: dict[str, str]) -> None:
     with pytest.raises(ProtocolError, match=r"HEAD http://streams\.example/v1/stream/s was answered 200 with"):
-        Driver(kind, answering(httpx.Response(200, headers={**TOLD, **headers}))).call("s", "head")
+        Driver(kind, answering(httpx.Response(200, headers={**ANSWERED, **headers}))).call("s", "head")
 
 
 def login() -> httpx.Response:
@@ -172,7 +172,7 @@ def test_the_login_page_of_a_proxy_is_no_success(kind: str, name: str) -> None:
 
 
 def test_the_login_page_of_a_proxy_acknowledges_no_batch(kind: str) -> None:
-    server = answering(httpx.Response(200, headers=TOLD), login())
+    server = answering(httpx.Response(200, headers=ANSWERED), login())
     with pytest.raises(ProtocolError, match="without this epoch and batch"):
         Driver(kind, server).produce("s", "p", ["x"])
 
@@ -193,30 +193,30 @@ def test_the_login_page_of_a_proxy_acknowledges_no_batch(kind: str) -> None:
 def test_numbers_for_producers_that_make_no_sense_end_the_producer(
     kind: str, status: int, headers: dict[str, str]
 ) -> None:
-    server = answering(httpx.Response(200, headers=TOLD), httpx.Response(status, headers=headers))
+    server = answering(httpx.Response(200, headers=ANSWERED), httpx.Response(status, headers=headers))
     with pytest.raises(ProtocolError, match=rf"POST .* was answered {status} with"):
         Driver(kind, server).produce("s", "p", ["x"])
 
 
 def test_a_server_that_does_not_close_is_not_believed(kind: str) -> None:
-    server = answering(httpx.Response(204, headers=TOLD))
+    server = answering(httpx.Response(204, headers=ANSWERED))
     with pytest.raises(ProtocolError, match="does not close streams"):
         Driver(kind, server).call("s", "close")
     echoed = {"Producer-Epoch": "0", "Producer-Seq": "0"}
-    server = answering(httpx.Response(200, headers=TOLD), httpx.Response(204, headers={**TOLD, **echoed}))
+    server = answering(httpx.Response(200, headers=ANSWERED), httpx.Response(204, headers={**ANSWERED, **echoed}))
     with pytest.raises(ProtocolError, match="does not close streams"):
         Driver(kind, server).produce("s", "p", [], end=True)
 
 
 def test_another_stream_under_the_same_address_is_noticed(kind: str) -> None:
     server = answering(
-        httpx.Response(200, headers=TOLD, content=b"[1, 2]"),
+        httpx.Response(200, headers=ANSWERED, content=b"[1, 2]"),
         httpx.Response(200, headers={**UP_TO_DATE, "Stream-Next-Offset": "00001"}, content=b"[]"),
     )
     with pytest.raises(ProtocolError, match="another stream was made at this address"):
         Driver(kind, server).read("s")
     server = answering(
-        httpx.Response(200, headers=TOLD, content=b"[1, 2]"),
+        httpx.Response(200, headers=ANSWERED, content=b"[1, 2]"),
         httpx.Response(200, headers={**UP_TO_DATE, "Content-Type": "text/plain", "Stream-Next-Offset": "00003"}),
     )
     with pytest.raises(ProtocolError, match="'text/plain' after 'application/json'"):
@@ -358,7 +358,7 @@ def test_any_answer_at_all_is_a_result_or_a_stream_error(
         for status, headers, body in found
     ]
     if what in {"append", "produce"}:  # they ask for the content type first, which decides what can be appended
-        answers.insert(0, httpx.Response(200, headers=TOLD))
+        answers.insert(0, httpx.Response(200, headers=ANSWERED))
     server = answering(*answers)
     server.streams["/v1/stream/t"] = FakeStream()
     driver = Driver(kind, server, retrying=QUICK)

@@ -120,7 +120,7 @@ def test_the_adapter_produces(ask: Ask, path: str) -> None:
     assert json.loads(ask("read", path=path)["chunks"][0]["data"]) == [[1], 2, 3, 4, 5, 7]
 
 
-def test_the_adapter_computes_headers_and_tells_errors(ask: Ask, root: str, path: str) -> None:
+def test_the_adapter_computes_headers_and_reports_errors(ask: Ask, root: str, path: str) -> None:
     ask("create", path=path, contentType="application/json", data="1")
     ask("set-dynamic-header", name="X-Count", valueType="counter")
     ask("set-dynamic-param", name="count", valueType="counter")

@@ -128,8 +128,11 @@ def test_claiming_does_not_go_on_for_ever(kind: str) -> None:
     """Two processes that claim the same id in turn, or a server that counts by itself."""
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    told = server._told(server.streams[PATH], 200)
-    server.answers = [told, *(httpx.Response(403, headers={"Producer-Epoch": str(epoch)}) for epoch in range(1, 40, 2))]
+    replied = server._reply(server.streams[PATH], 200)
+    server.answers = [
+        replied,
+        *(httpx.Response(403, headers={"Producer-Epoch": str(epoch)}) for epoch in range(1, 40, 2)),
+    ]
     with pytest.raises(ProducerFencedError, match="epoch=22 or claim=True"):
         Driver(kind, server).produce("s", "p", ["x"], claim=True)
 
@@ -138,8 +141,8 @@ def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
     """The lost try may have been carried out before another took over: to send it again might append it twice."""
     server = FakeServer()
     server.streams[PATH] = FakeStream(producers={"p": (4, 7)})
-    told = server._told(server.streams[PATH], 200)
-    server.answers = [told, httpx.ReadError("lost")]
+    replied = server._reply(server.streams[PATH], 200)
+    server.answers = [replied, httpx.ReadError("lost")]
     with pytest.raises(OutcomeUnknownError, match="an answer was lost before"):
         Driver(kind, server).produce("s", "p", ["x"], claim=True)
 
@@ -147,9 +150,9 @@ def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
 def test_a_stream_that_lost_acknowledged_batches_is_an_error(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    told = server._told(server.streams[PATH], 200)
+    replied = server._reply(server.streams[PATH], 200)
     acknowledged = httpx.Response(200, headers={"Producer-Epoch": "0", "Producer-Seq": "0"})
-    server.answers = [told, acknowledged]
+    server.answers = [replied, acknowledged]
     with pytest.raises(SequenceGapError, match="expects batch 0") as raised:
         Driver(kind, server).produce("s", "p", ["x", "y"], max_batch_bytes=1)
     assert (raised.value.expected, raised.value.received) == (0, 1)
@@ -158,8 +161,8 @@ def test_a_stream_that_lost_acknowledged_batches_is_an_error(kind: str) -> None:
 def test_an_append_whose_answer_was_lost_is_not_repeated(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    told = server._told(server.streams[PATH], 200)
-    server.answers = [told, httpx.ReadTimeout("no answer")]
+    replied = server._reply(server.streams[PATH], 200)
+    server.answers = [replied, httpx.ReadTimeout("no answer")]
     with pytest.raises(OutcomeUnknownError, match="look at the stream before you repeat it"):
         Driver(kind, server).call("s", "append", "x")
     assert [request.method for request in server.requests] == ["HEAD", "POST"]
@@ -170,15 +173,15 @@ def test_an_append_that_may_be_there_twice_is_repeated(kind: str, answered: bool
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     failure = httpx.Response(500) if answered else httpx.ReadError("lost")
-    server.answers = [server._told(server.streams[PATH], 200), failure]
+    server.answers = [server._reply(server.streams[PATH], 200), failure]
     assert Driver(kind, server).call("s", "append", "x", at_least_once=True).next_offset == "00001"
 
 
 def test_an_append_that_was_not_carried_out_is_repeated(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    told = server._told(server.streams[PATH], 200)
-    server.answers = [told, httpx.ConnectError("refused"), httpx.Response(429, headers={"Retry-After": "0"})]
+    replied = server._reply(server.streams[PATH], 200)
+    server.answers = [replied, httpx.ConnectError("refused"), httpx.Response(429, headers={"Retry-After": "0"})]
     assert Driver(kind, server).call("s", "append", "x").next_offset == "00001"
     assert messages(server) == ["x"]
 
@@ -342,8 +345,8 @@ def test_what_cannot_be_appended_keeps_what_came_with_it_out(kind: str) -> None:
 def test_a_refusal_after_a_lost_answer_says_that_the_batch_may_be_there(kind: str, refusal: int) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    told = server._told(server.streams[PATH], 200)
-    server.answers = [told, httpx.ReadError("lost"), httpx.Response(refusal, headers={"Stream-Closed": "true"})]
+    replied = server._reply(server.streams[PATH], 200)
+    server.answers = [replied, httpx.ReadError("lost"), httpx.Response(refusal, headers={"Stream-Closed": "true"})]
     with pytest.raises(OutcomeUnknownError, match="batch 0 may or may not be appended") as raised:
         Driver(kind, server).produce("s", "p", ["x"])
     assert raised.value.status == refusal
@@ -371,7 +374,7 @@ def test_answers_that_come_at_once_and_bring_nothing_are_asked_for_less_and_less
 def test_what_a_server_certainly_did_not_do_is_not_unknown(kind: str, status: int, error: type[StreamError]) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
-    server.answers = [server._told(server.streams[PATH], 200), httpx.Response(status)]
+    server.answers = [server._reply(server.streams[PATH], 200), httpx.Response(status)]
     with pytest.raises(error):
         Driver(kind, server).call("s", "append", 1)
     server.answers = [httpx.Response(520)]
