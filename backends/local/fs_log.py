@@ -248,13 +248,11 @@ class FsAppender(forking.BoundAppender):
         path, tree = segment_path(self._agent, number), self._backend.tree()
         if not flock.try_lock(segment, f"{self._backend.root}/{path}"):
             raise self._fenced(f"it has locked {path}")
-        try:
+        with suppress(OSError, MemoryError):  # whether it was removed all the same, its number of names tells
             if self._highest_number() == number:
                 os.unlink(tree.checked(path), dir_fd=tree.descriptor)
-                return
-        except OSError:
-            """It stays."""
-        self._hold(number, segment)
+        if posix.has_name(segment.number):
+            self._hold(number, segment)
 
     def _open_end(self, number: int) -> None:
         """Open and lock the newest segment, as an earlier session left it."""
