@@ -261,6 +261,7 @@ class LogWriter:
     # -- inside `_alone`
 
     def _run_alone(self, work: Callable[..., R], *args: Any) -> R:
+        self.check_entry()  # who is in `_alone` may be waiting for what this thread is in
         try:
             result: R = self._alone.run(work, *args)
         finally:

@@ -83,6 +83,8 @@ class Shared:
         log = replica.log
         if replica.state is not state or not self._names_are_kept or log is None or log._broken is not None:
             return  # it was loaded anew meanwhile, or says at its next write that it has to be opened again
+        if has_lost_its_name(store):
+            return  # likewise
         logs = all_commits(self.storage)
         invariants.memory_is_what_was_read(
             shown, logs, read | {str(replica.agent): len(logs.get(str(replica.agent), []))}, who
@@ -150,10 +152,16 @@ def view(store: Store[Any]) -> State:
     return {record.id: bytes(record.data) for record in store.records()}
 
 
-def has_lost_its_directory(store: Store[Any]) -> bool:
-    """Whether another directory stands where the store's was: it can do nothing any more but be opened again."""
-    tree = getattr(replica_of(store).backend, "tree", None)
-    return tree is not None and tree().is_replaced()
+def has_lost_its_name(store: Store[Any]) -> bool:
+    """Whether another directory stands where the store's was, or its lock file was removed, so that others may write
+    under its name: it can do nothing any more but be opened again."""
+    replica = replica_of(store)
+    tree = getattr(replica.backend, "tree", None)
+    if tree is None:
+        return False  # an object storage, where nothing holds names
+    return tree().is_replaced() or (
+        replica.log is not None and not replica.log.session._appender._lock_file.is_in_place()
+    )
 
 
 def left_to_do(store: Store[Any]) -> str | None:
