@@ -130,7 +130,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         Inside the block its own thread sees them; nobody else does before the end. A block inside a block joins it, and
         can fail alone.
         """
-        return Block(self, self._replica.batches, self._replica.begin_batch, self._commit)
+        return Block(self, self._replica.batches, self._replica.writable_log, self._commit)
 
     def undo(self) -> bool:
         """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a

@@ -126,7 +126,7 @@ class Block(Generic[S]):
     up when it begins. So the batch is open for as long as that exists. Nothing comes in between elsewhere: no call
     follows the assignment by which a batch begins, and none precedes the one by which it ends.
 
-    :param enter: called first; gives the batch that this block is in, if any, or raises.
+    :param check: called first; raises where nothing can be written.
     :param commit: called with what the batch commits, where the block ends without an exception.
     """
 
@@ -136,10 +136,10 @@ class Block(Generic[S]):
         self,
         store: S,
         batches: Batches,
-        enter: Callable[[], OpenBatch | None],
+        check: Callable[[], object],
         commit: Callable[[Batch | None], None],
     ) -> None:
-        self._store, self._local, self._enter, self._commit = store, batches.local, enter, commit
+        self._store, self._batches, self._check, self._commit = store, batches, check, commit
         self._batch: OpenBatch | None = None
         self.exit_method: weakref.ref[object] | None = None
 
@@ -150,11 +150,12 @@ class Block(Generic[S]):
     def __enter__(self) -> S:
         if self._batch is not None:
             raise UsageError("this batch has begun already: nest blocks by calling store.batch() for each")
-        outer = self._enter()
+        self._check()
+        outer = self._batches.current
         held = self.exit_method
         if held is None or held() is None:
             held = weakref.ref(self)  # entered by something else, as an ExitStack, that looks up the method later
-        self._batch = self._local.batch = OpenBatch(outer, held)
+        self._batch = self._batches.local.batch = OpenBatch(outer, held)
         return self._store
 
     def leave(
@@ -163,6 +164,6 @@ class Block(Generic[S]):
         batch = self._batch
         if batch is None:
             raise UsageError("this batch has ended, or has not begun")
-        self._local.batch, self._batch = batch.outer, None
+        self._batches.local.batch, self._batch = batch.outer, None
         if kind is None:
             self._commit(batch.end())

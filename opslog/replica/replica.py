@@ -34,7 +34,7 @@ from opslog.format.documents import Schema, check_id
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
 from opslog.log.writer import Buffer, LogWriter, Pending
-from opslog.replica.batch import Batches, OpenBatch
+from opslog.replica.batch import Batches
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
 
@@ -166,11 +166,6 @@ class Replica(Following, Generic[T]):
             return Delete("", 0, "", id)
         batch.delete(id, None)
         return None
-
-    def begin_batch(self) -> OpenBatch | None:
-        """The batch that another one is to begin in, None where it is the outermost."""
-        self.writable_log()
-        return self.batches.current
 
     def prepare_undo(self, state: State) -> Undo | None:
         """What an undo commits, None when nothing is left to undo; for `commit_decided`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -329,6 +330,21 @@ async def test_automatic_compactions_and_types(tmp_path: Path, monkeypatch: pyte
         assert await store.get("7") == Task("7")
     with opslog.open(tmp_path, read_only=True) as fresh:
         assert fresh.stats().manifest > 1
+
+
+def test_both_kinds_of_store_have_the_same_calls() -> None:
+    """A call that one of them gets, the other one gets, too."""
+
+    def calls(store: type) -> dict[str, list[str]]:
+        names = [name for name in dir(store) if not name.startswith("_")]
+        return {name: list(inspect.signature(getattr(store, name)).parameters) for name in names}
+
+    threads, tasks = calls(opslog.Store), calls(opslog.aio.AsyncStore)
+    of_mappings = {"clear", "keys", "pop", "popitem", "setdefault", "update", "values"}
+    assert threads.keys() - tasks.keys() == {*of_mappings, "records"}
+    assert tasks.keys() - threads.keys() == {"contains"}, "`in` cannot be awaited"
+    threads["compact"].remove("progress")
+    assert all(threads[name] == tasks[name] for name in threads.keys() & tasks.keys())
 
 
 def test_the_module_is_there_when_it_is_used() -> None:
