@@ -180,8 +180,11 @@ class AsyncStore(Generic[T]):
 
     async def set(self, id: str, document: T) -> None:
         """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
-        prepare = partial(self._replica.prepare_set, id, document)
-        await self._commit(await self._look(prepare) if self._replica.schema.looks_back else prepare())
+        replica = self._replica
+        looks = replica.schema.looks_back
+        await self._commit(
+            await self._look(partial(replica.prepare_set, id, document)) if looks else replica.prepare_set(id, document)
+        )
 
     async def delete(self, id: str) -> None:
         """Delete a document.
