@@ -48,7 +48,7 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
     ("history", "compact_every", "url", "loaded_bytes"),
     [
         ("httpx", 97, "memory://httpx", 2**30),
-        ("httpx", 97, "memory://httpx-on-storage", 0),
+        pytest.param("httpx", 97, "memory://httpx-on-storage", 0, marks=pytest.mark.long),
         pytest.param("redis", 500, "memory://redis", runs.LOADED_BYTES, marks=pytest.mark.long),
         pytest.param("httpx", 97, "bucket://httpx", 0, marks=pytest.mark.long),
     ],

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
@@ -261,13 +262,22 @@ class AgentsWithLargeSnapshots(AgentsOnObjects):
     loaded_bytes = 0
 
 
-for _machine in (Agents, AgentsOnObjects, AgentsWithLargeSnapshots):
-    _machine.TestCase.settings = settings(
-        max_examples=200,
+def _tests(machine: type[Agents], examples: int) -> type:
+    """Of this many histories. A class of its own, since its settings are its own."""
+    own: type[Agents] = type(machine.__name__, (machine,), {})
+    own.TestCase.settings = settings(
+        max_examples=examples,
         stateful_step_count=50,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-TestAgents = Agents.TestCase
-TestAgentsOnObjects = AgentsOnObjects.TestCase
-TestAgentsWithLargeSnapshots = AgentsWithLargeSnapshots.TestCase
+    tests: type = own.TestCase
+    return tests
+
+
+TestAgents = _tests(Agents, 60)
+TestAgentsOnObjects = _tests(AgentsOnObjects, 60)
+TestAgentsWithLargeSnapshots = _tests(AgentsWithLargeSnapshots, 60)
+TestAgentsForLong = pytest.mark.long(_tests(Agents, 200))
+TestAgentsOnObjectsForLong = pytest.mark.long(_tests(AgentsOnObjects, 200))
+TestAgentsWithLargeSnapshotsForLong = pytest.mark.long(_tests(AgentsWithLargeSnapshots, 200))

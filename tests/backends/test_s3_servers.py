@@ -14,10 +14,10 @@ pytest.register_assert_rewrite("opslog.backends.testing")
 
 from opslog.backends import Backend, open_backend  # noqa: E402  (after the rewrite is registered)
 from opslog.backends.testing import ODD_PATHS, BackendContract  # noqa: E402
-from tests.support.s3_servers import NAMES, Server  # noqa: E402
+from tests.support.s3_servers import PARAMETERS, Server  # noqa: E402
 
 
-@pytest.mark.parametrize("s3_server", NAMES, indirect=True)
+@pytest.mark.parametrize("s3_server", PARAMETERS, indirect=True)
 class OnServers(BackendContract):
     driver = ""
     odd_paths = tuple(path for path in ODD_PATHS if "\n" not in path)  # moto and obstore do without

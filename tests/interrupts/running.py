@@ -101,6 +101,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.first, self._second = _Thread(), _Thread()
+        self._counts: dict[tuple[str, Setting, Kind], int] = {}
 
     def end(self) -> None:
         for thread in (self.first, self._second):
@@ -108,9 +109,12 @@ class Runner:
 
     def count(self, name: str, setting: Setting, kind: Kind = "after") -> int:
         """How many places a call has. (The first time it may do more: modules are loaded where they are needed.)"""
-        call = _call(name)
-        self.first.call(lambda: self._count(call, setting, kind))
-        return self.first.call(lambda: self._count(call, setting, kind))
+        key = name, setting, kind
+        if key not in self._counts:
+            call = _call(name)
+            self.first.call(lambda: self._count(call, setting, kind))
+            self._counts[key] = self.first.call(lambda: self._count(call, setting, kind))
+        return self._counts[key]
 
     def _count(self, call: Call, setting: Setting, kind: Kind) -> int:
         counted = 0

@@ -35,15 +35,16 @@ def check(runner: Runner, cases: list[Case]) -> None:
         )
 
 
+@pytest.mark.parametrize("places", [2, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_ends_early_at_some_places(runner: Runner, name: str) -> None:
+def test_a_call_ends_early_at_some_places(runner: Runner, name: str, places: int) -> None:
     """Of each kind of store some places, chosen by a seed."""
     chances = random.Random(f"{SEED} {name}")
     cases = []
     for setting in chances.sample(SETTINGS_OF_ALL, 3):
         for kind in KINDS:
             count = runner.count(name, setting, kind)
-            numbers = chances.sample(range(1, count + 1), min(count, 3))
+            numbers = chances.sample(range(1, count + 1), min(count, places))
             cases += [Case(name, str(setting), kind, number, chances.choice([*EXCEPTIONS])) for number in numbers]
     check(runner, cases)
 

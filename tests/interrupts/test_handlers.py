@@ -32,13 +32,14 @@ PAIRS = [
 ]
 
 
+@pytest.mark.parametrize(("settings", "places"), [(1, 2), pytest.param(3, 4, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "handler"), PAIRS)
-def test_a_handler_calls_the_store(runner: Runner, name: str, handler: str) -> None:
+def test_a_handler_calls_the_store(runner: Runner, name: str, handler: str, settings: int, places: int) -> None:
     """At some places, chosen by a seed."""
     chances = random.Random(f"{SEED} {name} {handler}")
-    for setting in chances.sample(SETTINGS_OF_ALL, 2):
+    for setting in chances.sample(SETTINGS_OF_ALL, settings):
         count = runner.count(name, setting)
-        for number in chances.sample(range(1, count + 1), min(count, 4)):
+        for number in chances.sample(range(1, count + 1), min(count, places)):
             case = Case(name, str(setting), "after", number, handler)
             result = runner.run(case)
             assert not result.problems, (

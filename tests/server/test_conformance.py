@@ -39,7 +39,7 @@ def vitest() -> Path:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("storage", ["memory", "lmdb"])
+@pytest.mark.parametrize("storage", ["lmdb", pytest.param("memory", marks=pytest.mark.long)])
 def test_official_suite(vitest: Path, tmp_path: Path, storage: str) -> None:
     options = ("--memory",) if storage == "memory" else ("--data", str(tmp_path / "data"))
     report = tmp_path / "report.json"

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(
     ("history", "compact_every"),
-    [("httpx", 97), pytest.param("redis", 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [
+        pytest.param("httpx", 97, marks=pytest.mark.long),
+        pytest.param("redis", 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_a_real_history_gives_the_true_trees(
     spark: SparkSession, tmp_path: Path, history: str, compact_every: int

@@ -62,8 +62,9 @@ KINDS = [("set", None), ("batch", None), ("undo", None), ("batch", 20), ("undo",
 @pytest.mark.parametrize(
     ("place", "kind", "compact_after", "kills"),
     [
-        *((DIRECTORY, *kind, 10) for kind in KINDS),
-        *((server, "undo", 20, 2) for server in SERVERS),
+        *((DIRECTORY, *kind, 4) for kind in KINDS),
+        *(pytest.param(DIRECTORY, *kind, 10, marks=pytest.mark.long) for kind in KINDS),
+        *(pytest.param(server, "undo", 20, 2, marks=pytest.mark.long) for server in SERVERS),
         *(pytest.param(place, *kind, 50, marks=SLOW) for place in (DIRECTORY, *SERVERS) for kind in KINDS),
     ],
     indirect=["place"],
@@ -210,9 +211,9 @@ def check_torn(torn: Path, expected: Documents) -> None:
 @pytest.mark.parametrize(
     ("place", "kills"),
     [
-        (DIRECTORY, 8),
+        (DIRECTORY, 4),
         pytest.param(DIRECTORY, 50, marks=SLOW),
-        *((server, 2) for server in SERVERS),
+        *(pytest.param(server, 2, marks=pytest.mark.long) for server in SERVERS),
         *(pytest.param(server, 20, marks=SLOW) for server in SERVERS),
     ],
     indirect=["place"],

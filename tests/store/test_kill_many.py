@@ -71,7 +71,9 @@ class Worker:
         self.number = reached
 
 
-@pytest.mark.parametrize(("rounds", "kills"), [(2, 5), pytest.param(400, 5, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("rounds", "kills"), [(1, 4), pytest.param(2, 5, marks=pytest.mark.long), pytest.param(400, 5, marks=SLOW)]
+)
 def test_nothing_is_lost_however_many_are_killed(tmp_path: Path, rounds: int, kills: int) -> None:
     rng = random.Random(f"{rounds} rounds")
     root = tmp_path / "store"
@@ -102,7 +104,7 @@ def check(root: Path, workers: list[Worker]) -> None:
         worker.check(documents, archived)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(500, marks=SLOW)])
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long), pytest.param(500, marks=SLOW)])
 def test_stores_whose_makers_are_killed(tmp_path: Path, kills: int) -> None:
     """Three at once make each of them, and are killed somewhere on the way."""
     rng = random.Random(f"{kills} kills")

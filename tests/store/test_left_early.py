@@ -104,9 +104,10 @@ class Story(NamedTuple):
         assert replica_of(store).clock.value >= max(record.clock for record in store.records())
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("compacts", [False, True])
-def test_a_refresh_after_an_interrupted_one_completes_it(url: str, compacts: bool) -> None:
-    for number in itertools.count(1, 4 if compacts else 1):
+def test_a_refresh_after_an_interrupted_one_completes_it(url: str, compacts: bool, every: int) -> None:
+    for number in itertools.count(1, (4 if compacts else 1) * every):
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])
         interrupt = Interrupting(number)
         with story.begin() as store:
@@ -136,10 +137,11 @@ def test_refreshes_that_are_interrupted_again_and_again_lose_nothing(compacts: b
         story.check(store, commits)
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("compacts", [False, True])
-def test_a_watch_that_is_interrupted_has_handed_out_what_it_gave_and_no_more(compacts: bool) -> None:
+def test_a_watch_that_is_interrupted_has_handed_out_what_it_gave_and_no_more(compacts: bool, every: int) -> None:
     url = f"memory://left-early-{next(_numbers)}"
-    for number in itertools.count(1, 5 if compacts else 2):
+    for number in itertools.count(1, (5 if compacts else 2) * every):
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])
         interrupt = Interrupting(number)
         with story.begin() as store:
@@ -243,11 +245,12 @@ CALLS: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("call", "compacts"), [*((call, False) for call in CALLS), ("refresh", True), ("watch", True), ("archive", True)]
 )
 def test_a_handler_that_refreshes_inside_a_refresh_does_not_disturb_it(
-    tmp_path: Path, call: str, compacts: bool
+    tmp_path: Path, call: str, compacts: bool, every: int
 ) -> None:
     def handle(place: Place) -> None:
         if place.number != number:
@@ -265,7 +268,7 @@ def test_a_handler_that_refreshes_inside_a_refresh_does_not_disturb_it(
     # What is not refused uses the storage, whatever of it the thread is in; a directory can do that.
     url = str(tmp_path / "store") if call == "compact" else f"memory://left-early-{next(_numbers)}"
     refused: list[str] = []
-    step = {"refresh": 3, "compact": 31}.get(call, 11)
+    step = {"refresh": 3, "compact": 31}.get(call, 11) * every
     for number in itertools.count(1, step):
         inside: list[opslog.Commit] = []
         story = Story(f"{url}-{number}", compacts, ["x", "y", "z"])

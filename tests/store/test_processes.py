@@ -21,7 +21,8 @@ from tests.support.places import DIRECTORY, SERVERS, Place
 from tests.support.processes import start
 
 # repeats, sets per process
-SHORT = pytest.param(2, 1000, id="short")
+SHORT = pytest.param(1, 500, id="short")
+MEDIUM = pytest.param(2, 1000, id="medium", marks=pytest.mark.long)
 LONG = pytest.param(20, 2000, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
@@ -60,7 +61,7 @@ def assert_equal(documents: dict[str, Any], wanted: dict[str, Any], what: str) -
     assert not wrong, f"{what}: {len(wrong)} documents are not what was written, the first is {wrong[0]}"
 
 
-@pytest.mark.parametrize(("repeats", "sets"), [SHORT, LONG])
+@pytest.mark.parametrize(("repeats", "sets"), [SHORT, MEDIUM, LONG])
 @pytest.mark.parametrize(
     ("options", "grace_seconds"),
     [

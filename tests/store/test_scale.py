@@ -162,7 +162,7 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize("length", [200, 1000])
+@pytest.mark.parametrize("length", [200, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("documents", MANY)
 def test_memory_stays_within_three_times_the_data(tmp_path: Path, documents: int, length: int) -> None:
     """Peak memory above that of an interpreter that has loaded the library, while opening and compacting. The data are

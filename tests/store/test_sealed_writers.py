@@ -201,9 +201,10 @@ def test_a_buffered_undo_that_a_seal_overtakes_is_not_said_to_be_done(
     assert damage(url) == []
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 def test_an_exception_anywhere_on_the_way_past_a_seal_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, durability: Any
+    monkeypatch: pytest.MonkeyPatch, durability: Any, every: int
 ) -> None:
     class Interrupt(Exception):
         pass
@@ -225,7 +226,7 @@ def test_an_exception_anywhere_on_the_way_past_a_seal_loses_nothing(
         return live.flush if durability == "buffered" else lambda: live.set("y", {})
 
     unknown = 0
-    for place, outcome in at_each(prepare, interrupt):
+    for place, outcome in at_each(prepare, interrupt, every):
         url, live = opened.pop()
         assert isinstance(outcome, Interrupt | None), (place, outcome)
         try:

@@ -77,11 +77,12 @@ CALLS: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("storage", ["memory", "bucket", DIRECTORY])
 @DURABILITIES
 def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
-    tmp_path: Path, durability: Any, storage: str, call: str
+    tmp_path: Path, durability: Any, storage: str, call: str, every: int
 ) -> None:
     """What is in memory afterwards is in the log when the store is closed, or the store says that it has to be opened
     again; and the next write is not lost."""
@@ -97,7 +98,7 @@ def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
         raise Interrupt
 
     with ThreadPoolExecutor(1) as another_thread:
-        for place, outcome in at_each(prepare, interrupt):
+        for place, outcome in at_each(prepare, interrupt, every):
             assert isinstance(outcome, Interrupt | bool | None), (place, outcome)
             store = stage.store
             with suppress(opslog.ReopenError):
@@ -114,6 +115,7 @@ def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
             assert "again" in stage.stored(), place
 
 
+@pytest.mark.parametrize("every", [11, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("inner", ["set", "batch", "undo", "flush", "close"])
 @pytest.mark.parametrize(
     ("storage", "outer"),
@@ -127,7 +129,7 @@ def test_an_exception_at_any_place_leaves_memory_and_log_agreed(
 )
 @DURABILITIES
 def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
-    tmp_path: Path, durability: Any, storage: str, outer: str, inner: str
+    tmp_path: Path, *, durability: Any, storage: str, outer: str, inner: str, every: int
 ) -> None:
     stage = Stage(storage, durability, tmp_path)
     done: list[str] = []
@@ -156,7 +158,7 @@ def test_a_call_in_a_handler_is_done_or_refused_and_the_interrupted_one_is_done(
 
     refused = 0
     # Every place takes long; `tests.interrupts` has them all.
-    for place, outcome in at_each(prepare, call_again, stride=3):
+    for place, outcome in at_each(prepare, call_again, every):
         refused += not done
         store, has_closed = stage.store, done == ["close"]
         # A batch can be closed before its end, and an undo before it begins.

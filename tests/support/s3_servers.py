@@ -19,6 +19,8 @@ from typing import NamedTuple
 import pytest
 
 NAMES = ["moto", "ceph", *(["named"] if os.environ.get("OPSLOG_TEST_S3_URL") else [])]
+# One server is enough for what runs at each change.
+PARAMETERS = [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])]
 _CEPH_PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
 
