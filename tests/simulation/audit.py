@@ -20,7 +20,7 @@ from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
 from tests.simulation import ledger_invariants
-from tests.simulation.shared import Shared, has_lost_its_name, left_to_do, view
+from tests.simulation.shared import Shared, left_to_do, must_be_opened_again, view
 
 # After which the lease of a compaction that is gone has run out.
 _LOCK_SECONDS = 30.0
@@ -95,7 +95,7 @@ class Audit:
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
             process.sleep(_BACKGROUND_SECONDS / 20)
         for owner, store in list(stores.items()):
-            if replica_of(store).failure is None and not has_lost_its_name(store):
+            if replica_of(store).failure is None and not must_be_opened_again(store):
                 invariants.background_work_is_done(left_to_do(store), owner.name)
                 self.shared.ledger.flushed(self.shared.ledger.buffered(store))
             else:

@@ -80,11 +80,8 @@ class Shared:
         replica = replica_of(store)
         state = replica.state
         shown, read = view(store), progress(store)
-        log = replica.log
-        if replica.state is not state or not self._names_are_kept or log is None or log._broken is not None:
+        if replica.state is not state or not self._names_are_kept or replica.log is None or must_be_opened_again(store):
             return  # it was loaded anew meanwhile, or says at its next write that it has to be opened again
-        if has_lost_its_name(store):
-            return  # likewise
         logs = all_commits(self.storage)
         invariants.memory_is_what_was_read(
             shown, logs, read | {str(replica.agent): len(logs.get(str(replica.agent), []))}, who
@@ -152,16 +149,17 @@ def view(store: Store[Any]) -> State:
     return {record.id: bytes(record.data) for record in store.records()}
 
 
-def has_lost_its_name(store: Store[Any]) -> bool:
-    """Whether another directory stands where the store's was, or its lock file was removed, so that others may write
-    under its name: it can do nothing any more but be opened again."""
+def must_be_opened_again(store: Store[Any]) -> bool:
+    """Whether it can do nothing any more but be opened again: a commit may or may not be in its log, another directory
+    stands where the store's was, or its lock file was removed, so that others may write under its name."""
     replica = replica_of(store)
+    log = replica.log
+    if log is not None and log._broken is not None:
+        return True
     tree = getattr(replica.backend, "tree", None)
     if tree is None:
         return False  # an object storage, where nothing holds names
-    return tree().is_replaced() or (
-        replica.log is not None and not replica.log.session._appender._lock_file.is_in_place()
-    )
+    return tree().is_replaced() or (log is not None and not log.session._appender._lock_file.is_in_place())
 
 
 def left_to_do(store: Store[Any]) -> str | None:
