@@ -45,7 +45,8 @@ class Survey(msgspec.Struct, frozen=True):
     """What a store consists of.
 
     :ivar manifest: what is compacted; the newest, unless another one was asked for.
-    :ivar cursors: where to read on in each log, from the manifest's cut or farther. Reading may move them.
+    :ivar cursors: where to read on in each log: at the manifest's cut, unless the reader began elsewhere. Reading may
+        move them.
     :ivar segments: the listing. A log of which a cursor is known and no segment is there has an empty list.
     """
 
