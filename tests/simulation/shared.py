@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from opslog.aio import Opening
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.local.fs_log import FsAppender
 from opslog.compaction.automatic import NO_MORE_THREADS
 from opslog.errors import OpslogError, ReopenError, WriteFailedError
 from opslog.format.manifest import Settings
@@ -156,10 +158,11 @@ def must_be_opened_again(store: Store[Any]) -> bool:
     log = replica.log
     if log is not None and log._broken is not None:
         return True
-    tree = getattr(replica.backend, "tree", None)
-    if tree is None:
+    if not isinstance(replica.backend, FsBackend):
         return False  # an object storage, where nothing holds names
-    return tree().is_replaced() or (log is not None and not log.session._appender._lock_file.is_in_place())
+    appender = log.session._appender if log is not None else None
+    has_lost_its_name = isinstance(appender, FsAppender) and not appender._lock_file.is_in_place()
+    return has_lost_its_name or replica.backend.tree().is_replaced()
 
 
 def left_to_do(store: Store[Any]) -> str | None:

@@ -220,7 +220,7 @@ def test_a_handler_that_comes_while_a_commit_is_queued_does_not_wait_for_who_wri
             comes[0] = False
             writers.append(threading.Thread(target=store.flush))
             writers[0].start()
-            until(lambda: log._alone.holder is not None)
+            until(lambda: log is not None and log._alone.holder is not None)
             with pytest.raises(opslog.UsageError) as caught:
                 store.undo()
             refused.append(caught.value)
