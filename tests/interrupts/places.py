@@ -306,12 +306,22 @@ def _is_of_asyncio(frame: FrameType) -> bool:
     return False
 
 
-_OTHERS = ("/tests/", "<frozen", "sortedcontainers", "weakref", "threading.py", "/concurrent/", "/asyncio/", "/queue")
+_OTHERS = (
+    "/tests/",
+    "<frozen",
+    "sortedcontainers",
+    "weakref",
+    "threading.py",
+    "/logging/",
+    "/concurrent/",
+    "/asyncio/",
+    "/queue",
+)
 
 
 @functools.cache
 def _is_ours(name: str) -> bool:
     """Whether a file is of opslog or of what it calls: not of the tests and what they call; nor of those parts of
     Python that an exception in their midst can break for good, about which nobody can do anything: imports, threads and
-    what is made of them."""
+    what is made of them, and logging, whose one lock would stay taken for all tests that come after."""
     return not any(part in name for part in _OTHERS)
