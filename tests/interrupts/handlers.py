@@ -17,6 +17,7 @@ class Handled:
     :ivar written, others: the documents that it has written, of the store itself and of another one.
     :ivar is_in_batch: whether that became a part of the batch that its thread had open, and shares its fate.
     :ivar has_closed: whether it has closed the store.
+    :ivar brought: the ids of what others had written, which it took in.
     :ivar read: the document "x", where it read that.
     :ivar refused: why the store refused; `error`: what else it raised.
     """
@@ -25,6 +26,7 @@ class Handled:
     others: Documents = field(default_factory=dict)
     is_in_batch: bool = False
     has_closed: bool = False
+    brought: frozenset[str] = frozenset()
     read: object = None
     refused: opslog.OpslogError | None = None
     error: Exception | None = None
@@ -60,7 +62,9 @@ class Handled:
         assert self.read is None or len(stage.store)
 
     def refresh(self, stage: Stage) -> None:
-        stage.hand_out(stage.store.refresh())
+        commits = stage.store.refresh()
+        self.brought = frozenset(record.id for commit in commits for record in commit.records)
+        stage.hand_out(commits)
 
     def flush(self, stage: Stage) -> None:
         stage.store.flush()

@@ -147,6 +147,9 @@ def _of_the_documents(seen: Observed) -> list[str]:
     # What a handler wrote amid a batch is part of that; and a call that deletes all may have come after it.
     is_certain = not seen.handled.is_in_batch and not seen.clears
     right = [state | inner for state in right] + ([] if is_certain else right)
+    if seen.clears:  # it may also have come after a handler took in what others wrote, and delete that, too
+        brought = seen.handled.brought
+        right += [{id: document for id, document in state.items() if id not in brought} for state in right[-1:]]
     if inner and seen.undoes:  # what a handler wrote before an undo has decided is the newest commit, and taken back
         right.append(seen.possible[0] | seen.written | seen.others)
     if seen.reopened not in right:
