@@ -248,11 +248,14 @@ class FsAppender(forking.BoundAppender):
         path, tree = segment_path(self._agent, number), self._backend.tree()
         if not flock.try_lock(segment, f"{self._backend.root}/{path}"):
             raise self._fenced(f"it has locked {path}")
-        with suppress(OSError, MemoryError):  # whether it was removed all the same, its number of names shows
+        try:
             if self._highest_number() == number:
                 os.unlink(tree.checked(path), dir_fd=tree.descriptor)
-        if posix.has_name(segment.number):
-            self._hold(number, segment)
+        except (OSError, MemoryError):
+            """Whether it was removed all the same, its number of names shows."""
+        finally:
+            if posix.has_name(segment.number):
+                self._hold(number, segment)
 
     def _open_end(self, number: int) -> None:
         """Open and lock the newest segment, as an earlier session left it."""

@@ -119,11 +119,12 @@ class Writer:
         began = self._environment.monotonic()
         try:
             self._shard.commit(changes)
+            # In here: what ended the thread would leave all who come waiting for ever.
+            self._metrics.commits.observe(self._environment.monotonic() - began)
         except Exception as error:  # noqa: BLE001  (those who wait get it)
             if not isinstance(error, WriteFailedError):
                 self.failure = error
             return error
-        self._metrics.commits.observe(self._environment.monotonic() - began)
         return None
 
     def _commit_in_thread(self, answers: list[_Answer], transaction: Transaction) -> None:

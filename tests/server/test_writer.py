@@ -1,0 +1,41 @@
+"""The writer of a shard: whoever asks for a change gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from opslog.environment import REAL
+from opslog.server.metrics import Metrics
+from opslog.server.protocol.transaction import Transaction
+from opslog.server.storage.memory import MemoryShard
+from opslog.server.storage.writer import Writer
+
+
+class DurableShard(MemoryShard):
+    """Its commits are made in the writer's thread."""
+
+    durable = True
+
+
+def change(transaction: Transaction) -> None:
+    transaction.changes.values[b"key"] = b"value"
+
+
+def test_an_error_after_a_commit_is_answered_and_the_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(seconds: float) -> None:
+        raise MemoryError("none left")
+
+    async def ask() -> None:
+        metrics = Metrics()
+        writer = Writer(DurableShard(), REAL, metrics, lambda events: None)
+        monkeypatch.setattr(metrics.commits, "observe", fail)
+        for _ in range(2):  # the outcome of the first is unknown, so nothing more is written
+            with pytest.raises(MemoryError):
+                await asyncio.wait_for(writer.run(change), 60)
+        assert isinstance(writer.failure, MemoryError)
+        assert await asyncio.wait_for(writer.in_thread(lambda: 7), 60) == 7
+        await writer.close()
+
+    asyncio.run(ask())
