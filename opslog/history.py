@@ -4,7 +4,7 @@ A point in the past is a clock or a wall-clock time. The state at clock c is the
 c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was compacted by
 the storage's clock, whichever is earlier: a commit from the future, of a machine whose clock is wrong, was there at the
 latest when somebody compacted it. The state is rebuilt from the newest retained manifest for which nothing beyond the
-point was read: what that manifest compacted, and every undo it applied, lies before the point, and all else is in the
+point was read: what it has in its snapshot, and every undo it applied, lies before the point, and all else is in the
 logs.
 """
 

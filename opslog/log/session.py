@@ -25,7 +25,7 @@ that was deleted. After each stands the test that shows it:
    commit, and it is not acknowledged.
    (tests/test_delayed_writes.py: test_a_process_paused_before_its_append_looks_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
-   number was used, compacted and perhaps collected, and the seal may be a late one that nobody reads.
+   number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
 9. **Going on.** Behind a seal a session goes on, and what has a stamp gets another one.
    (tests/store/test_sealed_writers.py:
