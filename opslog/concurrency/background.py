@@ -115,23 +115,28 @@ class Worker:
         return True
 
     def _run(self) -> None:
+        # No loop stands in here: CPython 3.13 has the jump back to the head of one outside of the `try` and the `with`
+        # around it, so an exception that comes there would leave both without a word.
         with self._turn:
-            pause: float | None = None
             try:
-                # A thread is started when there is something to do.
-                self._is_running = self._woken = True
-                while not self._closed:
-                    try:
-                        self._thread = threading.current_thread()
-                        while self._await_turn(pause):
-                            pause = self._try(pause)
-                    except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
-                        pause = self._retry_seconds
+                self._is_running = True
+                self._work_until_closed()
             finally:
                 with self._starting:
                     self._thread = None
                     # Who wakes it next must not rely on this thread.
                     self._is_running = self._woken = self._hurried = False
+
+    def _work_until_closed(self) -> None:
+        pause: float | None = None
+        self._woken = True  # a thread is started when there is something to do
+        while not self._closed:
+            try:
+                self._thread = threading.current_thread()
+                while self._await_turn(pause):
+                    pause = self._try(pause)
+            except Exception:  # noqa: BLE001  (no memory to wait, or to log a failure)
+                pause = self._retry_seconds
 
     def _try(self, pause: float | None) -> float | None:
         """Run once; how long to wait before the next try, None after a good run.
