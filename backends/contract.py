@@ -162,6 +162,26 @@ class Backend(Protocol):
         :raises WriteFailedError: what can be seen of the log may not be durable, or there is no way to hold the name.
         """
 
+    def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
+        """Append `data` (whole lines) to a log with many writers, if it still ends at `end`; otherwise nothing happens,
+        and the result is None. Returns where `data` begins.
+
+        `end` is where a reader's cursor stands that has read all of the log: at most a torn tail lies behind it. So
+        nothing is between what the caller has read and what it writes. On return all of `data` is durable and visible
+        to every reader, within one segment. What was found in the log was durable before any of `data` was written.
+
+        Where segments grow, this is done while the caller alone has the agent's name, which it waits for: so live
+        appenders and calls of this method exclude each other. It goes on in the segment where the log ends, also in one
+        that others began, unless that is full or has a torn tail. Elsewhere it creates the segment ``end.segment``,
+        with one request, and `end` is always at byte 0; an appender then finds its number taken, as by any other
+        writer.
+
+        :raises LockedError: another process held the name for a long time, most likely because it is stopped; the
+            message names it. Nothing was written.
+        :raises WriteFailedError: as of `Appender.append`: only the first ``error.durable`` bytes are in the log.
+        :raises CommitUnknownError: how much of `data` is in the log is unknown.
+        """
+
     def is_free(self, agent: str) -> bool:
         """Whether at some moment of this call no live appender held the name. Cheaper than to take it, since nothing is
         made durable; but it may hold the name for that moment. Where nothing holds names (on object storages): always

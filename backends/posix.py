@@ -80,15 +80,20 @@ def read_range(path: str, start: int, stop: int | None, at: int | None = None) -
             end = min(end, stop)
         if end - start > READ_BYTES_MAX:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        data = os.pread(descriptor, max(end - start, 0), start)
-        while len(data) < end - start:
-            more = os.pread(descriptor, end - start - len(data), start + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return read_open(descriptor, start, end)
     finally:
         os.close(descriptor)
+
+
+def read_open(descriptor: int, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of an open file; fewer where it ends earlier."""
+    data = os.pread(descriptor, max(stop - start, 0), start)
+    while len(data) < stop - start:
+        more = os.pread(descriptor, stop - start - len(data), start + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def _regular(descriptor: int) -> os.stat_result:

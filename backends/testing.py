@@ -18,7 +18,8 @@ Every test works in a storage of its own, and opens several backends on it. The 
 disk. It cannot see what only a crash or a broken disk shows (durability, `WriteFailedError`, `CommitUnknownError`) nor
 forks: test those where you can break your storage on purpose.
 
-This module and `opslog.backends.testing_names` are the only ones of the package that need pytest.
+This module and those beside it that it imports (`opslog.backends.testing_names`, `opslog.backends.testing_turns`) are
+the only ones of the package that need pytest.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from opslog.errors import (
 )
 from opslog.format.layout import LOCKS, segment_of, segment_path
 
-pytest.register_assert_rewrite("opslog.backends.testing_names")
+pytest.register_assert_rewrite("opslog.backends.testing_names", "opslog.backends.testing_turns")
 
 from opslog.backends.testing_names import (  # noqa: E402  (after its rewrite is registered)
     ODD_PATHS,
@@ -51,11 +52,12 @@ from opslog.backends.testing_names import (  # noqa: E402  (after its rewrite is
     log_of,
     paths_of,
 )
+from opslog.backends.testing_turns import SharedLogContract  # noqa: E402
 
 __all__ = ["ODD_PATHS", "BackendContract"]
 
 
-class BackendContract(NamesContract):
+class BackendContract(NamesContract, SharedLogContract):
     """See the module's docstring."""
 
     def open_backend(self, space: Path) -> Backend:

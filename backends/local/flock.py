@@ -1,16 +1,23 @@
 """Locks between processes: an flock on a file, in which its holder writes who it is.
 
 The kernel releases a lock when its holder dies. Lock files are never unlinked: whoever waits on the old file and
-whoever makes a new one would both hold "the" lock. What stands in them (pid, host, boot id) is for messages only.
+whoever makes a new one would both hold "the" lock. The first line in them (pid, host, boot id) is for messages only. A
+second one may follow, a note from one holder to the next.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cache
 
 from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
+
+# More than two lines have.
+_CONTENT_BYTES = 1024
+
+_UNKNOWN = "-"
 
 
 def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
@@ -70,12 +77,30 @@ def release(held: forking.Descriptor) -> None:
         held.close()
 
 
+def note(held: forking.Descriptor) -> str:
+    """What a former holder of this lock noted last, while this machine was running; empty where there is nothing."""
+    with suppress(OSError):
+        written = _content(held.number).partition(b"\n")[2]
+        text, newline, _ = written.partition(b"\n")
+        said, _, boot_id = text.decode(errors="replace").rpartition(" ")
+        if newline and boot_id == _boot_id() != _UNKNOWN:
+            return said
+    return ""
+
+
+def write_note(held: forking.Descriptor, text: str) -> None:
+    """Note something, in one line, for whoever holds this lock next. It may get lost."""
+    with suppress(OSError):
+        _replace(held.number, _content(held.number), _this_process() + f"{text} {_boot_id()}\n".encode())
+
+
+@cache
 def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        return "-"
+        return _UNKNOWN
 
 
 def _this_process() -> bytes:
@@ -83,19 +108,30 @@ def _this_process() -> bytes:
 
 
 def _write_holder(descriptor: int) -> None:
-    text = _this_process()
-    # For messages only: a full disk shall not keep anybody from the lock. Truncated last, so that it is never seen
-    # empty.
+    """Leaves the note of the holder before."""
+    # A full disk shall not keep anybody from the lock.
     with suppress(OSError):
-        os.pwrite(descriptor, text, 0)
-        os.ftruncate(descriptor, len(text))
+        found = _content(descriptor)
+        _replace(descriptor, found, _this_process() + found.partition(b"\n")[2])
+
+
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, _CONTENT_BYTES, 0)
+
+
+def _replace(descriptor: int, found: bytes, content: bytes) -> None:
+    """Truncated last, so that it is never seen empty."""
+    if content != found:
+        os.pwrite(descriptor, content, 0)
+        if len(content) < len(found):
+            os.ftruncate(descriptor, len(content))
 
 
 def _read_holder(descriptor: int) -> str:
     """The holder of a lock in words: ``pid 4711 on host web1``."""
-    text = os.pread(descriptor, 1024, 0)
+    text = _content(descriptor)
     words = text.decode(errors="replace").partition("\n")[0].split()
     if len(words) != 3:
         return "a process that has not written its name yet"
-    here = " (this process)" if text == _this_process() else ""
+    here = " (this process)" if text.startswith(_this_process()) else ""
     return f"pid {words[0]} on host {words[1]}{here}"

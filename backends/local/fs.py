@@ -36,16 +36,16 @@ from __future__ import annotations
 import builtins
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from opslog.backends import forking, posix
-from opslog.backends.contract import Buffer, Entry, Range
-from opslog.backends.local import flock, mounts
-from opslog.backends.local.fs_log import FsAppender
+from opslog.backends import forking, posix, turns
+from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.local import clock, flock, mounts
+from opslog.backends.local.fs_log import FsAppender, goes_on
 from opslog.backends.local.tree import OpenFile, Tree
 from opslog.backends.names import check_path, check_prefix
-from opslog.environment import REAL
+from opslog.environment import REAL, Environment
 from opslog.errors import (
     AgentBusyError,
     AlreadyExistsError,
@@ -64,7 +64,6 @@ from opslog.format.layout import ARCHIVE, LOCKS, OPS, SNAPSHOTS, check_name, log
 # A log begins a new segment at this size: few enough files to list, small enough to be collected one by one.
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-_CLOCK = f"{LOCKS}clock"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # How often what somebody removed at the same time is made again.
 _TRIES_MAX = 10
@@ -75,7 +74,7 @@ class FsBackend(forking.ProcessBound):
 
     :param root: the store's directory.
     :param create: whether `root` (and its parents) may be made if there is none.
-    :param nonce: names of temporary files: letters and digits, never the same twice.
+    :param environment: names temporary files, and waits.
     :param segment_bytes: a log begins a new segment once the current one has reached this size.
     :raises NotFoundError: there is no `root`, and `create` is false.
     :raises InvalidNameError: `root` is not a directory.
@@ -87,14 +86,14 @@ class FsBackend(forking.ProcessBound):
         root: str | os.PathLike[str],
         *,
         create: bool = True,
-        nonce: Callable[[], str] = REAL.nonce,
+        environment: Environment = REAL,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         # Absolute, so that a later chdir does not move the store.
         self.root = os.path.abspath(root)
         self.url = self.root
         self.segment_bytes = segment_bytes
-        self._nonce = nonce
+        self._environment = environment
         super().__init__()
         # Directories whose entries this backend has fsynced.
         self._durable: set[str] = set()
@@ -168,19 +167,19 @@ class FsBackend(forking.ProcessBound):
     def now(self) -> float:
         tree = self.tree()
         try:
-            return _touch_clock(tree)
+            return clock.touch(tree)
         except OSError as error:
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
                 # Whoever cannot write here only compares ages for information; nothing is collected on their word.
-                return REAL.time()
-            raise self._read_failed(_CLOCK, error) from error
+                return self._environment.time()
+            raise self._read_failed(clock.CLOCK, error) from error
 
     # Creating and deleting
 
     def create(self, path: str, data: bytes) -> None:
         tree = self.tree()
         check_path(path)
-        temporary = temporary_path(path, self._nonce())
+        temporary = temporary_path(path, self._environment.nonce())
         won = False
         file = forking.Descriptor()
         try:
@@ -298,6 +297,16 @@ class FsBackend(forking.ProcessBound):
 
     def appender(self, agent: str) -> FsAppender:
         return self._take_name(agent, durable=True)
+
+    def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
+        def attempt() -> Position | None:
+            appender = self._take_name(agent, durable=False)
+            try:
+                return appender.append_at(end, data)
+            finally:
+                appender.close()
+
+        return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 
     def is_free(self, agent: str) -> bool:
         try:
@@ -556,22 +565,6 @@ def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTE
             f"{url!r} does not name a directory of this machine: write file:///absolute/path or a plain path"
         )
     return FsBackend(path, create=create, segment_bytes=segment_bytes)
-
-
-def _touch_clock(tree: Tree) -> float:
-    path, at = (
-        tree.checked(f"{_CLOCK}/")[:-1],
-        tree.descriptor,
-    )  # with its slash: the file itself shall be no link either
-    try:
-        os.utime(path, dir_fd=at)
-    except FileNotFoundError:
-        with suppress(FileExistsError):
-            os.mkdir(LOCKS, posix.DIRECTORY_MODE, dir_fd=at)
-        [descriptor] = posix.opening(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, at)
-        os.close(descriptor)
-        os.utime(path, dir_fd=at)
-    return os.stat(path, dir_fd=at).st_mtime
 
 
 def _parent(path: str) -> str:

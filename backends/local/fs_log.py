@@ -33,6 +33,7 @@ from opslog.errors import (
     OpslogError,
 )
 from opslog.format.layout import OPS, segment_of, segment_path
+from opslog.format.torn import sound_length
 
 _NOT_COMMITTED = "nothing of this append is in the log"
 _INTERRUPTED = (
@@ -41,7 +42,10 @@ _INTERRUPTED = (
 )
 
 
-_END = os.O_NOFOLLOW | os.O_NONBLOCK
+_END = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+
+# How much of what follows a position is read first: a line, most likely.
+_LOOK_BYTES = 64 * 1024
 
 
 class _Segment(Enum):
@@ -68,6 +72,26 @@ class Directory(Protocol):
     def write_failed(self, path: str, error: OSError, outcome: str, durable: int = 0) -> OpslogError: ...
 
 
+def goes_on(backend: Directory, agent: str, end: Position) -> bool:
+    """Whether somebody has appended to a log after `end`, in its segment. Where that cannot be found out: False."""
+    tree, path = backend.tree(), segment_path(agent, end.segment)
+    try:
+        found = posix.read_range(tree.checked(path), end.offset, end.offset + _LOOK_BYTES, tree.descriptor)
+    except OSError:
+        return False
+    return _begins_with_line(found)
+
+
+def _has_line(descriptor: int, start: int, size: int) -> bool:
+    """Whether there is a line after `start` in an open segment, and not only a torn tail."""
+    found = posix.read_open(descriptor, start, min(start + _LOOK_BYTES, size))
+    return _begins_with_line(found) or (bool(found) and sound_length(posix.read_open(descriptor, start, size)) > 0)
+
+
+def _begins_with_line(data: bytes) -> bool:
+    return b"\n" in data.partition(b"\0")[0]
+
+
 class FsAppender(forking.BoundAppender):
     """The appender of `FsBackend`.
 
@@ -91,6 +115,8 @@ class FsAppender(forking.BoundAppender):
         self._file: OpenFile | None = None
         # Whether the next append goes on in the newest segment; otherwise it begins one.
         self._continues = False
+        # Whether an earlier session's newest segment was opened for writing.
+        self._is_writable = True
         self._offset = 0
 
     def settle(self) -> None:
@@ -136,6 +162,33 @@ class FsAppender(forking.BoundAppender):
         self._offset += len(data)
         self._refusal = None
         return position
+
+    def append_at(self, end: Position, data: bytes) -> Position | None:
+        """What `Backend.append_at` does, by an appender that has done nothing yet."""
+        if self._number > end.segment or (self._number < end.segment and end.offset):
+            return None
+        is_there = self._number == end.segment
+        try:
+            status = os.fstat(self._segment.number) if self._number else None
+            size = status.st_size if status else 0
+            if is_there and (size < end.offset or _has_line(self._segment.number, end.offset, size)):
+                return None
+        except OSError as error:
+            raise self._backend.write_failed(self._path, error, _NOT_COMMITTED) from error
+        if status and flock.note(self._lock) != self._durable_up_to(status, size):
+            self.make_durable()
+        if is_there and size == end.offset and self._is_writable:
+            self._continues, self._offset = True, size
+        self.advance(end.segment - 1)
+        position = self.append(data)
+        with suppress(OSError):
+            flock.write_note(self._lock, self._durable_up_to(os.fstat(self._segment.number), self._offset))
+        return position
+
+    def _durable_up_to(self, status: os.stat_result, size: int) -> str:
+        """A note on the lock: this segment is durable up to there, with its name. In a copy of the store the file is
+        another one."""
+        return f"durable {self._number:020d} {size:020d} {status.st_dev} {status.st_ino}"
 
     def advance(self, segment: int) -> None:
         if self._refusal is not None or self._is_forked:
@@ -268,6 +321,7 @@ class FsAppender(forking.BoundAppender):
                 segment.open(tree.checked(path), os.O_RDWR | _END, tree.descriptor)
             except PermissionError:  # somebody else's, who is gone; nothing is written to it any more
                 segment.open(tree.checked(path), os.O_RDONLY | _END, tree.descriptor)
+                self._is_writable = False
             if flock.try_lock(segment, full):
                 self._hold(number, segment)
                 return

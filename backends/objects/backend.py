@@ -315,6 +315,14 @@ class ObjectBackend(forking.ProcessBound):
             raise
         return appender
 
+    def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
+        self._check_open()
+        check_name(agent, "agent")
+        self._check_conditional()
+        if end.offset or not self.put_new(segment_path(agent, end.segment), data):
+            return None
+        return end
+
     def is_free(self, agent: str) -> bool:
         self._check_open()
         check_name(agent, "agent")

@@ -67,7 +67,7 @@ class Directory:
 
     def backend(self, process: Process | None) -> Backend:
         environment = process.environment if process else REAL
-        return FsBackend(self._root, nonce=environment.nonce, segment_bytes=SEGMENT_BYTES)
+        return FsBackend(self._root, environment=environment, segment_bytes=SEGMENT_BYTES)
 
     @contextmanager
     def installed(self) -> Iterator[None]:

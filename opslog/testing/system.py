@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from opslog.backends import forking, posix
-from opslog.backends.local import beneath, flock, fs, fs_log, tree
+from opslog.backends.local import beneath, clock, flock, fs, fs_log, tree
 from opslog.errors import LockedError
 from opslog.format.layout import LOCKS
 from opslog.testing.disk import Directory, Disk, File, Node
@@ -95,6 +95,8 @@ class System:
         self._next = _FIRST_DESCRIPTOR
         # Per locked file (by number) the descriptor that holds the lock.
         self._locks: dict[int, int] = {}
+        # Per lock file what its last holder noted.
+        self._notes: dict[int, str] = {}
         self._full_until = 0.0
         self._moved = 0
         self.on_unlink: Callable[[str, File], None] = lambda path, file: None
@@ -118,7 +120,7 @@ class System:
     def installed(self) -> Iterator[None]:
         """Inside the block the directory backend finds this system."""
         with ExitStack() as stack:
-            for module in (beneath, fs, fs_log, posix, tree):
+            for module in (beneath, clock, fs, fs_log, posix, tree):
                 stack.enter_context(patch.object(module, "os", self))
             for module in (fs, fs_log):
                 stack.enter_context(patch.object(module, "forking", self))
@@ -133,6 +135,7 @@ class System:
         self.disk.lose_power(choices)
         self._open.clear()
         self._locks.clear()
+        self._notes.clear()
         self._full_until = 0.0
 
     def process_died(self, process: Process) -> None:
@@ -405,6 +408,23 @@ class System:
             flock.release(held)
         else:
             held.close()
+
+    def note(self, held: forking.Descriptor) -> str:
+        if held.number < _FIRST_DESCRIPTOR:
+            return flock.note(held)
+        return self._notes.get(self._at(held.number).node.number, "")
+
+    def write_note(self, held: forking.Descriptor, text: str) -> None:
+        if held.number < _FIRST_DESCRIPTOR:
+            flock.write_note(held, text)
+            return
+        opened = self._at(held.number)
+
+        def perform(fault: Fault | None) -> None:
+            if fault is None:
+                self._notes[opened.node.number] = text
+
+        self._call("note", opened.path, perform, READS)
 
     # -- common ground
 

@@ -12,6 +12,7 @@ import pytest
 import opslog
 from opslog.backends import Position, posix
 from opslog.backends.local.fs import FsBackend
+from opslog.environment import Environment
 from opslog.errors import AlreadyExistsError, MissingFileError, WriteFailedError
 from opslog.format.layout import segment_path
 from tests.support.faults import failing, interrupted
@@ -46,7 +47,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
 
 
 def test_a_created_file_is_on_disk_before_it_has_its_name(root: Path, trace: list[str]) -> None:
-    backend = FsBackend(root, nonce=lambda: "n")
+    backend = FsBackend(root, environment=Environment(nonce=lambda: "n"))
     trace.clear()
     backend.create("manifests/1", b"x")
     assert trace == [
@@ -131,6 +132,46 @@ def test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it(
     assert trace[-3:] == ["fsync ops/a", "fsync .", "fsync ops"]
     assert f"fdatasync {segment_path('a', 1)}" in trace
     appender.close()
+
+
+def shared_line(number: int) -> bytes:
+    return b'{"by":"%d"}\n' % number
+
+
+def test_an_append_to_a_shared_log_costs_one_fdatasync(root: Path, trace: list[str]) -> None:
+    """Also where another process wrote before: it noted on the lock up to where the log is durable."""
+    backends = [FsBackend(root) for _ in range(2)]
+    ends = [Position(1, 0) for _ in range(2)]
+    for number in range(8):
+        # Each backend fsyncs once that its lock files have their directories.
+        shared = f"shared-{number % 2}"
+        backend, end = backends[number // 2 % 2], ends[number % 2]
+        trace.clear()
+        assert backend.append_at(shared, end, shared_line(number)) == end
+        ends[number % 2] = Position(1, end.offset + len(shared_line(number)))
+        segment = segment_path(shared, 1)
+        assert trace[-2:] == [f"write {segment}", f"fdatasync {segment}"]
+        if number > 3:
+            assert len(trace) == 2
+
+
+def test_what_a_killed_append_left_is_on_disk_before_the_next_one_writes(
+    root: Path, trace: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, killed_at in enumerate(["datasync", "sync_directory"]):
+        shared = f"shared-{number}"
+        segment = segment_path(shared, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(posix if killed_at == "datasync" else FsBackend, killed_at, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                FsBackend(root).append_at(shared, Position(1, 0), shared_line(1))
+        end = Position(1, os.path.getsize(root / segment)) if (root / segment).exists() else Position(1, 0)
+        trace.clear()
+        assert FsBackend(root).append_at(shared, end, shared_line(2)) == end
+        before = trace[: trace.index(f"write {segment}")]
+        if killed_at == "datasync":
+            assert {f"fdatasync {segment}", "fsync ops"} <= set(before)
+        assert f"fsync ops/{shared}" in before
 
 
 def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path, trace: list[str]) -> None:

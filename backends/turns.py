@@ -1,0 +1,54 @@
+"""Waiting for one's turn to append to a log with many writers (`Backend.append_at`).
+
+Whoever has its turn holds the name of the log, as a live appender does, for as long as one append takes. There is no
+queue: everybody who waits tries again after a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opslog.backends.contract import Position
+from opslog.environment import Environment
+from opslog.errors import AgentBusyError, AgentFencedError, LockedError
+
+# Far longer than one append takes.
+WAIT_SECONDS = 10.0
+
+_PAUSE_SECONDS = 0.000_1
+_PAUSE_SECONDS_MAX = 0.002
+
+
+def in_turn(
+    attempt: Callable[[], Position | None], is_over: Callable[[], bool], environment: Environment, agent: str, url: str
+) -> Position | None:
+    """What `attempt` returns when it has its turn, or None as soon as the compare `is_over` without one.
+
+    :param attempt: raises `AgentBusyError` or `AgentFencedError` where somebody else has the name. Then nothing was
+        written.
+    :param is_over: whether the log is known to go on behind the position to append at.
+    :raises LockedError: that took longer than `WAIT_SECONDS`.
+    """
+    deadline = environment.monotonic() + WAIT_SECONDS
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            return attempt()
+        except (AgentBusyError, AgentFencedError) as error:
+            if environment.monotonic() >= deadline:
+                raise _locked(error, agent, url) from error
+        if is_over():
+            return None
+        environment.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+
+def _locked(error: AgentBusyError | AgentFencedError, agent: str, url: str) -> LockedError:
+    holder = error.holder if isinstance(error, AgentBusyError) else "another process"
+    return LockedError(
+        f"the log {agent!r} of {url} was in use by {holder} for {WAIT_SECONDS:g} seconds, and nothing was written: if "
+        "that process is stopped, let it go on, or end it, and try again. Lock files are never stale, and must not be "
+        "removed",
+        f"agents/{agent}",
+        holder,
+    )
