@@ -11,7 +11,7 @@ from opslog.errors import InvalidNameError
 _REFUSED = re.compile("(?:^|/)\\.{0,2}(?:/|\\Z)|[\0\ud800-\udfff]")
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where in an object storage a store is.
 
     :ivar url: without a query.
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     query: str
 
 
-def split_url(url: str) -> Place:
+def split_url(url: str) -> Location:
     """The parts of ``scheme://bucket/prefix?query``.
 
     :raises InvalidNameError: it is no such URL.
@@ -39,7 +39,7 @@ def split_url(url: str) -> Place:
     bucket_url, prefix = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
     # Kept as it is in a key, but in the path of a request ".." leads to another bucket.
     check_prefix(f"{prefix}/" if prefix else "")
-    return Place(
+    return Location(
         f"{bucket_url}/{prefix}".rstrip("/"), bucket_url, parts.netloc, f"{prefix}/" if prefix else "", parts.query
     )
 

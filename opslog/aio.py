@@ -144,21 +144,21 @@ class AsyncStore(Generic[T]):
         self._writer = Worker("opslog-aio", self._write, what="writing for tasks")
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
-        self._looks_are_quick = self._replica.backend.segments_grow
+        self._reads_are_quick = self._replica.backend.segments_grow
 
     # -- reading
 
     async def get(self, id: str, default: T | None = None) -> T | None:
         """The document, or `default`."""
-        return await self._look(lambda: self._store.get(id, default))
+        return await self._read(lambda: self._store.get(id, default))
 
     async def contains(self, id: str) -> bool:
-        return await self._look(lambda: id in self._store)
+        return await self._read(lambda: id in self._store)
 
     async def count(self, predicate: Callable[[T], object] | None = None) -> int:
         """How many documents fulfil the predicate; without one, how many there are."""
         if predicate is None:
-            return await self._look(lambda: len(self._store))
+            return await self._read(lambda: len(self._store))
         return await _in_thread(partial(self._store.count, predicate))
 
     async def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
@@ -181,9 +181,9 @@ class AsyncStore(Generic[T]):
     async def set(self, id: str, document: T) -> None:
         """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
         replica = self._replica
-        looks = replica.schema.looks_back
+        reads = replica.schema.reads_replaced
         await self._commit(
-            await self._look(partial(replica.prepare_set, id, document)) if looks else replica.prepare_set(id, document)
+            await self._read(partial(replica.prepare_set, id, document)) if reads else replica.prepare_set(id, document)
         )
 
     async def delete(self, id: str) -> None:
@@ -191,7 +191,7 @@ class AsyncStore(Generic[T]):
 
         :raises NotFoundError: there is none of this id.
         """
-        await self._commit(await self._look(partial(self._replica.prepare_delete, id)))
+        await self._commit(await self._read(partial(self._replica.prepare_delete, id)))
 
     @asynccontextmanager
     async def batch(self) -> AsyncIterator[AsyncBatch[T]]:
@@ -213,7 +213,7 @@ class AsyncStore(Generic[T]):
                 raise UsageError("this batch has ended, and what is done to it now would be lost: begin another one")
             return self._replica.batches.inside(batch, call)
 
-        return await self._look(run)
+        return await self._read(run)
 
     async def undo(self) -> bool:
         """As `Store.undo`."""
@@ -272,8 +272,8 @@ class AsyncStore(Generic[T]):
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _look(self, look: Callable[[], R]) -> R:
-        return look() if self._looks_are_quick else await _in_thread(look)
+    async def _read(self, query: Callable[[], R]) -> R:
+        return query() if self._reads_are_quick else await _in_thread(query)
 
     # -- others' writes, and the past
 

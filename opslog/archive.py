@@ -44,7 +44,7 @@ def archive_documents(
     # No document is from before 1970, however long ago "older" is.
     since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())
     before = None if older_than is None else format_ts(since)
-    state, winners, records = replica.look(lambda state: (state, dict(state.winners), state.records()))
+    state, winners, records = replica.read(lambda state: (state, dict(state.winners), state.records()))
     chosen = Chosen(
         state,
         winners,

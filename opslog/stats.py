@@ -70,4 +70,4 @@ class Stats(msgspec.Struct, frozen=True):
                 requests=replica.backend.requests,
             )
 
-        return replica.look(figures)
+        return replica.read(figures)

@@ -102,7 +102,7 @@ class Streams:
     async def create(self, request: Create) -> Created:
         """See `creation.create`."""
         async with self._locked(request.path):
-            index = self._place_of_new(request)
+            index = self._shard_number_of_new(request)
             created = await self._writers[index].run(lambda txn: creation.create(txn, request, self._accesses))
             if self.storage.home(request.path) != index:
                 self._away[request.path] = index
@@ -110,7 +110,7 @@ class Streams:
 
     async def append(self, request: Append) -> Appended:
         """See `appending.append`."""
-        writer = self._writers[self.place(request.path)]
+        writer = self._writers[self.shard_number(request.path)]
         appended = await writer.run(partial(self._append, request))
         while self._untidy:
             self._background.spawn(self._tidy(self._untidy.pop()))
@@ -119,7 +119,7 @@ class Streams:
     async def delete(self, path: str) -> None:
         """See `lifetimes.delete`."""
         async with self._locked(path):
-            writer = self._writers[self.place(path)]
+            writer = self._writers[self.shard_number(path)]
             await writer.run(lambda txn: lifetimes.delete(txn, path, self._accesses))
 
     def stream(self, path: str) -> Stream:
@@ -202,10 +202,10 @@ class Streams:
                 if not stream.deleted and not lifetimes.is_over(stream, now, self._accesses):
                     yield stream
 
-    def place(self, path: str) -> int:
+    def shard_number(self, path: str) -> int:
         """The index of the shard where the stream is, or would be."""
-        place = self._away.get(path)
-        return self.storage.home(path) if place is None else place
+        number = self._away.get(path)
+        return self.storage.home(path) if number is None else number
 
     def usage(self) -> Usage:
         usages = [shard.usage() for shard in self.storage.shards]
@@ -239,13 +239,13 @@ class Streams:
     # Inside
 
     def _shard(self, path: str) -> Shard:
-        return self.storage.shards[self.place(path)]
+        return self.storage.shards[self.shard_number(path)]
 
-    def _place_of_new(self, request: Create) -> int:
-        place = self.place(request.path)
-        if request.fork is None or self.storage.shards[place].stream(request.path) is not None:
-            return place
-        return self.place(request.fork.source)  # forks are where their source is: they share transactions
+    def _shard_number_of_new(self, request: Create) -> int:
+        number = self.shard_number(request.path)
+        if request.fork is None or self.storage.shards[number].stream(request.path) is not None:
+            return number
+        return self.shard_number(request.fork.source)  # forks are where their source is: they share transactions
 
     @asynccontextmanager
     async def _locked(self, path: str) -> AsyncIterator[None]:
@@ -277,7 +277,7 @@ class Streams:
 
     async def _forget(self, path: str) -> None:
         """After a deletion: the path belongs to the shard of its name again, and what was stored is removed."""
-        index = self.place(path)
+        index = self.shard_number(path)
         async with self._locked(path):
             if self.storage.shards[index].stream(path) is None:
                 self._away.pop(path, None)
@@ -290,7 +290,7 @@ class Streams:
     def _append(self, request: Append, transaction: Transaction) -> Appended:
         appended = appending.append(transaction, request, self._accesses, self._retain_bytes)
         if transaction.changes.trimmed:
-            self._untidy.add(self.place(request.path))
+            self._untidy.add(self.shard_number(request.path))
         return appended
 
     async def _record_access(self, path: str, stream_id: int) -> None:
@@ -301,7 +301,7 @@ class Streams:
                 transaction.put(replace(stream, accessed=accessed))
 
         try:
-            await self._writers[self.place(path)].run(record)
+            await self._writers[self.shard_number(path)].run(record)
         finally:
             self._recording.discard(stream_id)
 

@@ -63,7 +63,7 @@ def read_on(cursor: Cursor, backend: Backend) -> list[int]:
 def read_newest_first(cursor: Cursor, backend: Backend) -> list[int]:
     chunks = list(cursor.read_newest_first(backend, list_log(backend, cursor.agent)))
     for chunk in chunks:
-        starts = [offset for segment, offset in chunk.starts() if segment == chunk.segment]
+        starts = [offset for segment, offset in chunk.positions() if segment == chunk.segment]
         ends = [*starts[1:], chunk.offset + len(chunk.lines)]
         data = backend.read(segment_path(cursor.agent, chunk.segment))
         assert chunk.lines == data[chunk.offset :][: len(chunk.lines)]
@@ -96,15 +96,15 @@ def test_a_cursor_goes_on_where_it_was(backend: Backend, read: Read) -> None:
     appender.close()
 
 
-def test_each_commit_comes_with_its_place(backend: Backend) -> None:
+def test_each_commit_comes_with_its_position(backend: Backend) -> None:
     segment(backend, 1, line(1) + line(2))
     segment(backend, 2, b"")
     segment(backend, 3, line(3))
     cursor = Cursor("a")
-    places = [place for place, _ in cursor.read(backend, list_log(backend, "a"))]
-    assert places == [Cut(1, 0, 0), Cut(1, len(line(1)), 1), Cut(3, 0, 2)]
-    for place in places:
-        assert next(cursor_at(place).read(backend, list_log(backend, "a")))[0] == place
+    positions = [position for position, _ in cursor.read(backend, list_log(backend, "a"))]
+    assert positions == [Cut(1, 0, 0), Cut(1, len(line(1)), 1), Cut(3, 0, 2)]
+    for position in positions:
+        assert next(cursor_at(position).read(backend, list_log(backend, "a")))[0] == position
 
 
 def cursor_at(cut: Cut) -> Cursor:

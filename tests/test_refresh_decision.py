@@ -110,4 +110,4 @@ def test_a_decision_changes_nothing() -> None:
     cursors = {"a": Cursor("a", 1, 100, 4)}
     refresh_decision(having(cursors=cursors), NEWER, listing(a=[(1, 200)]))
     assert cursors == {"a": Cursor("a", 1, 100, 4)}
-    assert Cursor("x").place == START.place
+    assert Cursor("x").position == START.position

@@ -41,15 +41,15 @@ def _open(
     lease_seconds: float = LEASE_SECONDS,
     **options: Any,
 ) -> ObjectBackend:
-    place = split_url(url)
-    if place.query:
+    location = split_url(url)
+    if location.query:
         raise InvalidNameError(f"{url!r}: nothing may stand after the prefix; settings are keywords of opslog.open")
     return ObjectBackend(
         ObstoreDriver(
-            partial(store, place.bucket, **options), place.bucket_url, busy=busy, delete_at_once=delete_at_once
+            partial(store, location.bucket, **options), location.bucket_url, busy=busy, delete_at_once=delete_at_once
         ),
-        place.url,
-        place.prefix,
+        location.url,
+        location.prefix,
         deadline_seconds=deadline_seconds,
         lease_seconds=lease_seconds,
     )

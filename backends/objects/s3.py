@@ -49,8 +49,8 @@ def open_url(
     :param lease_seconds: how long the lock of a compaction that crashed delays the next one.
     :param options: as of `s3fs.S3FileSystem`.
     """
-    place = split_url(url)
-    asked = dict(parse_qsl(place.query, keep_blank_values=True))
+    location = split_url(url)
+    asked = dict(parse_qsl(location.query, keep_blank_values=True))
     driver = asked.pop("driver", None)
     if asked or driver not in (None, *_DRIVERS):
         raise InvalidNameError(
@@ -59,9 +59,9 @@ def open_url(
         )
     options = {**fsspec.config.conf.get("s3", {}), **fsspec.config.conf.get("s3a", {}), **options}
     return ObjectBackend(
-        _DRIVERS[driver or _fastest(options)](place.bucket, options),
-        place.url,
-        place.prefix,
+        _DRIVERS[driver or _fastest(options)](location.bucket, options),
+        location.url,
+        location.prefix,
         deadline_seconds=deadline_seconds,
         lease_seconds=lease_seconds,
     )

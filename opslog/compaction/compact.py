@@ -157,7 +157,7 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     return [
         segment_path(agent, listed[-1].number)
         for agent, listed in segments.items()
-        if listed and listed[-1].bytes and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).place
+        if listed and listed[-1].bytes and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).position
     ]
 
 
@@ -208,7 +208,7 @@ def _with_history(settings: Settings, keep_history: KeepHistory | None) -> Setti
 
 
 class Tail:
-    """Everything after a manifest's cut, merged, with the places where the next cut may be."""
+    """Everything after a manifest's cut, merged, with the positions where the next cut may be."""
 
     def __init__(self, found: Survey) -> None:
         self.manifest = manifest = found.manifest
@@ -216,7 +216,7 @@ class Tail:
         self.cursors, self.segments = found.cursors, found.segments
         self.clock, self.ts = manifest.clock, manifest.ts
         # Per agent where the newest commits of its log begin, as many as may be recent.
-        self._starts = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
+        self._newest_positions = defaultdict[str, deque[tuple[int, int]]](lambda: deque(maxlen=self.merge.window))
 
     @classmethod
     def read(cls, backend: Backend, found: Survey) -> Tail:
@@ -242,7 +242,7 @@ class Tail:
     def _cut_of(self, cursor: Cursor, recent: int) -> Cut:
         if not recent:
             return cursor.cut
-        segment, offset = self._starts[cursor.agent][-recent]
+        segment, offset = self._newest_positions[cursor.agent][-recent]
         return Cut(segment, offset, cursor.commits - recent, there=offset == 0)
 
     def seal_idle(self, backend: Backend, freshness: Freshness) -> tuple[str, ...]:
@@ -269,9 +269,9 @@ class Tail:
 
     def _noted(self, chunks: Iterable[tuple[str, Chunk]]) -> Iterator[tuple[str, list[Commit]]]:
         for agent, chunk in chunks:
-            starts = self._starts[agent]
-            if len(starts) < self.merge.window:
-                starts.extendleft(reversed(chunk.starts()[len(starts) - self.merge.window :]))
+            positions = self._newest_positions[agent]
+            if len(positions) < self.merge.window:
+                positions.extendleft(reversed(chunk.positions()[len(positions) - self.merge.window :]))
             self.clock = max(self.clock, chunk.commits[-1].clock)
             self.ts = max(self.ts, *(commit.ts for commit in chunk.commits))
             yield agent, chunk.commits
@@ -282,14 +282,14 @@ class Tail:
         before = cursor.commits
         for start, commit in cursor.read(backend, list_log(backend, agent)):
             self.merge.apply(commit)
-            self._starts[agent].append(start.place)
+            self._newest_positions[agent].append(start.position)
             self.clock = max(self.clock, commit.clock)
             self.ts = max(self.ts, commit.ts)
         return cursor.commits - before
 
 
-def _places(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
-    return {agent: cut.place for agent, cut in cuts.items()}
+def _positions(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
+    return {agent: cut.position for agent, cut in cuts.items()}
 
 
 class _Winners:
@@ -349,7 +349,7 @@ class _Plan:
         """Whether carrying it out would change anything but the number."""
         if self.input.rows.count or self.rewrites or self.settings != self.old.settings:
             return True
-        return _places(self.input.cut) != _places(self.old.cut)
+        return _positions(self.input.cut) != _positions(self.old.cut)
 
     def carry_out(self, environment: Environment) -> Compaction:
         """Write the run, publish the manifest, collect garbage.

@@ -138,7 +138,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
     migrate: Migrate | None = None
 
     @property
-    def looks_back(self) -> bool:
+    def reads_replaced(self) -> bool:
         """Whether a set has to see what it replaces: to keep its version, or because of `check_known`."""
         return self.type is not None or self.version is None
 

@@ -22,11 +22,11 @@ FORMAT = 1
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A place in a log, at a commit boundary.
+    """A position in a log, at a commit boundary.
 
     :ivar segment: the number of the segment, from 1.
     :ivar offset: bytes from its start.
-    :ivar commits: how many commits of this log lie before this place.
+    :ivar commits: how many commits of this log lie before this position.
     :ivar there: at byte 0, whether the segment is there. If not, this is where the log goes on, should it ever.
     """
 
@@ -36,12 +36,12 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     there: bool = False
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         return self.segment, self.offset
 
     @property
     def last_segment(self) -> int:
-        """The last segment of which something lies before this place."""
+        """The last segment of which something lies before this position."""
         return self.segment if self.offset else self.segment - 1
 
     @property
@@ -210,7 +210,7 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         except InvalidNameError as error:
             yield f"its cut has a strange name: {error}"
         if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
-            yield f"its cut of {agent!r} is no place in a log: {cut}"
+            yield f"its cut of {agent!r} is no position in a log: {cut}"
     if manifest.settings.fault:
         yield f"its settings cannot be: {manifest.settings.fault}"
 
@@ -222,9 +222,9 @@ def _run_faults(run: Run, number: int) -> Iterator[str]:
         yield f"it names run {run.name!r}, which cannot have been written for it"
     if not run.parts:
         yield f"it names no part of run {run.name}"
-    for place, part in enumerate(run.parts):
-        if part.path != part_path(run.name, place):
-            yield f"it names {part.path!r} as part {place} of run {run.name}"
+    for index, part in enumerate(run.parts):
+        if part.path != part_path(run.name, index):
+            yield f"it names {part.path!r} as part {index} of run {run.name}"
         if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
             yield f"it says of {part.path} what cannot be: {part}"
         if after is not None and part.first <= after:

@@ -100,7 +100,7 @@ def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
     """How many bytes of log lie after a cut, or after cursors."""
     total = 0
     for agent, listed in segments.items():
-        segment, offset = cut.get(agent, START).place
+        segment, offset = cut.get(agent, START).position
         total += sum(size - (offset if number == segment else 0) for number, size, _ in listed if number >= segment)
     return total
 
@@ -109,7 +109,7 @@ def cost_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
     """What it takes to read the logs after a cut, or after cursors: their bytes, and `SEGMENT_COST` for each segment
     that begins there."""
     beginning = sum(
-        (number, 0) >= cut.get(agent, START).place for agent, listed in segments.items() for number, _, _ in listed
+        (number, 0) >= cut.get(agent, START).position for agent, listed in segments.items() for number, _, _ in listed
     )
     return bytes_after(segments, cut) + SEGMENT_COST * beginning
 
@@ -131,7 +131,7 @@ class Chunk(NamedTuple):
     lines: bytes
     commits: list[Commit]
 
-    def starts(self) -> list[tuple[int, int]]:
+    def positions(self) -> list[tuple[int, int]]:
         """Where each of the commits begins."""
         lengths = (len(line) + 1 for line in self.lines.split(b"\n"))
         offsets = accumulate(lengths, initial=self.offset)
@@ -154,7 +154,7 @@ class Cursor(msgspec.Struct):
         return cls(agent, cut.segment, cut.offset, cut.commits, needed=cut.needed_segment)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         return self.segment, self.offset
 
     @property
@@ -164,7 +164,7 @@ class Cursor(msgspec.Struct):
 
     def has_reached(self, cut: Cut) -> bool:
         """Whether everything before a cut of this log was read."""
-        return self.place >= cut.place or (cut.offset == 0 and self.segment == cut.needed_segment)
+        return self.position >= cut.position or (cut.offset == 0 and self.segment == cut.needed_segment)
 
     def is_at_end(self, segments: list[Segment]) -> bool:
         """Whether `read` would find nothing, and nothing missing, in this listing of the log."""
@@ -175,7 +175,7 @@ class Cursor(msgspec.Struct):
     def moved_to(self, cut: Cut) -> Cursor:
         """This cursor at a cut that lies farther on in the log without a commit in between, or this one itself: what
         lies before a cut may be collected, though it was read."""
-        if cut.commits != self.commits or cut.place <= self.place:
+        if cut.commits != self.commits or cut.position <= self.position:
             return self
         return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment)
 
@@ -200,7 +200,7 @@ class Cursor(msgspec.Struct):
         """The same commits in chunks, the newest chunk first, as far as the listing goes; moves the cursor when
         the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
         forgotten at once. Errors as in `read`."""
-        end, clock, later = self.place, self.clock, None
+        end, clock, later = self.position, self.clock, None
         commits = 0
         for number, size, _ in reversed(coming := self.coming(segments)):
             for chunk in self._read_segment_back(source, number, size):
@@ -280,9 +280,9 @@ class Cursor(msgspec.Struct):
     def _check(self, chunk: Chunk, later: Chunk | None) -> None:
         """Whether its commits can be this log's ones before those that come `later`."""
         agent, clock = self.agent, 0
-        for place, commit in enumerate(chunk.commits):
+        for index, commit in enumerate(chunk.commits):
             if commit.clock <= clock or commit.agent != agent:
-                raise self._misplaced(commit, *chunk.starts()[place], clock)
+                raise self._misplaced(commit, *chunk.positions()[index], clock)
             clock = commit.clock
         if later is not None and later.commits[0].clock <= clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
@@ -327,7 +327,7 @@ def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0
     last, without one.
 
     :param start: where a line begins.
-    :param read: reads the bytes of a file from one place to another, or fewer where it ends before. Not called beyond
+    :param read: reads the bytes of a file from one offset to another, or fewer where it ends before. Not called beyond
         the end of the file.
     """
     want = _READ_BYTES

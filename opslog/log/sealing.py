@@ -58,8 +58,8 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
     A log with a torn tail does not end at its cut, and stays.
 
     :param old: the newest manifest.
-    :param cut: of the next one. A log is considered when both have the same place, so nothing came since, and nothing
-        of it is recent.
+    :param cut: of the next one. A log is considered when both have the same position, so nothing came since, and
+        nothing of it is recent.
     """
     if not backend.segments_grow:
         return {}
@@ -93,7 +93,7 @@ def _is_free(backend: Backend, agent: str) -> bool:
 
 
 def _ends_at(listed: list[Segment], cut: Cut) -> bool:
-    return bool(listed) and cut.offset > 0 and (listed[-1].number, listed[-1].bytes) == cut.place
+    return bool(listed) and cut.offset > 0 and (listed[-1].number, listed[-1].bytes) == cut.position
 
 
 def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness, clock: LamportClock) -> bool:

@@ -1,4 +1,4 @@
-"""The state of an open store, shared by its threads: looked into, changed and given up in steps that exclude each
+"""The state of an open store, shared by its threads: read, changed and given up in steps that exclude each
 other."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 class Memory:
     """What an open store has in memory. Safe to use from many threads.
 
-    :ivar state: the present one; another one after each load. To be read through `look`.
+    :ivar state: the present one; another one after each load. To be read through `read`.
     """
 
     def __init__(self, state: State) -> None:
@@ -37,7 +37,7 @@ class Memory:
         :raises OpslogError: there is no other one.
         """
 
-    def look(self, read: Callable[Concatenate[State, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def read(self, query: Callable[Concatenate[State, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What the state says; another one, if what this one wants to look up was collected meanwhile, or if it is
         torn.
 
@@ -53,7 +53,7 @@ class Memory:
                         state.check_idle()
                     self._in_state = True
                     try:
-                        return read(state, *args, **kwargs)
+                        return query(state, *args, **kwargs)
                     except MissingFileError as error:
                         missing = error
                     finally:

@@ -100,7 +100,7 @@ class Replica(Following, Generic[T]):
         if batch is not None and id in batch.overlay:
             record = batch.overlay[id]
             return record if isinstance(record, Set) else None
-        return self.look(State.get, id)
+        return self.read(State.get, id)
 
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
@@ -108,19 +108,19 @@ class Replica(Following, Generic[T]):
         batch = self.batches.current
         if batch is not None and id in batch.overlay:
             return isinstance(batch.overlay[id], Set)
-        return isinstance(id, str) and self.look(State.contains, id)
+        return isinstance(id, str) and self.read(State.contains, id)
 
     def count(self) -> int:
         """How many documents there are."""
         self.check_open()
         batch = self.batches.current
-        return self.look(_count, batch.overlay if batch is not None else {})
+        return self.read(_count, batch.overlay if batch is not None else {})
 
     def records(self) -> Iterator[Set]:
         """All documents' records in order of id, as they are at the call."""
         self.check_open()
         batch = self.batches.current
-        return self.look(State.records, batch.overlay if batch is not None else None)
+        return self.read(State.records, batch.overlay if batch is not None else None)
 
     # -- writing
 
@@ -143,7 +143,7 @@ class Replica(Following, Generic[T]):
         batch. Errors as of `Store.set`."""
         check_id(id)
         encoded = self.schema.encode(document)
-        replaced = self.record(id) if self.schema.looks_back else None
+        replaced = self.record(id) if self.schema.reads_replaced else None
         self.schema.check_known(encoded, replaced)
         data = msgspec.Raw(encoded)
         v = self.schema.version or (replaced.v if replaced is not None else 1)

@@ -354,11 +354,13 @@ def _read_between(
     seen = start.commits
     if start.segment >= first.segment:
         with suppress(MissingFileError):
-            return [commit for place, commit in start.read(backend, segments) if place.commits < end.commits], True
+            return [
+                commit for position, commit in start.read(backend, segments) if position.commits < end.commits
+            ], True
     # Some of it was collected: take what is left, and count from the end.
     retained: list[Commit] = []
     with suppress(MissingFileError):
         cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
-        retained = [commit for place, commit in cursor.read(backend, segments) if place.place < end.place]
+        retained = [commit for at, commit in cursor.read(backend, segments) if at.position < end.position]
     collected = end.commits - len(retained)
     return retained[max(0, seen - collected) :], collected <= seen

@@ -22,7 +22,7 @@ _MISSES_MAX = 5
 
 
 def first_retained(numbers: Sequence[int], oldest: int) -> int:
-    """At which place, in the numbers of the manifests that are there, those begin that are retained: the newest, and
+    """At which index, in the numbers of the manifests that are there, those begin that are retained: the newest, and
     before it all that follow each other without a gap, from the `oldest` that the newest names. Pure."""
     first = max(0, len(numbers) - 1)
     while first and numbers[first - 1] == numbers[first] - 1 >= oldest:

@@ -170,9 +170,9 @@ class BlockRun:
         number = bisect.bisect_right(self._firsts, id) - 1
         if number < 0 or id > self.run.parts[number].last:
             return None
-        place = self._parts[number].place(id)
-        block = self._opened.get((number, place))
-        return (block or self._open(number, place)).find(id)
+        block_number = self._parts[number].block_of(id)
+        block = self._opened.get((number, block_number))
+        return (block or self._open(number, block_number)).find(id)
 
     def ascending(self, count: int) -> Callable[[str], Record | None]:
         """`get` for so many ids in ascending order: in one pass over the run, where that costs less than as many
@@ -217,8 +217,8 @@ class BlockRun:
             for data, offset in part.data():
                 yield part.part, data, offset
 
-    def _open(self, number: int, place: int) -> _OpenBlock:
-        block = self._opened[number, place] = self._parts[number].open(place)
+    def _open(self, number: int, block_number: int) -> _OpenBlock:
+        block = self._opened[number, block_number] = self._parts[number].open(block_number)
         self._remembered += block.size
         while self._remembered > _REMEMBERED_BYTES and len(self._opened) > 1:
             oldest = next(iter(self._opened))
@@ -237,14 +237,14 @@ class _StoredPart:
         self._mapped: Buffer | None = None
         self._maps = True
 
-    def place(self, id: str) -> int:
+    def block_of(self, id: str) -> int:
         """The number of the one block that may hold an id of this part."""
         if not self._firsts:
             self._read_index()
         return max(0, bisect.bisect_right(self._firsts, id) - 1)
 
-    def open(self, place: int) -> _OpenBlock:
-        block, path, buffer = self._blocks[place], self.part.path, self.mapped()
+    def open(self, block_number: int) -> _OpenBlock:
+        block, path, buffer = self._blocks[block_number], self.part.path, self.mapped()
         if buffer is None:
             data = self._backend.read(path, block.offset, block.offset + block.length)
             buffer, start = data, 0
@@ -313,10 +313,10 @@ class _OpenBlock:
         self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
 
     def find(self, id: str) -> Record | None:
-        place = bisect.bisect_right(self._ids, id) - 1
-        if place < 0:
+        index = bisect.bisect_right(self._ids, id) - 1
+        if index < 0:
             return None
-        start, stop = self._starts[place : place + 2]
+        start, stop = self._starts[index : index + 2]
         buffer = self._buffer
         try:
             # Most likely the line is the one in which the id stands as we write it. Whether it is, its record says.
@@ -327,10 +327,10 @@ class _OpenBlock:
                 if record.id == id:
                     return record
             lines = buffer[start:stop].split(b"\n")[:-1]
-            place = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
-            record = decode_record(lines[min(place, len(lines) - 1)])
+            index = bisect.bisect_left(lines, id, key=lambda line: decode_record(line).id)
+            record = decode_record(lines[min(index, len(lines) - 1)])
         except CorruptError:
-            self._decode(buffer[start:stop], start)  # raises, with the place
+            self._decode(buffer[start:stop], start)  # raises, with the offset
             raise
         return record if record.id == id else None
 

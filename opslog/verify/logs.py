@@ -47,7 +47,7 @@ class LogCheck:
         for manifest in manifests:
             if agent in manifest.cut:
                 cut = manifest.cut[agent]
-                self._cuts.setdefault(cut.place, []).append((manifest, cut))
+                self._cuts.setdefault(cut.position, []).append((manifest, cut))
         # How many commits lie before the first retained one: what all cuts must agree on.
         is_whole = self._segments[:1] == [START.segment]
         self._collected: int | None = 0 if is_whole else None

@@ -38,7 +38,7 @@ from opslog.verify.repair import repair_all
 __all__ = ["Problem", "Report", "verify"]
 
 # How often a part of the check starts again because of compactions. Each time less is left to check.
-_LOOKS_MAX = 1000
+_PASSES_MAX = 1000
 
 
 def verify(
@@ -90,7 +90,7 @@ class _Verification:
 
     def run(self) -> None:
         unfinished = self._unfinished_archives()
-        self._look()
+        self._read_manifests()
         if not self._known and not self._unreadable:
             self._report_no_manifest()
         self._check_runs()
@@ -103,7 +103,7 @@ class _Verification:
 
     # -- manifests
 
-    def _look(self) -> list[int]:
+    def _read_manifests(self) -> list[int]:
         """Read manifests that are new, and note which are retained, as the newest says."""
         numbers = [number for number, _ in ManifestStore(self._backend).entries()]
         for number in numbers:
@@ -137,8 +137,8 @@ class _Verification:
         for older, newer in pairwise(self._retained):
             for fault in _regressions(older, newer):
                 self.report.error(manifest_path(newer.number), None, fault)
-        numbers = self._look()
-        again = set(self._look())
+        numbers = self._read_manifests()
+        again = set(self._read_manifests())
         if not self._retained:
             return
         first, newest = self._retained[0].number, self._retained[-1]
@@ -177,7 +177,7 @@ class _Verification:
             check = FileCheck(self._reader, part.path)
             check.check_part(part, manifest, after)
             if check.missing:
-                self._look()
+                self._read_manifests()
                 if not self._is_needed(run):
                     return
                 for path in check.missing:
@@ -194,7 +194,7 @@ class _Verification:
 
     def _check_documents(self) -> None:
         """Count the documents of the newest snapshot, where nothing was wrong with its runs."""
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_PASSES_MAX):
             if not self._retained or not self.report.ok:
                 return
             newest = self._retained[-1]
@@ -202,7 +202,7 @@ class _Verification:
                 rows = merge_rows(BlockRun(self._backend, run).rows() for run in newest.runs)
                 documents = sum(row.deleted is None for row in rows)
             except MissingFileError:
-                self._look()
+                self._read_manifests()
                 self._check_runs()
                 continue
             if documents != newest.documents:
@@ -223,7 +223,7 @@ class _Verification:
 
     def _check_log(self, agent: str) -> None:
         missing: list[str] = []
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_PASSES_MAX):
             retained = self._retained
             segments = list_log(self._backend, agent)
             if not segments and not any(agent in manifest.cut for manifest in retained):
@@ -231,7 +231,7 @@ class _Verification:
             check = LogCheck(self._reader, agent, segments, retained)
             check.run()
             # Once may be a listing made while files came and went; twice under the same manifests is lost.
-            self._look()
+            self._read_manifests()
             if not check.missing or (check.missing == missing and retained == self._retained):
                 break
             missing = check.missing
@@ -277,7 +277,7 @@ class _Verification:
 
     def _check_garbage(self) -> None:
         entries = self._backend.list("")
-        self._look()
+        self._read_manifests()
         garbage = find_garbage_files(entries, self._retained, self._backend.now())
         still_there = {entry.path for entry in self._backend.list("")} if garbage else set()
         for file in garbage:
@@ -307,7 +307,7 @@ def _regressions(older: Manifest, newer: Manifest) -> Iterator[str]:
         now = newer.cut.get(agent)
         if now is None:
             yield f"has no cut of {agent!r}, and manifest {older.number} had one"
-        elif now.place < cut.place or now.commits < cut.commits:
+        elif now.position < cut.position or now.commits < cut.commits:
             yield f"its cut of {agent!r} is at {now}, and that of manifest {older.number} was at {cut}"
     if newer.settings.undo_window != older.settings.undo_window:
         yield f"has another undo window than manifest {older.number}"

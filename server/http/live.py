@@ -63,7 +63,7 @@ class Patience:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._timer = self._loop.call_later(self._seconds, self._look)
+        self._timer = self._loop.call_later(self._seconds, self._check)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
@@ -71,11 +71,11 @@ class Patience:
         if self._late and kind is asyncio.CancelledError and self._task is not None and not self._task.uncancel():
             raise DisconnectedError from error
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         end = (now if self._since is None else self._since) + self._seconds
         if end > now:
-            self._timer = self._loop.call_at(end, self._look)
+            self._timer = self._loop.call_at(end, self._check)
         elif self._task is not None:
             self._late = True
             self._task.cancel()

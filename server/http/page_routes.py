@@ -103,7 +103,7 @@ class PageRoutes:
         return {"root": self._options.root, "streams": shown, "after": found[_STREAMS - 1].path if more else None}
 
     def _one(self, path: str) -> dict[str, Any]:
-        shard = self._streams.storage.shards[self._streams.place(path)]
+        shard = self._streams.storage.shards[self._streams.shard_number(path)]
         stream = shard.stream(path)
         described = None if stream is None else self._described(stream)
         if stream is None or described is None:
@@ -180,7 +180,7 @@ class PageRoutes:
         """What became of these streams; None for those that are no more."""
         if len(paths) > _PATHS_MAX:
             return {"again": True}
-        found = {path: self._streams.storage.shards[self._streams.place(path)].stream(path) for path in paths}
+        found = {path: self._streams.storage.shards[self._streams.shard_number(path)].stream(path) for path in paths}
         return {"streams": {path: stream and self._described(stream) for path, stream in found.items()}}
 
 

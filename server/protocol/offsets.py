@@ -20,5 +20,5 @@ def parse_offset(text: str) -> int | None:
     match = _OFFSET.fullmatch(text)
     if match is None:
         return None
-    # Nothing was ever given out with another first half; such a place is behind the end of any stream.
+    # Nothing was ever given out with another first half; such an offset is behind the end of any stream.
     return int(match[1]) if text.startswith("0000000000000000_") else 10**16

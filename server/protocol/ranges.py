@@ -77,8 +77,8 @@ def _vanished(stream: Stream, position: int) -> VanishedError:
     )
 
 
-def _check_boundary(record: bytes, place: int) -> None:
-    if place not in json_mode.boundaries(record):
+def _check_boundary(record: bytes, index: int) -> None:
+    if index not in json_mode.boundaries(record):
         raise Refused(400, "the offset lies inside a message: it was not given out by this stream")
 
 
@@ -102,10 +102,10 @@ def divide(records: Records, stream: Stream, position: int, sub_offset: int) -> 
     ends = [start + end for end in json_mode.boundaries(data) if start + end <= stop]
     if position not in ends:
         raise Refused(400, "Stream-Fork-Offset lies inside a message")
-    place = ends.index(position) + sub_offset
-    if place >= len(ends):
+    index = ends.index(position) + sub_offset
+    if index >= len(ends):
         raise _beyond()
-    return ends[place]
+    return ends[index]
 
 
 def _beyond() -> Refused:

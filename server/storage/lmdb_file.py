@@ -73,8 +73,8 @@ def _needed(read: ReadPage, pages: int) -> Iterator[int]:
             raise ValueError(f"page {number} is neither branch nor leaf")
         if flags & _LEAF2:
             continue
-        for place in range(_HEADER.size, lower, 2):
-            offset = int.from_bytes(page[place : place + 2], "little")
+        for at in range(_HEADER.size, lower, 2):
+            offset = int.from_bytes(page[at : at + 2], "little")
             size, kind, key = _NODE.unpack_from(page, offset)
             value = offset + _NODE.size + key
             if flags & _BRANCH:

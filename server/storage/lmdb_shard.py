@@ -29,7 +29,7 @@ from opslog.errors import CommitUnknownError, CorruptError, OpslogError, ReopenE
 from opslog.server.protocol.model import Producer, Stream
 from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
-from opslog.server.storage.place import Length, Place
+from opslog.server.storage.opened_files import Length, OpenedFiles
 
 # How much one step of removing takes away: commits wait for it.
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
@@ -39,7 +39,7 @@ _RESTORE = "restore the directory from a backup"
 _EVERYTHING = 2**64 - 1
 _KEY_BYTES_MAX = 511
 _number = Struct(">Q")
-_place = Struct(">QQ")
+_record_key = Struct(">QQ")
 _encode = msgspec.msgpack.Encoder().encode
 _stream = msgspec.msgpack.Decoder(Stream)
 _producer = msgspec.msgpack.Decoder(Producer)
@@ -63,7 +63,7 @@ class LmdbShard:
             raise _unreadable(path, error) from error
         self._check_length()
         files = [path / "data.mdb", path / "lock.mdb"]
-        self._place = Place(files if lock is None else [*files, lock])
+        self._opened_files = OpenedFiles(files if lock is None else [*files, lock])
         self._data, self._locks = map(Length, files)
         opened = {name: self._environment.open_db(name) for name in (b"streams", b"records", b"producers", b"values")}
         self._streams, self._records = opened[b"streams"], opened[b"records"]
@@ -113,7 +113,7 @@ class LmdbShard:
         with self._reading() as txn, txn.cursor(self._records) as cursor:
             there = _seek(cursor, stream_id, start)
             while there and limit > 0:
-                id, position = _place.unpack(cursor.key())
+                id, position = _record_key.unpack(cursor.key())
                 if id != stream_id or position >= stop:
                     break
                 data: bytes = cursor.value()
@@ -143,7 +143,7 @@ class LmdbShard:
             return self._count(txn, b"next id", 1)
 
     def problem(self) -> str | None:
-        return self._truncation() or self._place.problem()
+        return self._truncation() or self._opened_files.problem()
 
     def _truncation(self) -> str | None:
         """Which of the mapped files was truncated, if one was. Whoever accesses them asks first."""
@@ -190,7 +190,9 @@ class LmdbShard:
         for path, stream in changes.streams.items():
             if stream is None:
                 txn.delete(path.encode(), db=self._streams)
-        self._put(txn, self._records, [(_place.pack(id, position), data) for id, position, data in changes.records])
+        self._put(
+            txn, self._records, [(_record_key.pack(id, position), data) for id, position, data in changes.records]
+        )
         producers = [(_producer_key(*key), _encode(producer)) for key, producer in changes.producers.items()]
         self._put(txn, self._producers, producers)
         self._put(txn, self._values, [(key, value) for key, value in changes.values.items() if value is not None])
@@ -284,12 +286,12 @@ class LmdbShard:
             raise CorruptError(f"{path} was truncated and cannot be read: {error}; {_RESTORE}", str(path)) from error
         if missing is not None:
             self._environment.close()
-            place = missing * page_bytes
+            offset = missing * page_bytes
             raise CorruptError(
                 f"{path} was truncated: it has {path.stat().st_size} bytes, and its newest commit needs those at "
-                f"{place}; {_RESTORE}",
+                f"{offset}; {_RESTORE}",
                 str(path),
-                place,
+                offset,
             )
 
     def _check_readable(self) -> None:
@@ -337,7 +339,7 @@ class LmdbShard:
 
 def _seek(cursor: Any, stream_id: int, start: int) -> bool:
     """Put the cursor on the record that contains `start`, or else on the stream's first one behind it."""
-    key = _place.pack(stream_id, start)
+    key = _record_key.pack(stream_id, start)
     if cursor.set_range(key):
         if cursor.key() == key:
             return True

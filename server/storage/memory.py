@@ -33,10 +33,10 @@ class MemoryShard:
     def streams(self, after: str = "") -> Iterator[Stream]:
         while True:
             with self._lock:
-                place = bisect_right(self._paths, after)
-                if place == len(self._paths):
+                index = bisect_right(self._paths, after)
+                if index == len(self._paths):
                     return
-                after = self._paths[place]
+                after = self._paths[index]
                 stream = self._streams[after]
             yield stream
 
@@ -50,10 +50,10 @@ class MemoryShard:
         found: list[Record] = []
         with self._lock:
             positions, datas = self._positions.get(stream_id, []), self._records.get(stream_id, [])
-            place = max(0, bisect_right(positions, start) - 1)
-            while place < len(positions) and positions[place] < stop and limit > 0:
-                position, data = positions[place], datas[place]
-                place += 1
+            index = max(0, bisect_right(positions, start) - 1)
+            while index < len(positions) and positions[index] < stop and limit > 0:
+                position, data = positions[index], datas[index]
+                index += 1
                 if position + len(data) > start:
                     found.append((position, data))
                     limit -= len(data) - max(0, start - position)

@@ -283,7 +283,7 @@ class Subscriptions:
     def _stir(self, entry: Entry) -> None:
         if not entry.stirred and not self._background.stopping:
             entry.stirred = True
-            self._background.spawn(self._steps.look(entry))
+            self._background.spawn(self._steps.take_in(entry))
 
 
 def _caught_up(stream: Stream) -> Link:

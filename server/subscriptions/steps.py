@@ -76,7 +76,7 @@ class Steps:
         self._after(entry, woken)
         return woken
 
-    async def look(self, entry: Entry) -> None:
+    async def take_in(self, entry: Entry) -> None:
         """The step that takes in what happened, and nothing else."""
         async with entry.lock:
             entry.stirred = False

@@ -41,10 +41,10 @@ from opslog.format.snapshot import Ages, PartEnds
 from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import executing
-from opslog.spark.compaction.executing import Batches, PartSlice, Place
+from opslog.spark.compaction.executing import Batches, PartSlice, StoreAddress
 from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
-from opslog.spark.write.ends import Ends, look
+from opslog.spark.write.ends import Ends, read_ends
 
 # How many bytes of rows one task sorts and writes.
 RANGE_BYTES = 32 * 1024 * 1024
@@ -73,15 +73,15 @@ def compact(
     :raises NotFoundError: there is no store.
     :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
-    place = Place(url_of({"path": os.fspath(url)}), storage_options)
-    backend = place.open()
+    address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
+    backend = address.open()
     try:
         with backend.lock(LOCK), _Frames() as frames:
-            tails = look(backend, environment)
+            tails = read_ends(backend, environment)
             sealed = tails.seal_idle(backend)
             if sealed:
-                tails = look(backend, environment)
-            read = _Merging(spark, place, tails, sealed, frames).read
+                tails = read_ends(backend, environment)
+            read = _Merging(spark, address, tails, sealed, frames).read
             return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
     finally:
         backend.close()
@@ -109,18 +109,18 @@ class _Merging:
     """Steps 1 and 2."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, tails: Ends, sealed: tuple[str, ...], frames: _Frames
+        self, spark: SparkSession, address: StoreAddress, tails: Ends, sealed: tuple[str, ...], frames: _Frames
     ) -> None:
         self.spark = spark
-        self.place = place
+        self.address = address
         self.tails = tails
         self.sealed = sealed
         self.frames = frames
 
     def read(self) -> CompactionInput:
         found, recent = self.tails.found, self.tails.recent
-        splits = [split for log in found.logs for split in split_before(log, recent[log.agent].place)]
-        with _others_first(self.place, found.manifest):
+        splits = [split for log in found.logs for split in split_before(log, recent[log.agent].position)]
+        with _others_first(self.address, found.manifest):
             rows, read = self._merge(list(packed(splits, lambda split: split.cost, SPLIT_BYTES)))
         counts: dict[str, int] = {}
         ts = max([found.manifest.ts, *(each.ts for each in recent.values())])
@@ -138,7 +138,7 @@ class _Merging:
     def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
         """The new rows, and of each task and log how many commits it read, and their greatest ts."""
         manifest = self.tails.manifest
-        work = partial(executing.merge_logs, place=self.place, window=manifest.settings.undo_window, tasks=tasks)
+        work = partial(executing.merge_logs, address=self.address, window=manifest.settings.undo_window, tasks=tasks)
         merged = self.frames.keep(_each(self.spark, len(tasks), work, executing.MERGED))
         read = [(row.agent, row.commits, row.ts) for row in merged.where("id is null").collect()]
         slices = (slice_ for task in tasks for split in task for slice_ in split.slices)
@@ -147,11 +147,11 @@ class _Merging:
             merged.where("id is not null")
             .repartitionByRange(ranges, "id")
             .sortWithinPartitions("id", *(col(field).desc() for field in stamps.FIELDS))
-            .mapInArrow(partial(executing.win, place=self.place, runs=manifest.runs), executing.ROWS)
+            .mapInArrow(partial(executing.win, address=self.address, runs=manifest.runs), executing.ROWS)
         )
         uncompacted = frozenset[str]().union(*(recent.ids for recent in self.tails.recent.values()))
         kept = self.frames.keep(rows)
-        return _Rows(self.spark, self.place, manifest, self.frames, rows=kept, uncompacted=uncompacted), read
+        return _Rows(self.spark, self.address, manifest, self.frames, rows=kept, uncompacted=uncompacted), read
 
 
 class _Rows:
@@ -160,7 +160,7 @@ class _Rows:
     def __init__(
         self,
         spark: SparkSession,
-        place: Place,
+        address: StoreAddress,
         manifest: Manifest,
         frames: _Frames,
         *,
@@ -168,7 +168,7 @@ class _Rows:
         uncompacted: frozenset[str],
     ) -> None:
         self.spark = spark
-        self.place = place
+        self.address = address
         self.manifest = manifest
         self.frames = frames
         self.rows = rows
@@ -177,7 +177,7 @@ class _Rows:
         self.count, self.bytes, self.documents, self._tombstones = (int(total or 0) for total in totals)
 
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
-        with _others_first(self.place, self.manifest):
+        with _others_first(self.address, self.manifest):
             rows = self.frames.keep(self._merged(merged, ages))
             slices = _slices(self._lengths(rows))
             yield from self._written(rows, run, slices)
@@ -188,7 +188,7 @@ class _Rows:
         rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
         if merged:
             parts = [(age, part) for age, run in enumerate(merged, start=1) for part in run.parts]
-            stored = partial(executing.read_parts, place=self.place, parts=parts)
+            stored = partial(executing.read_parts, address=self.address, parts=parts)
             rows = (
                 rows.union(_each(self.spark, len(parts), stored, executing.STORED))
                 .repartitionByRange(_ranges(self.bytes + sum(run.bytes for run in merged)), "id")
@@ -204,11 +204,11 @@ class _Rows:
             yield row.range, array("I", bytes(row.lengths))
 
     def _written(self, rows: DataFrame, run: str, slices: dict[int, list[PartSlice]]) -> list[Part]:
-        write = partial(executing.write_parts, place=self.place, run=run, slices=slices)
+        write = partial(executing.write_parts, address=self.address, run=run, slices=slices)
         written = rows.mapInArrow(write, executing.WRITTEN)
         divided = {each.number for some in slices.values() for each in some if not each.whole}
         if divided:
-            rest = partial(executing.write_rest, place=self.place, run=run)
+            rest = partial(executing.write_rest, address=self.address, run=run)
             written = (
                 written.repartition(len(divided), "number")
                 .sortWithinPartitions("number", "id")
@@ -225,16 +225,16 @@ def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSli
     # In how many slices each part lies.
     ranges_of: dict[int, int] = {}
 
-    def note(place: int, rows: int) -> None:
-        slices.setdefault(place, []).append(PartSlice(number, rows, True))
+    def note(range_number: int, rows: int) -> None:
+        slices.setdefault(range_number, []).append(PartSlice(number, rows, True))
         ranges_of[number] = ranges_of.get(number, 0) + 1
 
     current, rows = -1, 0
-    for place, some in lengths:
-        if place != current:
+    for range_number, some in lengths:
+        if range_number != current:
             if rows:
                 note(current, rows)
-            current, rows = place, 0
+            current, rows = range_number, 0
         for length in some:
             rows += 1
             if ends.add(length):
@@ -243,8 +243,8 @@ def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSli
     if rows:
         note(current, rows)
     return {
-        place: [slice_._replace(whole=ranges_of[slice_.number] == 1) for slice_ in some]
-        for place, some in slices.items()
+        range_number: [slice_._replace(whole=ranges_of[slice_.number] == 1) for slice_ in some]
+        for range_number, some in slices.items()
     }
 
 
@@ -258,7 +258,7 @@ def _ranges(size: int) -> int:
 
 
 @contextmanager
-def _others_first(place: Place, manifest: Manifest) -> Iterator[None]:
+def _others_first(address: StoreAddress, manifest: Manifest) -> Iterator[None]:
     """Inside the block a job that fails while somebody else publishes a manifest has missed a file of this one's.
 
     :raises MissingFileError: likewise.
@@ -266,7 +266,7 @@ def _others_first(place: Place, manifest: Manifest) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        backend = place.open()
+        backend = address.open()
         try:
             number = ManifestStore(backend).newest_number()
         finally:

@@ -46,14 +46,14 @@ ROWS = "range int, id string, deleted string, line binary, documents int"
 # Rows of runs: of those with one id the one with the least age counts.
 STORED = "id string, deleted string, line binary, age int"
 
-# The lengths of the lines of a range, as 32-bit numbers, from the row at this place on.
-LENGTHS = "range int, place int, lengths binary"
+# The lengths of the lines of a range, as 32-bit numbers, from this row of it on.
+LENGTHS = "range int, row int, lengths binary"
 
 # A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges.
 WRITTEN = "number int, id string, deleted string, line binary, part binary"
 
 
-class Place(msgspec.Struct, frozen=True):
+class StoreAddress(msgspec.Struct, frozen=True):
     """A store, as each task opens it."""
 
     url: str
@@ -74,13 +74,13 @@ class PartSlice(NamedTuple):
     whole: bool
 
 
-def merge_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
+def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
     """The winners of some splits of logs, and what was read of each log. The input says which of the tasks to do.
 
     :returns: as `MERGED`.
     """
     schema = _schema(MERGED)
-    backend = place.open()
+    backend = address.open()
     try:
         for task in _numbers(batches):
             reader, commits = LogReader(backend, tasks[task], window), 0
@@ -95,14 +95,14 @@ def merge_logs(batches: Batches, place: Place, window: int, tasks: list[tuple[Lo
         backend.close()
 
 
-def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
+def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
     """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
 
     :param batches: as `MERGED`.
     :returns: as `ROWS`.
     """
     range_number = _range_number()
-    backend = place.open()
+    backend = address.open()
     try:
         lookups = [BlockRun(backend, run).get for run in runs]
 
@@ -121,13 +121,13 @@ def win(batches: Batches, place: Place, runs: list[Run]) -> Batches:
         backend.close()
 
 
-def read_parts(batches: Batches, place: Place, parts: list[tuple[int, Part]]) -> Batches:
+def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, Part]]) -> Batches:
     """The rows of stored parts, each given with the age of its run.
 
     :returns: as `STORED`.
     """
     schema = _schema(STORED)
-    backend = place.open()
+    backend = address.open()
     try:
         for number in _numbers(batches):
             age, part = parts[number]
@@ -164,23 +164,23 @@ def measure(batches: Batches) -> Batches:
     :param batches: as `ROWS`.
     :returns: as `LENGTHS`.
     """
-    place = 0
+    row = 0
     for batch in batches:
         lengths = array("I", map(len, batch.column("line").to_pylist()))
         if lengths:
-            rows = [(batch.column("range")[0].as_py(), place, lengths.tobytes())]
+            rows = [(batch.column("range")[0].as_py(), row, lengths.tobytes())]
             yield from _batched(rows, _schema(LENGTHS), None)
-            place += len(lengths)
+            row += len(lengths)
 
 
-def write_parts(batches: Batches, place: Place, run: str, slices: dict[int, list[PartSlice]]) -> Batches:
+def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[int, list[PartSlice]]) -> Batches:
     """Write the parts that lie within one range, and pass on the rows of the others.
 
     :param batches: as `ROWS`.
     :param slices: per range, how its rows go into parts.
     :returns: as `WRITTEN`.
     """
-    backend = place.open()
+    backend = address.open()
 
     def written() -> Iterator[tuple[Any, ...]]:
         rows = _rows(batches, "range", "id", "deleted", "line")
@@ -201,12 +201,12 @@ def write_parts(batches: Batches, place: Place, run: str, slices: dict[int, list
         backend.close()
 
 
-def write_rest(batches: Batches, place: Place, run: str) -> Batches:
+def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
     """Write the parts whose rows were passed on, sorted by part and id.
 
     :param batches: as `WRITTEN`, as is what it returns.
     """
-    backend = place.open()
+    backend = address.open()
 
     def written() -> Iterator[tuple[Any, ...]]:
         rows = _rows(batches, "number", "id", "deleted", "line", "part")
@@ -278,7 +278,7 @@ def _rows(batches: Batches, *columns: str) -> Iterator[tuple[Any, ...]]:
 def _batched(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, line: int | None) -> Batches:
     """Rows as batches.
 
-    :param line: the place of the column that is long.
+    :param line: the index of the column that is long.
     """
     for some in packed(rows, lambda row: 0 if line is None else len(row[line] or b""), _BYTES, _ROWS):
         yield _batch(some, schema)

@@ -47,7 +47,7 @@ class Log(msgspec.Struct, frozen=True):
     @property
     def end(self) -> tuple[int, int]:
         """The last segment of the listing, and its length then."""
-        return (self.segments[-1].number, self.segments[-1].bytes) if self.segments else self.start.place
+        return (self.segments[-1].number, self.segments[-1].bytes) if self.segments else self.start.position
 
     @property
     def bytes(self) -> int:
@@ -144,10 +144,10 @@ def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogS
     return [split for log in logs for split in _split(log, max(1, split_bytes))]
 
 
-def split_before(log: Log, place: tuple[int, int], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
-    """The splits of a log up to a place, as that of a new cut; undos behind it still count."""
-    segments = takewhile(lambda segment: (segment.number, 0) < place, log.segments)
-    kept = [segment._replace(bytes=place[1]) if segment.number == place[0] else segment for segment in segments]
+def split_before(log: Log, position: tuple[int, int], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
+    """The splits of a log up to a position, as that of a new cut; undos behind it still count."""
+    segments = takewhile(lambda segment: (segment.number, 0) < position, log.segments)
+    kept = [segment._replace(bytes=position[1]) if segment.number == position[0] else segment for segment in segments]
     whole = {segment.number: segment.bytes for segment in log.segments}
     return [
         msgspec.structs.replace(
@@ -167,7 +167,7 @@ def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogS
         start = log.start.offset if number == log.start.segment else 0
         while start < size:
             if not slices:
-                begins = start == 0 or (number, start) == log.start.place
+                begins = start == 0 or (number, start) == log.start.position
             stop = min(size, start + room)
             slice_ = Slice(number, start, stop, size)
             slices.append(slice_)
@@ -201,7 +201,7 @@ def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
 class Recent(msgspec.Struct, frozen=True):
     """The recent commits of a log, which an undo may still reach: everything before them is settled.
 
-    :ivar place: where they begin, which is where the next cut goes; where the log ends, if there are none.
+    :ivar position: where they begin, which is where the next cut goes; where the log ends, if there are none.
     :ivar there: as of `Cut`.
     :ivar commits: how many they are.
     :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
@@ -209,7 +209,7 @@ class Recent(msgspec.Struct, frozen=True):
     :ivar ids: the documents that those of them have which are not cancelled.
     """
 
-    place: tuple[int, int]
+    position: tuple[int, int]
     there: bool
     commits: int
     clock: int
@@ -218,7 +218,7 @@ class Recent(msgspec.Struct, frozen=True):
 
     def cut(self, commits: int) -> Cut:
         """The new cut, given how many commits of the log lie before its end, compacted ones included."""
-        return Cut(*self.place, commits - self.commits, there=self.there)
+        return Cut(*self.position, commits - self.commits, there=self.there)
 
 
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
@@ -226,22 +226,22 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
 
     :raises CorruptError, MissingFileError: as reading.
     """
-    starts: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     ids: set[str] = set()
     undone: set[int] = set()
     clock, ts = 0, ""
     for start, commit in _newest_first(backend, log, window):
         clock = max(clock, commit.clock)
-        if len(starts) >= reachable_after(commit, window):
+        if len(positions) >= reachable_after(commit, window):
             break
-        starts.append(start)
+        positions.append(start)
         ts = max(ts, commit.ts)
         if isinstance(commit, Undo):
             undone.add(commit.target)
         elif commit.clock not in undone:
             ids.update(record.id for record in commit.records)
-    place = starts[-1] if starts else _end_place(backend, log)
-    return Recent(place, bool(starts) and place[1] == 0, len(starts), clock, ts, frozenset(ids))
+    position = positions[-1] if positions else _end_position(backend, log)
+    return Recent(position, bool(positions) and position[1] == 0, len(positions), clock, ts, frozenset(ids))
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
@@ -250,14 +250,14 @@ def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tup
     cursor, segments = Cursor.at(log.agent, log.start), list(log.segments)
     source = log_source(backend, {log.agent: cursor}, {log.agent: segments[-window - 1 :]}, newest_first=True)
     for chunk in cursor.read_newest_first(source, segments):
-        yield from reversed(list(zip(chunk.starts(), chunk.commits, strict=True)))
+        yield from reversed(list(zip(chunk.positions(), chunk.commits, strict=True)))
 
 
-def _end_place(backend: Backend, log: Log) -> tuple[int, int]:
+def _end_position(backend: Backend, log: Log) -> tuple[int, int]:
     """Where a reader's cursor is when it has read a log to the end of the listing."""
     cursor, last = Cursor.at(log.agent, log.start), list(log.segments[-1:])
     if last and last[0].number > cursor.segment:
         cursor = Cursor(log.agent, last[0].number)
     for _ in cursor.read_newest_first(backend, last):
         """It moves when the last chunk was taken."""
-    return cursor.place
+    return cursor.position

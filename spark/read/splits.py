@@ -2,7 +2,7 @@
 
 A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
 so whether a commit is cancelled is known once that many commits after it were looked at: a split looks at so many
-behind its own end. They go into the merge without their records, as places in the log, undos and seals, and nothing
+behind its own end. They go into the merge without their records, as positions in the log, undos and seals, and nothing
 else: what they write is another split's to report.
 
 What is read goes through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
@@ -55,13 +55,13 @@ class SelectedChunk(NamedTuple):
     source: Chunk
     commits: list[Commit]
 
-    def starts(self) -> list[tuple[int, int]]:
+    def positions(self) -> list[tuple[int, int]]:
         """Where each of the commits begins."""
-        starts = self.source.starts()
-        if len(self.commits) == len(starts):
-            return starts
+        positions = self.source.positions()
+        if len(self.commits) == len(positions):
+            return positions
         kept = {commit.clock for commit in self.commits}
-        return [start for start, commit in zip(starts, self.source.commits, strict=True) if commit.clock in kept]
+        return [start for start, commit in zip(positions, self.source.commits, strict=True) if commit.clock in kept]
 
 
 # Some megabytes of a log, newest first. The first chunk is what comes after them, as in `LogReader.chunks`.
@@ -88,7 +88,7 @@ class LogReader:
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
     def chunks(self, split: LogSplit) -> Iterator[SelectedChunk]:
-        """What comes after a split, as places in the log, without bytes and without records; then the split, newest
+        """What comes after a split, as positions in the log, without bytes and without records; then the split, newest
         first. Nothing, where no line begins in it.
 
         :raises CorruptError: a line is no commit, or not this log's next one.
@@ -225,21 +225,21 @@ def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | No
 
     :raises MissingFileError: the file is gone, or shorter than it was.
     """
-    place = offset - 1
-    while place < limit - 1:
-        stop = min(limit - 1, place + _NEWLINE_BYTES)
-        data = source.read(path, place, stop)
+    offset = offset - 1
+    while offset < limit - 1:
+        stop = min(limit - 1, offset + _NEWLINE_BYTES)
+        data = source.read(path, offset, stop)
         found = data.find(b"\n")
         if found >= 0:
-            return place + found + 1
-        if len(data) < stop - place:
-            raise MissingFileError(f"{path} ends at byte {place + len(data)}, and had {limit} bytes before", path)
-        place = stop
+            return offset + found + 1
+        if len(data) < stop - offset:
+            raise MissingFileError(f"{path} ends at byte {offset + len(data)}, and had {limit} bytes before", path)
+        offset = stop
     return None
 
 
 def without_records(commit: Commit) -> Commit:
-    """The commit as a place in its log, with what it says of others and without what it writes."""
+    """The commit as a position in its log, with what it says of others and without what it writes."""
     if isinstance(commit, Undo | Seal):
         return commit
     return Batch(commit.ts, commit.clock, commit.agent, [])

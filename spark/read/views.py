@@ -237,7 +237,7 @@ class OpsView:
             for block in reader.blocks(split):
                 undone = cancelled(block, task.window)
                 for chunk in block[1:]:
-                    for commit, start in zip(chunk.commits, chunk.starts(), strict=True):
+                    for commit, start in zip(chunk.commits, chunk.positions(), strict=True):
                         for op in ops_of(commit, start, commit.clock in undone):
                             if every or op.op is None or asked.wants(op.op.id):
                                 yield op

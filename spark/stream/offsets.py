@@ -1,6 +1,6 @@
-"""How far a stream has followed the logs, and what lies between two such places. Without Spark.
+"""How far a stream has followed the logs, and what lies between two such positions. Without Spark.
 
-An `Offset` has one place per log, always between two lines: what follows the last newline of a segment is not there
+An `Offset` has one position per log, always between two lines: what follows the last newline of a segment is not there
 yet. What lies between two offsets never changes, so a batch that is tried again has the same rows. But a
 compaction may have compacted and collected commits before they were read. That is a *gap*, and it is closed by a
 *resync*: the batch then begins with the state of the newest manifest, and everything that is retained follows.
@@ -101,37 +101,37 @@ class Work(msgspec.Struct, frozen=True):
     slices: list[Slice]
 
 
-def resume(place: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
+def resume(position: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
     """Where a reader of a log goes on, and whether commits before that were collected unread (a gap). Pure.
 
     Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
     all others are there. A log that was sealed and compacted whole has none left where each append is a segment.
 
-    :param place: up to where the log was read; `START` where nothing was.
+    :param position: up to where the log was read; `START` where nothing was.
     :param first: that cut.
     :param commits: how many commits lie before the beginning of its segment. None where each append is a segment: there
         every segment has a commit, so their numbers say as much.
     :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal, which is a
         segment of its own, and of which no reader misses anything.
     """
-    if place.segment >= first.segment:
-        return place, False
+    if position.segment >= first.segment:
+        return position, False
     start = Cut(first.segment, 0, commits or 0)
     if commits is not None:
-        return start, commits != place.commits
+        return start, commits != position.commits
     is_sealed = window > 0 and first.offset == 0 and not first.there
-    return start, first.segment - place.segment > is_sealed
+    return start, first.segment - position.segment > is_sealed
 
 
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
-    :ivar place: where it goes on.
+    :ivar start: where it goes on.
     :ivar segments: from there on.
-    :ivar gap: whether commits before that place were collected unread.
+    :ivar gap: whether commits before it were collected unread.
     """
 
-    place: Cut
+    start: Cut
     segments: list[Segment]
     gap: bool
 
@@ -149,15 +149,15 @@ class Follower:
 
     def newest(self) -> Offset:
         """Behind everything that is there now. Reads all that is retained, where segments grow."""
-        manifest, logs = self._look(Offset())
+        manifest, logs = self._newest_logs(Offset())
         return Offset({agent: self._advance(agent, log, None) for agent, log in logs.items()}, manifest.number)
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """Per log the last segment and its length; the place of the cut, where nothing is left of it."""
+        """Per log the last segment and its length; the position of the cut, where nothing is left of it."""
         newest = self._manifests.newest()
         found = list_logs(self._backend, newest, at_cut(newest))
         return {
-            agent: (listed[-1].number, listed[-1].bytes) if listed else found.cursors[agent].place
+            agent: (listed[-1].number, listed[-1].bytes) if listed else found.cursors[agent].position
             for agent, listed in found.segments.items()
         }
 
@@ -170,11 +170,11 @@ class Follower:
         :param ends: as of `ends`: no farther than this.
         :raises HistoryGoneError: there is a gap, and there shall be no resync.
         """
-        manifest, logs = self._look(start)
+        manifest, logs = self._newest_logs(start)
         if ends is not None:
             logs = {agent: _until(log, ends[agent]) for agent, log in logs.items() if agent in ends}
         gaps = any(log.gap for log in logs.values())
-        places: dict[str, Cut] = dict(start.logs)
+        positions: dict[str, Cut] = dict(start.logs)
         left = limit
         # Those with little that is new come first, so that what they leave of their share goes to the others.
         waiting = sorted(logs, key=lambda agent: (_bytes(logs[agent]), agent))
@@ -182,19 +182,19 @@ class Follower:
             log = logs[agent]
             share = None if left is None else left // (len(waiting) - count)
             if share is not None and gaps:
-                share = max(share, _bytes(_until(log, manifest.cut.get(agent, START).place)))
+                share = max(share, _bytes(_until(log, manifest.cut.get(agent, START).position)))
             if share is None or share > 0 or gaps:
-                places[agent] = end = self._advance(agent, log, share)
+                positions[agent] = end = self._advance(agent, log, share)
                 if left is not None:
-                    left = max(0, left - _bytes(_until(log, end.place)))
-        return Offset(dict(sorted(places.items())), manifest.number if gaps else start.resync)
+                    left = max(0, left - _bytes(_until(log, end.position)))
+        return Offset(dict(sorted(positions.items())), manifest.number if gaps else start.resync)
 
     def between(self, start: Offset, end: Offset) -> Work:
         """What lies between two offsets.
 
         :raises HistoryGoneError: some of it was collected since, and there shall be no resync.
         """
-        manifest, logs = self._look(start)
+        manifest, logs = self._newest_logs(start)
         resyncs = end.resync != start.resync or any(logs[agent].gap for agent in end.logs if agent in logs)
         if end.resync != start.resync:
             with suppress(MissingFileError):  # collected since, as when a batch is tried again much later
@@ -206,36 +206,36 @@ class Follower:
                 continue
             cut = manifest.cut.get(agent, START)
             if not resyncs:
-                slices += self._slices(agent, log, stop.place, OP)
+                slices += self._slices(agent, log, stop.position, OP)
                 continue
-            slices += self._slices(agent, log, min(stop.place, cut.place), FOLDED)
-            if log.place.place < cut.place:
+            slices += self._slices(agent, log, min(stop.position, cut.position), FOLDED)
+            if log.start.position < cut.position:
                 log = Log(cut, _from(log.segments, cut), False)
             elif not log.gap:
                 again = list_segments(self._backend, {agent: Cursor.at(agent, cut)}).get(agent, [])
-                slices += self._slices(agent, Log(cut, _from(again, cut), False), log.place.place, RESYNC)
-            slices += self._slices(agent, log, stop.place, OP)
+                slices += self._slices(agent, Log(cut, _from(again, cut), False), log.start.position, RESYNC)
+            slices += self._slices(agent, log, stop.position, OP)
         if not resyncs:
             return Work(None, [], slices)
         ranges = cut_ranges(part_weights(manifest.runs), SPLIT_BYTES) if manifest.runs else []
         stored = [Stored([range.run(run) for run in manifest.runs], range) for range in ranges]
         return Work(Resync(manifest.clock, manifest.ts), stored, slices)
 
-    def _look(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
+    def _newest_logs(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
         """The newest manifest, and all logs from `start` on."""
         manifest, logs = survey(
             self._manifests,
             lambda found: (found.manifest, self._resumed(start, found)),
-            begin=lambda _: {agent: Cursor.at(agent, place) for agent, place in start.logs.items()},
+            begin=lambda _: {agent: Cursor.at(agent, position) for agent, position in start.logs.items()},
         )
         gap = next((agent for agent, log in logs.items() if log.gap), None)
         if gap is not None and not self._resyncs and not start.is_first:
-            place = start.logs.get(gap, START)
+            position = start.logs.get(gap, START)
             raise HistoryGoneError(
-                f"{self._backend.url}: commits of agent {gap!r} from segment {place.segment}, byte {place.offset} on "
-                "were compacted and collected before this stream read them. Let it resync (onGap=resync), or begin a "
-                "new one with an empty checkpoint; so that it does not happen again, run it more often or compact with "
-                "keep_history",
+                f"{self._backend.url}: commits of agent {gap!r} from segment {position.segment}, byte "
+                f"{position.offset} on were compacted and collected before this stream read them. Let it resync "
+                "(onGap=resync), or begin a new one with an empty checkpoint; so that it does not happen again, run it "
+                "more often or compact with keep_history",
                 manifest.clock,
             )
         return manifest, logs
@@ -243,32 +243,32 @@ class Follower:
     def _resumed(self, start: Offset, found: Survey) -> dict[str, Log]:
         """Every log that is listed, that the stream has read from, or of which something is compacted."""
         newest, segments = found.manifest, found.segments
-        places = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *newest.cut})}
+        positions = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *newest.cut})}
         oldest = newest
-        if any(place.segment < newest.cut.get(agent, START).segment for agent, place in places.items()):
+        if any(position.segment < newest.cut.get(agent, START).segment for agent, position in positions.items()):
             oldest = self._manifests.oldest()
         return {
-            agent: self._resume(agent, place, oldest, newest, segments.get(agent, []))
-            for agent, place in places.items()
+            agent: self._resume(agent, position, oldest, newest, segments.get(agent, []))
+            for agent, position in positions.items()
         }
 
-    def _resume(self, agent: str, place: Cut, oldest: Manifest, newest: Manifest, listed: list[Segment]) -> Log:
+    def _resume(self, agent: str, position: Cut, oldest: Manifest, newest: Manifest, listed: list[Segment]) -> Log:
         first, commits = oldest.cut.get(agent, START), None
-        if self._backend.segments_grow and place.segment < first.segment:
+        if self._backend.segments_grow and position.segment < first.segment:
             commits = first.commits - self._lines(agent, first.segment, 0, first.offset)[1]
         # Manifests of older programs do not say whether the segment at a cut is there.
-        place, gap = resume(place, first, commits, newest.settings.undo_window if oldest.oldest else 0)
-        coming = Cursor.at(agent, place).coming(listed)
+        position, gap = resume(position, first, commits, newest.settings.undo_window if oldest.oldest else 0)
+        coming = Cursor.at(agent, position).coming(listed)
         cut = newest.cut.get(agent, START)
-        last = coming[-1].number if coming else place.segment - 1
+        last = coming[-1].number if coming else position.segment - 1
         if last < cut.segment <= cut.needed_segment:
             path = segment_path(agent, cut.segment)
             raise MissingFileError(f"{path} is missing, and manifest {newest.number} needs it", path)
-        return Log(place, coming, gap)
+        return Log(position, coming, gap)
 
     def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
         """Where a log is after about so many bytes."""
-        number, offset, commits = log.place.segment, log.place.offset, log.place.commits
+        number, offset, commits = log.start.segment, log.start.offset, log.start.commits
         taken = 0
         for segment in log.segments:
             room = None if limit is None else limit - taken
@@ -287,26 +287,26 @@ class Follower:
 
     def _lines(self, agent: str, number: int, start: int, stop: int, limit: int | None = None) -> tuple[int, int]:
         """Where the whole lines end in some bytes of a segment, and how many they are; of about so many bytes."""
-        path, place, end, lines = segment_path(agent, number), start, start, 0
+        path, offset, end, lines = segment_path(agent, number), start, start, 0
         if start < stop:
             stop = Cursor(agent, number).sound_end(self._backend, number, start, stop)
-        while place < stop and (limit is None or end - start < limit):
+        while offset < stop and (limit is None or end - start < limit):
             want = _READ_BYTES if limit is None else min(_READ_BYTES, max(limit, 4096))
-            data = self._backend.read(path, place, min(stop, place + want))
+            data = self._backend.read(path, offset, min(stop, offset + want))
             if not data:
-                raise MissingFileError(f"{path} ends at byte {place}, and had {stop} bytes before", path)
+                raise MissingFileError(f"{path} ends at byte {offset}, and had {stop} bytes before", path)
             found = data.rfind(b"\n") + 1
-            if limit is not None and place + found - start > limit:
-                found = data.find(b"\n", max(0, start + limit - place - 1)) + 1
+            if limit is not None and offset + found - start > limit:
+                found = data.find(b"\n", max(0, start + limit - offset - 1)) + 1
             if found:
-                end = place + found
+                end = offset + found
                 lines += data.count(b"\n", 0, found)
-            place += len(data)
+            offset += len(data)
         return end, lines
 
     def _slices(self, agent: str, log: Log, stop: tuple[int, int], delivery: str) -> Iterator[Slice]:
         for number, size, _ in log.segments:
-            start = log.place.offset if number == log.place.segment else 0
+            start = log.start.offset if number == log.start.segment else 0
             if (number, start) >= stop:
                 return
             end = stop[1] if number == stop[0] else size
@@ -314,7 +314,7 @@ class Follower:
                 path = segment_path(agent, number)
                 raise CorruptError(
                     f"{path} ends at byte {size}, and had {end} bytes before: something other than opslog cut it "
-                    "short. Restore it from a copy; `opslog verify` lists all such places",
+                    "short. Restore it from a copy; `opslog verify` lists all such files",
                     path,
                     size,
                 )
@@ -334,8 +334,8 @@ class Follower:
             yield msgspec.structs.replace(slice_, start=start)
 
 
-def _from(segments: Iterable[Segment], place: Cut) -> list[Segment]:
-    return [segment for segment in segments if segment.number >= place.segment]
+def _from(segments: Iterable[Segment], position: Cut) -> list[Segment]:
+    return [segment for segment in segments if segment.number >= position.segment]
 
 
 def _until(log: Log, end: tuple[int, int]) -> Log:
@@ -351,4 +351,4 @@ def _bytes(log: Log) -> int:
     """How many bytes there are to read."""
     total = sum(segment.bytes for segment in log.segments)
     first = log.segments[0].number if log.segments else 0
-    return max(0, total - (log.place.offset if first == log.place.segment else 0))
+    return max(0, total - (log.start.offset if first == log.start.segment else 0))

@@ -162,7 +162,7 @@ def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tupl
         {segment_path(agent, number): stop for number, stop in ends.items()},
     )
     for start, commit in cursor.read(source, segments):
-        yield start.place, commit
+        yield start.position, commit
 
 
 class _Bounded:

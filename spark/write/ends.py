@@ -36,7 +36,7 @@ class Ends(msgspec.Struct, frozen=True):
 
     def end(self, agent: str) -> Cursor:
         """Where an agent's log ends; how many commits it has is not counted."""
-        return Cursor(agent, *next((log.end for log in self.found.logs if log.agent == agent), START.place))
+        return Cursor(agent, *next((log.end for log in self.found.logs if log.agent == agent), START.position))
 
     def seal_idle(self, backend: Backend) -> tuple[str, ...]:
         """End the undo window of agents that have been idle for longer than the store's undo TTL. Returns their
@@ -57,7 +57,7 @@ class Ends(msgspec.Struct, frozen=True):
         return seal_all(backend, idle, find_end, self.freshness, LamportClock(self.clock))
 
 
-def look(backend: Backend, environment: Environment) -> Ends:
+def read_ends(backend: Backend, environment: Environment) -> Ends:
     """Reads the undo window of each log, and lists all of them; errors as of `survey`."""
     manifests = ManifestStore(backend)
     read_at = environment.monotonic()

@@ -36,7 +36,7 @@ from opslog.log.session import WriterSession, take_name
 from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.stores import storage_options, url_of
-from opslog.spark.write.ends import look
+from opslog.spark.write.ends import read_ends
 from opslog.spark.write.rows import Columns, Op
 
 # The most that a commit of an appended job takes, unless one row is larger: every reader holds the last 32 in memory.
@@ -134,7 +134,7 @@ class OpslogWriter(DataSourceArrowWriter):
                     "go, in which _op is 'delete'"
                 )
             if ops:
-                log.look()
+                log.catch_up()
                 log.append(ops)
 
     def _open(self, create: bool = True) -> Backend:
@@ -156,14 +156,14 @@ class Log:
         self._agent = agent
         self._appender = take_name(backend, agent, REAL)
         try:
-            self.look()
+            self.catch_up()
         except BaseException:
             self._appender.close()
             raise
 
-    def look(self) -> None:
-        """See everything that is in the store: what is appended from now on comes after it."""
-        ends = look(self._backend, REAL)
+    def catch_up(self) -> None:
+        """Read the end of every log: what is appended from now on comes after all of it."""
+        ends = read_ends(self._backend, REAL)
         clock = LamportClock(ends.clock)
         own = ends.end(self._agent)
         self._session = WriterSession(self._backend, self._appender, own, ends.freshness, clock, in_memory=False)
@@ -178,7 +178,7 @@ class Log:
         """
         while True:
             if self._session.freshness.is_stale:
-                self.look()
+                self.catch_up()
             try:
                 self._session.append(self._session.stamp(Batch("", 0, "", ops)))
             except AgentFencedError as error:

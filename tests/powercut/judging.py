@@ -95,7 +95,7 @@ def nothing_synced() -> Iterator[None]:
 def survivors(world: Path, written: Written) -> Logs:
     """What a power cut has left of the logs, compacted commits included."""
     try:
-        counts = _look(world / STORE)[1]
+        counts = _read(world / STORE)[1]
     except opslog.NotFoundError:
         return {}
     return {agent: log[: counts.get(agent, 0)] for agent, log in written.commits().items()}
@@ -106,7 +106,7 @@ def judge(world: Path, written: Written) -> None:
     root = world / STORE
     with nothing_synced():
         try:
-            found, counts = _look(root)
+            found, counts = _read(root)
         except opslog.NotFoundError:
             assert not written.is_promised, "the store is gone"
             found, counts = {}, {}
@@ -117,7 +117,7 @@ def judge(world: Path, written: Written) -> None:
         _go_on(root, found, sorted(written.commits()))
 
 
-def _look(root: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def _read(root: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """All documents, and how many commits of each log they come from."""
     with opslog.open(root, read_only=True) as store:
         cursors: dict[str, Cursor] = replica_of(store).state.cursors
@@ -153,7 +153,7 @@ def _check_archives(root: Path, written: Written, counts: dict[str, int]) -> Non
 
 
 def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
-    """All agents come back and write; a compaction and two looks later everything is as they said."""
+    """All agents come back and write; a compaction and two reads later everything is as they said."""
     expected = dict(documents)
     for turn in range(2):
         for agent in [*agents, "new"]:
@@ -169,7 +169,7 @@ def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
                     store.refresh()
                     assert dict(store.items()) == expected
         _check_clean(root)
-    assert _look(root)[0] == expected
+    assert _read(root)[0] == expected
 
 
 def shown(image: Image) -> str:

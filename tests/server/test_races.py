@@ -239,7 +239,7 @@ def test_followers_do_not_read_what_was_committed(run: Callable[[Scenario], None
         gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         await streams.create(Create("a", TYPE))
         stream = streams.stream("a")
-        shard = streams.storage.shards[streams.place("a")]
+        shard = streams.storage.shards[streams.shard_number("a")]
         reads: list[str] = []
         original = shard.stream
 

@@ -63,7 +63,7 @@ def test_a_restart_finds_everything(reopen: Reopen) -> None:
         await streams.create(Create("soon", TYPE, ttl=16, data=b"12345"))
         await streams.create(Create("late", TYPE, ttl=10_000))
         assert not (await streams.append(append)).duplicate
-        assert len({streams.place(f"f{number}") for number in range(9)}) == 1
+        assert len({streams.shard_number(f"f{number}") for number in range(9)}) == 1
         assert len({storage.home(f"f{number}") for number in range(9)}) > 1
         await streams.stop()
         storage.close()

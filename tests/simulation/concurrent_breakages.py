@@ -68,15 +68,15 @@ def _is_always_of(self: Chosen, state: State) -> bool:
     return True
 
 
-def _look_unlocked(self: Memory, read: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _read_unlocked(self: Memory, query: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Also while a commit is half taken in."""
     try:
-        return read(self.state, *args, **kwargs)
+        return query(self.state, *args, **kwargs)
     except MissingFileError:
-        return _look(self, read, *args, **kwargs)
+        return _read(self, query, *args, **kwargs)
 
 
-_look = Memory.look
+_read = Memory.read
 
 
 CONCURRENT = [
@@ -111,8 +111,8 @@ CONCURRENT = [
     Breakage(
         "read while commits are taken in",
         Memory,
-        "look",
-        _look_unlocked,
+        "read",
+        _read_unlocked,
         likely("posix", {}, **BUSY, statements=5, weights={"batch": 4, "refresh": 2}),
     ),
 ]

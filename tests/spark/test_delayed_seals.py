@@ -66,7 +66,7 @@ def test_a_job_goes_on_after_its_seal_was_collected(world: World, log: Log) -> N
 
 def test_a_compaction_does_not_count_a_seal_that_came_too_late(world: World, log: Log) -> None:
     log.close()
-    tails = ends.look(world.backend, world.environment)
+    tails = ends.read_ends(world.backend, world.environment)
 
     def pause(request: Request) -> None:
         if request.method == "put_new" and request.key.startswith("prefix/ops/a/"):

@@ -105,18 +105,18 @@ def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
         assert recent.commits == len(expected)
         newest = [entry.commit.ts for entry in expected]
         assert recent.ts == max(newest, default="")
-        settled = split_before(log, recent.place, 100)
+        settled = split_before(log, recent.position, 100)
         place = max((slice_.number, slice_.stop) for split in settled for slice_ in split.slices) if settled else (0, 0)
-        assert place <= recent.place
+        assert place <= recent.position
         assert sum(slice_.stop - slice_.start for split in settled for slice_ in split.slices) == sum(
             len(data)
             for segment in log.segments
-            if (segment.number, 0) <= recent.place
+            if (segment.number, 0) <= recent.position
             for data in [
                 backend.read(
                     segment_path(log.agent, segment.number),
                     log.start.offset if segment.number == log.start.segment else 0,
-                    recent.place[1] if segment.number == recent.place[0] else segment.bytes,
+                    recent.position[1] if segment.number == recent.position[0] else segment.bytes,
                 )
             ]
         )

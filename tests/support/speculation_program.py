@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 import opslog.spark
 from opslog.spark.compaction import compacting, executing
-from opslog.spark.compaction.executing import Batches, Place
+from opslog.spark.compaction.executing import Batches, StoreAddress
 from opslog.spark.source import DefaultSource
 from opslog.spark.write.writing import OpslogWriter, Staged
 
@@ -43,14 +43,14 @@ def meet(url: str, step: str) -> None:
         waiting.wait(0.01)
 
 
-def written(step: str, batches: Batches, *, place: Place, **arguments: object) -> Batches:
+def written(step: str, batches: Batches, *, address: StoreAddress, **arguments: object) -> Batches:
     """A step of a compaction that writes parts; where it did, it ends when two attempts have."""
     # The module that is installed where the task runs, in which this program has replaced nothing.
     from opslog.spark.compaction import executing as installed
 
-    done = list(getattr(installed, step)(batches, place=place, **arguments))
+    done = list(getattr(installed, step)(batches, address=address, **arguments))
     if any(part is not None for batch in done for part in batch.column("part").to_pylist()):
-        meet(place.url, step)
+        meet(address.url, step)
     yield from done
 
 

@@ -15,7 +15,7 @@ from opslog.backends import forking
 from opslog.backends.local.tree import identity
 
 
-class Place:
+class OpenedFiles:
     """Some files at their present paths. They must stay open while this is used, so that no other file can get their
     inode numbers.
 
