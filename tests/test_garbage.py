@@ -6,16 +6,18 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
-from opslog.backends import Backend, Entry, open_backend
+from opslog.backends import Backend, Entry, Position, open_backend
 from opslog.backends.memory import MemoryBackend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, compact
 from opslog.compaction.garbage import collect, find_garbage
 from opslog.environment import REAL
-from opslog.format.layout import manifest_path, segment_path
+from opslog.format.commits import Set, encode_commit
+from opslog.format.layout import SHARED_LOG, manifest_path, segment_path
 from opslog.log import sealing
 from opslog.verify.verify import verify
 from tests.test_layout import HOSTILE_NAMES
@@ -137,6 +139,33 @@ def test_the_last_segment_of_a_log_goes_when_its_agent_is_gone(url: str, backend
     assert left[-1] == []
     session(url)
     assert paths(backend, "ops/a/") == [segment_path("a", 3)], "a number is never used twice"
+
+
+def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, clock: Clock) -> None:
+    """Whoever has read it to its end appends there, however long ago that was, and nobody else shall read from behind
+    that."""
+
+    def append(number: int, end: Position) -> Position:
+        commit = Set(
+            "2026-11-24T12:00:00.000000Z", 1000 * number, SHARED_LOG, "shared", msgspec.Raw(b'{"n":%d}' % number)
+        )
+        line = encode_commit(commit)
+        assert backend.append_at(SHARED_LOG, end, line) == end
+        return Position(end.segment, end.offset + len(line))
+
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    opslog.open(url, agent="a", compact_after=None, settings=settings).close()
+    end = append(1, Position(1, 0))
+    for _ in range(4):
+        clock.now += HOUR
+        compact(backend, REAL)
+        session(url, agent="b")
+    assert paths(backend, f"ops/{SHARED_LOG}/") == [segment_path(SHARED_LOG, 1)]
+    with opslog.open(url, read_only=True) as reader:
+        assert reader["shared"] == {"n": 1}
+        append(2, end)
+        reader.refresh()
+        assert reader["shared"] == {"n": 2}
 
 
 @pytest.mark.parametrize("opened", ["before", "after"])

@@ -27,6 +27,10 @@ ARCHIVE = "archive/"
 LOCKS = "locks/"
 REMOVED = "removed/"
 STAGING = "staging/"
+
+# The log with many writers (`Backend.append_at`).
+SHARED_LOG = "transactions"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _MANIFEST = re.compile(r"manifests/([0-9]{20})\.json", re.ASCII)
 _RUN = re.compile(r"snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)", re.ASCII)

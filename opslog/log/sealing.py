@@ -18,6 +18,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.commits import Seal
+from opslog.format.layout import SHARED_LOG
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segment, list_segments
@@ -55,7 +56,8 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
     free and the log ended at the cut of `old`: no session is open that began before it, and one that begins later
     starts a segment of its own. It finds the last one, or, where that is collected, a manifest whose cut is behind it.
 
-    A log with a torn tail does not end at its cut, and stays.
+    A log with a torn tail does not end at its cut, and stays. So does the shared log: whoever has read it to its end
+    may go on there, in the same segment, at any time.
 
     :param old: the newest manifest.
     :param cut: of the next one. A log is considered when both have the same position, so nothing came since, and
@@ -68,6 +70,7 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
         agent
         for agent, listed in list_segments(backend).items()
         if agent in old.cut
+        and agent != SHARED_LOG
         and cut.get(agent) == old.cut[agent]
         and _ends_at(listed, old.cut[agent])
         and now - listed[-1].modified > old.settings.grace_seconds
