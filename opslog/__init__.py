@@ -42,6 +42,7 @@ from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Undo
 from opslog.format.manifest import Settings
 from opslog.history import Revision
 from opslog.opening import open
+from opslog.replica.feed import Change, Changes, Effect
 from opslog.stats import Stats
 from opslog.store import Store
 
@@ -52,6 +53,8 @@ __all__ = [
     "AgentFencedError",
     "AlreadyExistsError",
     "Batch",
+    "Change",
+    "Changes",
     "ClosedError",
     "Commit",
     "CommitUnknownError",
@@ -59,6 +62,7 @@ __all__ = [
     "CorruptError",
     "DataError",
     "Delete",
+    "Effect",
     "Environment",
     "FilesystemWarning",
     "FormatVersionError",

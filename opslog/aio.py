@@ -36,10 +36,11 @@ from opslog.history import Revision
 from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
 from opslog.replica.batch import OpenBatch
+from opslog.replica.feed import Change, Changes
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
 
-__all__ = ["AsyncBatch", "AsyncStore", "open"]
+__all__ = ["AsyncBatch", "AsyncChanges", "AsyncStore", "open"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -298,6 +299,23 @@ class AsyncStore(Generic[T]):
             if is_quiet:
                 await asyncio.sleep(poll_seconds)
 
+    async def changes(self, since: str | None = None, limit: int | None = None) -> AsyncChanges[T]:
+        """As `Store.changes`."""
+        return AsyncChanges(await _in_thread(partial(self._replica.changes, since, limit)))
+
+    async def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> AsyncIterator[AsyncChanges[T]]:
+        """As `Store.follow`, until the store is closed."""
+        while not self._replica.is_closed:
+            try:
+                found = await self.changes(since)
+            except ClosedError:
+                return  # closed while it was looking
+            if found.reset or found.token != since:
+                yield found
+            else:
+                await asyncio.sleep(poll_seconds)
+            since = found.token
+
     async def ops(self, since: int | None = None) -> list[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps."""
         return await _in_thread(lambda: list(self._store.ops(since)))
@@ -354,6 +372,25 @@ class AsyncStore(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<opslog.aio.AsyncStore of {self._store!r}>"
+
+
+class AsyncChanges(Generic[T]):
+    """As `opslog.Changes`, to be iterated with ``async for``."""
+
+    def __init__(self, changes: Changes[T]) -> None:
+        self._changes = changes
+        self.token = changes.token
+        self.reset = changes.reset
+        self.commits = changes.commits
+
+    async def __aiter__(self) -> AsyncIterator[Change[T]]:
+        found = iter(self._changes)
+        while some := await _in_thread(lambda: list(islice(found, _AT_ONCE))):
+            for change in some:
+                yield change
+
+    def __repr__(self) -> str:
+        return f"<opslog.aio.AsyncChanges of {self._changes!r}>"
 
 
 class AsyncBatch(Generic[T]):

@@ -16,6 +16,7 @@ from opslog.format.commits import Commit, Set
 from opslog.format.layout import check_name
 from opslog.history import Revision
 from opslog.replica.batch import Block
+from opslog.replica.feed import Changes
 from opslog.replica.replica import Replica
 from opslog.replica.views import Items, Values
 from opslog.stats import Stats
@@ -200,8 +201,44 @@ class Store(MutableMapping[str, T], Generic[T]):
             if is_quiet:
                 replica.environment.sleep(poll_seconds)
 
+    def changes(self, since: str | None = None, limit: int | None = None) -> Changes[T]:
+        """The documents that changed since a token, as they are now, and what each commit since then did.
+
+        Refreshes first, and takes nothing from `refresh` and `watch`. What is in it is durable: a buffered store is
+        flushed. Applied in any order, the changes lead from the documents at the token to those that the store shows.
+        Costs what is new; a token of another process costs as much as to load the logs behind the newest snapshot, too.
+
+        :param since: a token of an earlier call, of any process. None: everything there is, as a reset.
+        :param limit: stop behind so many commits; the token says where. (On an object storage behind the append that
+            they end in.) A reset has no limit.
+        :raises UsageError: that is no token, or one of another store; or this is a view of the past.
+        """
+        return self._replica.changes(since, limit)
+
+    def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> Iterator[Changes[T]]:
+        """The changes since a token, without end: one `Changes` whenever there is something new, looked for every
+        `poll_seconds`. One without changes has a token that serves for longer than the one before it. Ends when the
+        store is closed. Errors as of `changes`.
+        """
+        replica = self._replica
+        while not replica.is_closed:
+            try:
+                found = replica.changes(since, None)
+            except ClosedError:
+                if replica.is_forked:
+                    raise
+                return  # closed while it was looking
+            if found.reset or found.token != since:
+                yield found
+            else:
+                replica.environment.sleep(poll_seconds)
+            since = found.token
+
     def ops(self, since: int | None = None) -> Iterator[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
+
+        A clock is no cursor: an agent that had not refreshed may commit later with a smaller one, and asking from the
+        greatest clock seen so far passes over that. To follow a store without gaps there is `changes`.
 
         :param since: None: everything that is retained.
         :raises HistoryGoneError: some of them were compacted away; says from which clock on all are there.

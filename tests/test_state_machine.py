@@ -22,13 +22,14 @@ from opslog.backends import open_backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Tail
 from opslog.errors import AlreadyExistsError, MissingFileError
-from opslog.format.commits import Batch, Commit, Set, Undo
+from opslog.format.commits import Batch, Commit, Set, Stamp, Undo
 from opslog.log.reader import Cursor, list_log
 from opslog.log.survey import survey
 from opslog.merge.merge import reference
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support.consuming import Consumer
 
 WINDOW = 3
 """Small, so that its edge is met often."""
@@ -90,6 +91,8 @@ class Agents(RuleBasedStateMachine):
         self.everything: list[Commit] = []
         self.clocks: dict[str, int] = {}
         self.value = 0
+        self.consumers = [Consumer(), Consumer()]
+        self.before: list[set[Stamp]] = [set(), set()]
 
     def note_commits(self, name: str, count: int) -> list[Commit]:
         """Read what an agent has just written from its log, apart from the store, into the model."""
@@ -182,6 +185,25 @@ class Agents(RuleBasedStateMachine):
     def refresh_reader(self, number: int) -> None:
         self.readers[number].refresh()
         assert plain(self.readers[number]) == self.expected()
+
+    @rule(number=st.integers(0, 1), by=st.sampled_from([*NAMES, 0, 1]), limit=st.sampled_from([None, None, 1, 3]))
+    def consume(self, number: int, by: str | int, limit: int | None) -> None:
+        """Consumers follow the store by whichever agent or reader there is."""
+        store = self.agents[by] if isinstance(by, str) else self.readers[by]
+        consumer = self.consumers[number]
+        resets = consumer.resets
+        changes = store.changes(consumer.token, limit)
+        consumer.take(changes)
+        written = {commit.stamp for commit in self.everything if not isinstance(commit, opslog.Seal)}
+        if consumer.resets > resets:
+            self.before[number] = written
+        elif limit is not None:
+            assert len(changes.commits) <= limit  # each append is one commit here
+        if limit is None or consumer.resets > resets:
+            assert consumer.documents == plain(store) == self.expected()
+            assert {*consumer.stamps} == written - self.before[number], "no commit is missing"
+        if limit is None:
+            assert not store.changes(consumer.token).commits
 
     @rule(name=AGENTS)
     def restart(self, name: str) -> None:

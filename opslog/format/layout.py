@@ -4,6 +4,7 @@
     snapshots/00000000000000000007-<nonce>/part-00000.jsonl   and   part-00000.index
     ops/<agent>/00000000000000000001.jsonl
     archive/<period>/<nonce>.jsonl                             and   <nonce>.index
+    store.json                                                 which store this is
     locks/<name>                                               the storage's own
     staging/<nonce>/<name>                                     rows of a Spark job, until it succeeds or fails
     removed/<nonce>/<former path>                              what `opslog verify --repair` moved aside
@@ -27,6 +28,7 @@ ARCHIVE = "archive/"
 LOCKS = "locks/"
 REMOVED = "removed/"
 STAGING = "staging/"
+STORE = "store.json"
 
 # The log with many writers (`Backend.append_at`).
 SHARED_LOG = "transactions"
@@ -50,6 +52,8 @@ class Kind(Enum):
     ARCHIVE = "archive"
     # A lock, a lease, or the storage's clock.
     LOCK = "lock"
+    # Which store this is.
+    STORE = "store"
     # What a repair moved aside.
     REMOVED = "removed"
     # What a backend is still creating under another name, or gave up creating.
@@ -144,6 +148,8 @@ def kind_of(path: str) -> Kind:
         return Kind.SEGMENT
     if archive_of(path) is not None:
         return Kind.ARCHIVE
+    if path == STORE:
+        return Kind.STORE
     if path.startswith(LOCKS):
         return Kind.LOCK
     if path.startswith(REMOVED):

@@ -85,6 +85,13 @@ class Merge:
             self._settle(log.popleft())
         return touched
 
+    def touched_by(self, commit: Commit) -> Iterable[Record]:
+        """What `apply` would return."""
+        if not isinstance(commit, Undo):
+            return commit.records
+        target = self._find(self.recent.get(commit.agent, ()), commit.target)
+        return () if target is None else target.records
+
     def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
         """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
         was overwritten since costs one look, and only what is kept is detached from the bytes it came in. Cheapest if
@@ -167,13 +174,18 @@ class Merge:
         return None
 
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
-        for entry in log:
-            if entry.commit.clock == target and not entry.cancelled:
-                entry.cancelled = True
-                for record in entry.records:
-                    self._withdraw(record)
-                return entry.records
-        return ()
+        entry = self._find(log, target)
+        if entry is None:
+            return ()
+        entry.cancelled = True
+        for record in entry.records:
+            self._withdraw(record)
+        return entry.records
+
+    @staticmethod
+    def _find(log: Iterable[Recent], target: int) -> Recent | None:
+        """The commit that an undo of this target would cancel."""
+        return next((entry for entry in log if entry.commit.clock == target and not entry.cancelled), None)
 
     def _contest(self, records: Iterable[Record]) -> None:
         for record in records:

@@ -6,7 +6,8 @@ calling thread wait, `AsyncStore` the task. What else they have in common is her
 - `state`, and how threads share it (`opslog.replica.memory`);
 - how it follows what others write (`opslog.replica.following`): `refresh`, `news`;
 - `log`, which writes (`opslog.log.writer`), and `compaction`, the automatic one;
-- `batches` of the threads, which lie over the state until they are committed (`opslog.replica.batch`).
+- `batches` of the threads, which lie over the state until they are committed (`opslog.replica.batch`);
+- `feed`, which says what changed since a token (`opslog.replica.feed`).
 
 A write has three steps. `prepare_set`, `prepare_delete` or the end of a batch say what to commit; the log's `queue`
 stamps it; its `finish` returns when it is durable. What has to be decided on the newest state, with no other commit of
@@ -28,15 +29,17 @@ from opslog.compaction.automatic import AutoCompaction
 from opslog.concurrency import exiting
 from opslog.concurrency.background import logger
 from opslog.environment import Environment
-from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError
+from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
 from opslog.format.documents import Schema, check_id
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
 from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.replica.batch import Batches
+from opslog.replica.feed import EVERYTHING, Changes, Feed
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
+from opslog.snapshot.identity import make_identity, read_identity
 
 T = TypeVar("T")
 
@@ -71,6 +74,8 @@ class Replica(Following, Generic[T]):
         super().__init__(loader, state, read_at=read_at, agent=agent, environment=environment, included=included)
         self.schema = schema
         self.batches = Batches()
+        self.feed = Feed(loader, schema.decode)
+        self._id = ""
         self.is_buffered = buffer is not None
         self.is_closed = False
         self._generation = forking.generation
@@ -211,6 +216,34 @@ class Replica(Following, Generic[T]):
         if self.log is not None:
             self.log.flush()
         self.check_open()
+
+    # -- the feed
+
+    def changes(self, since: str | None, limit: int | None) -> Changes[T]:
+        """What changed since a token. Blocks. Arguments and errors as of `Store.changes`."""
+        self.check_open()
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit is a number of commits from 1 on, or None, not {limit!r}")
+        self.batches.check_none("changes")
+        if self.included is not None:
+            raise UsageError("a view of the past does not change: open the store without as_of for its changes")
+        found: list[Changes[T]] = []
+        self.flush()
+        self.refresh()
+        self._one_at_a_time(lambda: found.append(self._changes(since, limit)))
+        return found[0]
+
+    def _changes(self, since: str | None, limit: int | None) -> Changes[T]:
+        own = {} if self.agent is None else {self.agent: EVERYTHING}
+        newest, ends = self.read(lambda state: (state.passed, state.ends | own))
+        return self.feed.changes(self._store_id(), since, newest, ends, limit)
+
+    def _store_id(self) -> str:
+        if not self._id:
+            self._id = read_identity(self.backend) or ""
+            if not self._id and self.log is not None:
+                self._id = make_identity(self.backend, self.environment.nonce())
+        return self._id
 
     def appended(self, cost: int) -> None:
         """The log has grown by what costs so much to read (`opslog.log.reader.cost_after`)."""

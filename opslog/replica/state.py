@@ -34,6 +34,7 @@ class State:
 
     :ivar manifest: what it started from.
     :ivar runs: the snapshot, newest first.
+    :ivar passed: the newest manifest that asked for no other load. Everything up to its cut was read.
     :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
         better.
     :ivar cursors: per agent how far its log was read; `clock`.
@@ -59,8 +60,7 @@ class State:
         self.tail_cost = found.log_cost
         self.cursors = found.cursors
         self.listed = found.listed
-        # The number of the newest manifest that asked for no other load.
-        self._passed = manifest.number
+        self.passed = manifest
         self._documents = manifest.documents
         # Whether `_documents` counts a document; those that are not in here as the snapshot has them.
         self._counted: dict[str, bool] = {}
@@ -93,6 +93,28 @@ class State:
             raise
         finally:
             self._is_busy = False
+
+    def take(self, commit: Commit, before: dict[str, Record | None]) -> tuple[str, ...]:
+        """Take in the next commit of its log.
+
+        :param before: gets what counted until now for each document that the commit touches, unless it is there.
+        :returns: these documents; of an undo those that it gives back.
+        """
+        ids = tuple(record.id for record in self.merge.touched_by(commit))
+        for id in ids:
+            if id not in before:
+                before[id] = self.record(id)
+        self.apply((commit,))
+        return ids
+
+    @property
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """Per agent where in its log this state ends."""
+        return {agent: cursor.position for agent, cursor in self.cursors.items()}
+
+    def cursor(self, agent: str) -> Cursor:
+        """A copy of the cursor in a log."""
+        return msgspec.structs.replace(self.cursors.get(agent) or Cursor(agent))
 
     def check_idle(self) -> None:
         """:raises UsageError: `apply`, or the counting of documents, is under way. As threads exclude each other, it is
@@ -178,7 +200,7 @@ class State:
         runs = frozenset(run.run.name for run in self.runs if isinstance(run, BlockRun))
         return Progress(
             self.manifest.number,
-            self._passed,
+            self.passed.number,
             self.cursors,
             agent,
             runs,
@@ -189,23 +211,23 @@ class State:
     def list_logs(self, backend: Backend, newest: Manifest) -> Survey:
         """The logs behind what was read, by a manifest that asks for no other load. From now on, until everything is
         read, what is in this listing must be there."""
-        if newest.number != self._passed:
+        if newest.number != self.passed.number:
             at_cut(newest, self.cursors)
-            self._passed = newest.number
+            self.passed = newest
         found = list_logs(backend, newest, self.cursors, self.listed)
         self.listed = frozenset(found.segments)
         return found
 
     def get(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
-        record = self._record(id)
+        record = self.record(id)
         return record if isinstance(record, Set) else None
 
     def contains(self, id: str) -> bool:
         winner = self.winners.get(id)
         if winner is None:
             return bool(self._stored_live(id))
-        return isinstance(winner if self._outranks_all(winner) else self._record(id), Set)
+        return isinstance(winner if self._outranks_all(winner) else self.record(id), Set)
 
     def records(self, overlay: dict[str, Record] | None = None) -> Iterator[Set]:
         """All documents' records in order of id, as they are at the call, however long the iteration takes.
@@ -217,8 +239,9 @@ class State:
         overlay = overlay or {}
         return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
 
-    def _record(self, id: str) -> Record | None:
-        """What counts for a document: the winner of the tail, or what the snapshot says, whichever is newer."""
+    def record(self, id: str) -> Record | None:
+        """What counts for a document, a tombstone too: the winner of the tail, or what the snapshot says, whichever is
+        newer."""
         winner = self.winners.get(id)
         if winner is not None and self._outranks_all(winner):
             return winner
@@ -227,6 +250,16 @@ class State:
             if stored is not None:
                 return stored if winner is None else newer(winner, stored)
         return winner
+
+    def snapshot(self) -> Callable[[], Iterator[Set]]:
+        """All documents' records in order of id, as they are at this call, to be iterated at any time and many times.
+
+        :raises RetryError: when iterated: the snapshot was replaced and collected.
+        """
+        for run in self.runs:
+            run.hold()
+        runs, winners = list(self.runs), dict(self.winners)
+        return lambda: _retained(live_records(runs, winners))
 
     def _outranks_all(self, winner: Record) -> bool:
         """Whether it is newer than the whole snapshot, so that nothing has to be looked up."""
@@ -296,9 +329,13 @@ class Loader:
 
     def load_at(self, choose: Callable[[], Manifest], included: Callable[[Commit], bool] | None) -> State:
         """An earlier state: the manifest that `choose` picks, with those later commits that are `included`."""
-        return survey(self.manifests, lambda found: self._load(found, included), choose=choose)
+        return survey(self.manifests, lambda found: self.load_from(found, included), choose=choose)
 
-    def _load(self, found: Survey, included: Callable[[Commit], bool] | None) -> State:
+    def load_from(self, found: Survey, included: Callable[[Commit], bool] | None = None) -> State:
+        """The state of a survey, which is not accepted yet.
+
+        :raises MissingFileError: something was collected since.
+        """
         state = State(found, self._load_runs(found.manifest.runs))
         chunks = self._with_progress(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
         if included is not None:
@@ -315,8 +352,10 @@ class Loader:
                 self._progress(done, total)
 
     def _load_runs(self, runs: Iterable[Run]) -> list[StoredRun]:
-        self._runs = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
-        return list(self._runs.values())
+        """These runs; those that were loaded last time are not loaded again."""
+        loaded = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
+        self._runs = loaded
+        return list(loaded.values())
 
 
 def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:

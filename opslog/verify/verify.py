@@ -20,6 +20,7 @@ from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.format.layout import (
     ARCHIVE,
     MANIFESTS,
+    STORE,
     Kind,
     archive_of,
     archive_path,
@@ -28,6 +29,7 @@ from opslog.format.layout import (
 )
 from opslog.format.manifest import Manifest, Part, Run, decode_manifest
 from opslog.log.reader import list_log, list_segments
+from opslog.snapshot.identity import decode_identity
 from opslog.snapshot.manifests import ManifestStore, first_retained
 from opslog.snapshot.runs import BlockRun, merge_rows
 from opslog.verify.files import FileCheck, Problem, Reader, Report
@@ -90,6 +92,7 @@ class _Verification:
 
     def run(self) -> None:
         unfinished = self._unfinished_archives()
+        self._check_identity()
         self._read_manifests()
         if not self._known and not self._unreadable:
             self._report_no_manifest()
@@ -274,6 +277,17 @@ class _Verification:
             self.report.archives += "index" in kinds
 
     # -- everything else
+
+    def _check_identity(self) -> None:
+        try:
+            data = self._reader.read(STORE)
+        except MissingFileError:
+            return  # it is made when it is needed
+        try:
+            decode_identity(data)
+        except CorruptError as error:
+            message = str(error).removeprefix(f"{STORE}: ")
+            self.report.error(STORE, 0, f"{message}. Restore it from a copy; no document is affected")
 
     def _check_garbage(self) -> None:
         entries = self._backend.list("")

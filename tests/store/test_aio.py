@@ -318,6 +318,47 @@ async def test_watch_follows_others_until_the_store_is_closed(url: str) -> None:
 
 
 @in_a_loop
+async def test_changes_are_those_of_the_store(url: str) -> None:
+    async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+        for number in range(3):
+            await store.set(f"{number}", {"number": number})
+        changes = await store.changes()
+        assert changes.reset
+        assert [change.id async for change in changes] == ["0", "1", "2"]
+        await store.delete("1")
+        await store.set("3", {})
+        changes = await store.changes(changes.token)
+        assert [(change.id, change.document) async for change in changes] == [("1", None), ("3", {})]
+        assert [effect.op for effect in changes.commits] == ["delete", "set"]
+        assert len((await store.changes(changes.token)).commits) == 0
+        await store.set("4", {})
+        async for found in store.follow(changes.token, poll_seconds=0.001):
+            assert [change.id async for change in found] == ["4"]
+            break
+        else:
+            raise AssertionError("nothing came")
+
+
+@in_a_loop
+async def test_following_changes_ends_when_the_store_is_closed(url: str) -> None:
+    store = await opslog.aio.open(url, agent="a", compact_after=None)
+    found = []
+
+    async def follow() -> None:
+        async for changes in store.follow(poll_seconds=0.001):
+            found.append([change.id async for change in changes])
+            if len(found) == 2:
+                await store.close()
+
+    following = asyncio.create_task(follow())
+    while not found:
+        await asyncio.sleep(0.001)
+    await store.set("x", {})
+    await following
+    assert found == [[], ["x"]]
+
+
+@in_a_loop
 async def test_automatic_compactions_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Task:

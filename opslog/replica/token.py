@@ -1,0 +1,113 @@
+"""Tokens of the feed: up to where, in each log, changes were taken. Pure.
+
+A token names a manifest and says, of each log that goes beyond the cut of that manifest, where the reader is. So it
+grows with the logs that are not compacted to their ends, and not with all that ever were. It serves as long as the
+manifest is retained: nothing behind the cut of a retained manifest is collected.
+
+As text it is JSON, compressed, in the alphabet of URLs.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+from opslog.errors import UsageError
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.log.reader import Cursor
+
+# Nothing that a program keeps as a token is longer, and nobody can make this process unpack more.
+_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A position in a log, at a commit boundary: `commits` lie before it, the last of them at `clock`."""
+
+    segment: int
+    offset: int
+    commits: int
+    clock: int
+
+    @classmethod
+    def of(cls, cursor: Cursor) -> Position:
+        return cls(cursor.segment, cursor.offset, cursor.commits, cursor.clock)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    def is_of(self, cursor: Cursor) -> bool:
+        """Whether this is where the cursor is. (The beginning of a segment is the end of the one before it.)"""
+        same_commits = (self.commits, self.clock) == (cursor.commits, cursor.clock)
+        return same_commits and (self.offset == 0 or self.position == cursor.position)
+
+
+class Token(msgspec.Struct, frozen=True):
+    """See the module's docstring.
+
+    :ivar store: the store's id; empty where it has none.
+    :ivar manifest: the number of a manifest, and `clock` and `created` of it, which tell it from another one of the
+        same number, as a store has that was restored from a backup.
+    :ivar logs: of each log that was read beyond the cut of that manifest, where.
+    """
+
+    store: str
+    manifest: int
+    clock: int
+    created: str
+    logs: dict[str, Position]
+
+    @classmethod
+    def at(cls, store: str, manifest: Manifest, cursors: Mapping[str, Cursor]) -> Token:
+        """The token of a reader that is here, and not before the cut of this manifest in any log."""
+        logs = {
+            agent: Position.of(cursor)
+            for agent, cursor in sorted(cursors.items())
+            if cursor.commits > manifest.cut.get(agent, START).commits
+        }
+        return cls(store, manifest.number, manifest.clock, manifest.created, logs)
+
+    def is_from(self, manifest: Manifest) -> bool:
+        """Whether it names this manifest."""
+        named = (self.manifest, self.clock, self.created)
+        return named == (manifest.number, manifest.clock, manifest.created)
+
+    def ends(self, manifest: Manifest) -> dict[str, tuple[int, int]]:
+        """Up to where each log was read, given the manifest that it names."""
+        return {agent: cut.position for agent, cut in manifest.cut.items()} | {
+            agent: position.position for agent, position in self.logs.items()
+        }
+
+    def fits(self, cursors: Mapping[str, Cursor]) -> bool:
+        """Whether a reader that read that far is here: no log ends before, or has another commit there."""
+        return all(agent in cursors and at.is_of(cursors[agent]) for agent, at in self.logs.items())
+
+    def __str__(self) -> str:
+        packed = zlib.compress(msgspec.json.encode(self), 9)
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """:raises UsageError: it is no token."""
+        try:
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            unpacking = zlib.decompressobj()
+            body = unpacking.decompress(packed, _BYTES_MAX)
+            if not unpacking.eof or unpacking.unused_data:
+                raise ValueError("it was cut short, or something was added")
+            return msgspec.json.decode(body, type=cls)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise UsageError(
+                f"{str(text)[:40]!r} is no token of changes: keep the text of `Changes.token` as it is ({error})"
+            ) from error
+
+
+def has_reached(cursors: Mapping[str, Cursor], cut: Mapping[str, Cut]) -> bool:
+    """Whether everything before a cut was read. Commits are counted: a cut at the beginning of a segment says nothing
+    of where in the one before it a reader is."""
+    return all(
+        (agent in cursors and cursors[agent].commits >= at.commits) or at.commits == 0 for agent, at in cut.items()
+    )

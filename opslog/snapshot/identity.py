@@ -1,0 +1,51 @@
+"""Which store this is: an id in a file that is created once, so that what belongs to one store is not taken for
+another's. A copy gets an id of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import AlreadyExistsError, MissingFileError
+from opslog.format.checksum import decode_checked, encode_checked
+from opslog.format.layout import STORE
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What stands in the file.
+
+    :ivar id: letters and digits, at random.
+    """
+
+    id: str
+
+
+def read_identity(backend: Backend) -> str | None:
+    """The store's id, None where it has none: programs before 0.2 made none, and it is made when it is needed.
+
+    :raises CorruptError: the file is damaged.
+    """
+    try:
+        data = backend.read(STORE)
+    except MissingFileError:
+        return None
+    return decode_identity(data)
+
+
+def make_identity(backend: Backend, nonce: str) -> str:
+    """The store's id, made of a nonce where it has none.
+
+    :raises CorruptError: the file is damaged.
+    """
+    with suppress(AlreadyExistsError):
+        backend.create(STORE, encode_checked(Identity(nonce)))
+        return nonce
+    backend.persist([STORE])  # whoever made it may be killed before it is durable
+    return decode_identity(backend.read(STORE))
+
+
+def decode_identity(data: bytes) -> str:
+    """:raises CorruptError: this is not what such a file has."""
+    return decode_checked(data, Identity, STORE).id

@@ -1,0 +1,510 @@
+"""Changes: what a consumer gets with a token, with which it misses nothing, and when it has to begin again.
+
+`tests/test_state_machine.py` has consumers in random histories, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+from opslog.backends import open_backend
+from opslog.backends.local.fs import FsBackend
+from opslog.environment import Environment
+from opslog.format.layout import STORE, segment_path
+from opslog.format.manifest import Cut, Manifest
+from opslog.log.reader import Cursor
+from opslog.replica.token import Position, Token
+from opslog.snapshot.manifests import ManifestStore
+from opslog.verify.verify import verify
+from tests.support import bucket
+from tests.support.consuming import Consumer
+
+Store = opslog.Store[dict[str, Any]]
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["directory", "memory", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "directory" else f"{request.param}://changes-{next(_numbers)}"
+
+
+def open_writer(url: str, agent: str, **options: Any) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None, **options)
+
+
+def seen(changes: Iterable[opslog.Change[dict[str, Any]]]) -> list[tuple[str, dict[str, Any] | None, bool]]:
+    return [(change.id, change.document, change.existed) for change in changes]
+
+
+# -- what is in it
+
+
+def test_the_first_changes_are_everything(url: str) -> None:
+    with open_writer(url, "a") as store:
+        store["y"], store["x"], store["z"] = {"n": 1}, {"n": 2}, {"n": 3}
+        del store["z"]
+        changes = store.changes()
+        assert changes.reset
+        assert changes.commits == ()
+        assert seen(changes) == [("x", {"n": 2}, False), ("y", {"n": 1}, False)]
+
+
+def test_then_come_what_changed_and_what_each_commit_did(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"], a["gone"] = {"n": 1}, {}
+        token = b.changes().token
+        a["x"] = {"n": 2}
+        del a["gone"]
+        with b.batch():
+            b["x"], b["new"] = {"n": 3}, {}
+        a["brief"] = {}
+        del a["brief"]
+        changes = b.changes(token)
+        assert not changes.reset
+        assert seen(changes) == [("gone", None, True), ("new", {}, False), ("x", {"n": 3}, True)]
+        assert [tuple(effect)[:2] + tuple(effect)[3:] for effect in changes.commits] == [
+            ((3, "a"), "a", "set", ("x",), False),
+            ((3, "b"), "b", "batch", ("x", "new"), True),
+            ((4, "a"), "a", "delete", ("gone",), True),
+            ((5, "a"), "a", "set", ("brief",), False),
+            ((6, "a"), "a", "delete", ("brief",), True),
+        ]
+        gone = next(change for change in changes if change.id == "gone")
+        assert isinstance(gone.record, opslog.Delete)
+        assert gone.record.agent == "a"
+
+
+def test_an_undo_says_what_it_gave_back(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"], a["y"] = {"n": 1}, {"n": 1}
+        with a.batch():
+            a["x"], a["y"] = {"n": 2}, {"n": 2}
+        token = b.changes().token
+        a.undo()
+        changes = b.changes(token)
+        assert seen(changes) == [("x", {"n": 1}, True), ("y", {"n": 1}, True)]
+        assert [(effect.op, effect.ids, effect.won) for effect in changes.commits] == [("undo", ("x", "y"), True)]
+
+
+def test_what_an_undo_took_back_has_not_won_and_is_no_change(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"] = {"n": 1}
+        token = b.changes().token
+        a["x"] = {"n": 2}
+        a.undo()
+        changes = b.changes(token)
+        assert seen(changes) == []
+        assert [(effect.op, effect.won) for effect in changes.commits] == [("set", False), ("undo", True)]
+
+
+def test_a_commit_that_comes_late_with_a_smaller_clock_is_there(url: str) -> None:
+    """`ops(since=clock)` passes over it."""
+    with open_writer(url, "early") as early, open_writer(url, "late") as late:
+        for number in range(5):
+            early["x"] = {"n": number}
+        changes = early.changes()
+        late["y"] = {}
+        assert [effect.stamp for effect in early.changes(changes.token).commits] == [(1, "late")]
+        assert [commit.id for commit in early.ops(5) if isinstance(commit, opslog.Set)] == []
+
+
+def test_nothing_is_taken_from_refresh_and_watch(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        token = b.changes().token
+        a["x"] = {}
+        assert len(b.changes(token).commits) == 1
+        assert [commit.agent for commit in b.refresh()] == ["a"]
+        a["y"] = {}
+        assert len(b.changes(token).commits) == 2
+        assert next(b.watch()).agent == "a"
+
+
+def test_a_token_serves_any_process_and_readers(url: str) -> None:
+    with open_writer(url, "a") as a:
+        a["x"] = {"n": 1}
+        token = a.changes().token
+        a["x"] = {"n": 2}
+        there = a.changes(token)
+    with opslog.open(url, read_only=True) as reader:
+        assert reader.changes(token).token == there.token
+        assert seen(reader.changes(token)) == [("x", {"n": 2}, True)]
+        assert seen(reader.changes(there.token)) == []
+
+
+def test_limit_stops_early(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        consumer = Consumer()
+        consumer.take(b.changes())
+        for number in range(5):
+            a[f"x-{number}"] = {}
+            b[f"y-{number}"] = {}
+        counts = []
+        while (changes := b.changes(consumer.token, limit=3)).commits:
+            counts.append(len(changes.commits))
+            consumer.take(changes)
+        assert counts == [3, 3, 3, 1]
+        assert consumer.documents == dict(b.items())
+        with pytest.raises(opslog.UsageError, match="limit is a number of commits from 1 on"):
+            b.changes(consumer.token, limit=0)
+
+
+def test_limit_stops_behind_an_append_where_each_is_an_object() -> None:
+    url = f"bucket://changes-{next(_numbers)}"
+    with open_writer(url, "a", durability="buffered", buffer_seconds=1000.0) as store:
+        consumer = Consumer()
+        consumer.take(store.changes())
+        for some in range(3):
+            for number in range(4):
+                store[f"x-{number}"] = {"n": some}
+            store.flush()
+        for _ in range(2):
+            changes = store.changes(consumer.token, limit=3)
+            assert len(changes.commits) == 4
+            consumer.take(changes)
+        with opslog.open(url, read_only=True) as reader:
+            consumer.take(reader.changes(consumer.token))
+        assert consumer.resets == 1
+        assert len(consumer.stamps) == 12
+
+
+def test_no_log_waits_behind_one_that_is_written_faster(url: str) -> None:
+    with open_writer(url, "busy") as busy, open_writer(url, "quiet") as quiet:
+        token = quiet.changes().token
+        quiet["x"] = {}
+        for number in range(20):
+            busy["y"] = {"n": number}
+        assert {effect.author for effect in quiet.changes(token, limit=2).commits} == {"quiet", "busy"}
+
+
+def test_documents_have_the_stores_type(url: str) -> None:
+    class Task(msgspec.Struct):
+        title: str
+
+    with opslog.open(url, agent="a", type=Task) as store:
+        store["x"] = Task("build")
+        assert [change.document for change in store.changes()] == [Task("build")]
+
+
+def test_a_reset_shows_the_store_as_it_was_whenever_it_is_iterated(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0)) as store:
+        for number in range(100):
+            store[f"x-{number:02}"] = {"n": number}
+        store.compact()
+        changes = store.changes()
+        before = dict(store.items())
+        store.clear()
+        store.compact(full=True)
+        assert {change.id: change.document for change in changes} == before
+        assert {change.id: change.document for change in changes} == before
+
+
+# -- durability
+
+
+def test_a_buffered_store_is_flushed(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path), "a", durability="buffered", buffer_seconds=1000.0) as store:
+        token = store.changes().token
+        store["x"] = {}
+        assert seen(store.changes(token)) == [("x", {}, False)]
+        assert open_backend(str(tmp_path)).list("ops/a/")[0].size > 0
+
+
+def test_what_others_wrote_is_durable_before_it_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    persisted: list[str] = []
+    real = FsBackend.persist
+
+    def persist(self: FsBackend, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        persisted.extend(paths)
+        real(self, paths)
+
+    with open_writer(str(tmp_path), "a") as a, opslog.open(str(tmp_path), read_only=True) as reader:
+        a["x"] = {}
+        monkeypatch.setattr(FsBackend, "persist", persist)
+        token = reader.changes().token
+        assert persisted == [segment_path("a", 1)]
+        a["x"] = {}
+        reader.changes(token)
+        assert persisted == [segment_path("a", 1)] * 2
+        reader.changes(reader.changes(token).token)
+        assert len(persisted) == 3
+
+
+# -- tokens
+
+
+def test_what_is_no_token_is_refused(url: str) -> None:
+    with open_writer(url, "a") as store:
+        token = store.changes().token
+        for wrong in ("", "x", "ä", token[:-4], token + "AAAA", token[4:], "!" + token[1:]):
+            with pytest.raises(opslog.UsageError, match="is no token of changes"):
+                store.changes(wrong)
+        assert store.changes(token).token == token
+
+
+def test_a_token_of_another_store_is_refused(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path / "one"), "a") as one, open_writer(str(tmp_path / "two"), "a") as two:
+        token = one.changes().token
+        with pytest.raises(opslog.UsageError, match="of another store"):
+            two.changes(token)
+
+
+def test_a_store_without_an_id_gets_one_from_a_writer(url: str) -> None:
+    with open_writer(url, "a") as store:
+        with opslog.open(url, read_only=True) as reader:
+            token = reader.changes().token
+        store["x"] = {}
+        changes = store.changes(token)
+        assert not changes.reset
+        with opslog.open(url, read_only=True) as reader:
+            assert seen(reader.changes(token)) == [("x", {}, False)]
+            assert Token.parse(reader.changes(token).token).store == Token.parse(changes.token).store != ""
+
+
+def test_a_damaged_id_is_an_error(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path), "a") as store:
+        store.changes()
+    (tmp_path / STORE).write_bytes(b'{"id":"x"}\n')
+    with open_writer(str(tmp_path), "a") as store, pytest.raises(opslog.CorruptError, match=STORE):
+        store.changes()
+    (problem,) = verify(open_backend(str(tmp_path))).problems
+    assert (problem.severity, problem.path) == ("error", STORE)
+
+
+def test_a_token_grows_with_the_logs_that_are_not_compacted_to_their_ends() -> None:
+    cut = {f"worker-{number}": Cut(2, 0, 40) for number in range(10_000)}
+    cursors = {agent: Cursor.at(agent, at) for agent, at in cut.items()}
+    for number in range(50):
+        cursors[f"live-{number}"] = Cursor(f"live-{number}", 3, 1000 + 317 * number, 100 + number, 1_000_000 + number)
+    token = str(
+        Token.at("0123456789abcdef", Manifest(number=7, created="2026-11-20T12:00:00.000000Z", cut=cut), cursors)
+    )
+    assert len(token) < 4096
+    parsed = Token.parse(token)
+    assert parsed.logs["live-7"] == Position(3, 1000 + 317 * 7, 107, 1_000_007)
+    assert len(parsed.logs) == 50
+
+
+# -- resets
+
+
+def collect(store: Store, times: int = 3) -> None:
+    """Compact until nothing is retained but what the newest manifest needs (with a grace of 0)."""
+    for _ in range(times):
+        store["again"] = {}
+        store.compact()
+
+
+def test_where_commits_were_collected_unread_it_begins_again(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
+        consumer = Consumer()
+        consumer.take(a.changes())
+        a["x"] = {}
+        collect(a)
+        with opslog.open(url, read_only=True) as reader:
+            for store in (reader, a):
+                again = Consumer()
+                again.token = consumer.token
+                changes = store.changes(again.token)
+                assert changes.reset
+                again.take(changes)
+                assert again.documents == dict(store.items())
+
+
+def test_a_log_that_was_collected_to_its_end_is_missed(url: str) -> None:
+    """Nothing of it is listed any more."""
+    seconds = [1e9]
+    environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
+    options: dict[str, Any] = {"environment": environment}
+    if not url.startswith(("memory", "bucket")):
+        pytest.skip("a directory has its own clock")
+    options["now"] = lambda: seconds[0]
+    settings = opslog.Settings(undo_window=2, grace_seconds=1, undo_ttl_seconds=10)
+    with open_writer(url, "a", settings=settings, **options) as a:
+        token = a.changes().token
+        with open_writer(url, "b", **options) as b:
+            b["x"] = {}
+        for _ in range(4):
+            seconds[0] += 100
+            a["again"] = {}
+            a.compact()
+        assert not any(entry.path.startswith("ops/b/") for entry in open_backend(url).list("ops/"))
+        changes = a.changes(token)
+        assert changes.reset
+        assert "x" in [change.id for change in changes]
+
+
+def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> None:
+    """The history that random ones found: the cut in the log of an agent that is gone is the beginning of a segment
+    that is not there yet. A consumer stopped early in the one before it, and the next call passed over its rest."""
+    seconds = [1e9]
+    environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
+    options: dict[str, Any] = {"environment": environment, "now": lambda: seconds[0]}
+    settings = opslog.Settings(undo_window=0, grace_seconds=20, keep_history_seconds=None)
+    url = f"memory://changes-{next(_numbers)}"
+    consumer = Consumer()
+    with open_writer(url, "a", settings=settings, **options) as a:
+        consumer.take(a.changes())
+        with open_writer(url, "b", **options) as b:
+            for number in range(4):
+                b["x"] = {"n": number}
+            b.undo()
+            del b["x"]
+        for _ in range(2):  # the second one finds that nothing came since
+            seconds[0] += 100
+            a["again"] = {}
+            a.compact()
+        cut = ManifestStore(open_backend(url)).newest().cut["b"]
+        assert (cut.offset, cut.there) == (0, False)
+        consumer.take(a.changes(consumer.token, limit=5))
+        assert sum(agent == "b" for _, agent in consumer.stamps) == 3
+        consumer.take(a.changes(consumer.token))
+        assert consumer.resets == 1
+        assert sum(agent == "b" for _, agent in consumer.stamps) == 5
+        assert consumer.documents == dict(a.items()) == {"again": {}}
+
+
+def test_as_long_as_its_manifest_is_retained_a_token_serves(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=1e6)) as a:
+        a["x"] = {"n": 0}
+        token = a.changes().token
+        for number in range(10):
+            a["x"] = {"n": number}
+            a.compact(full=number % 2 == 0)
+        with opslog.open(url, read_only=True) as reader:
+            changes = reader.changes(token)
+            assert not changes.reset
+            assert seen(changes) == [("x", {"n": 9}, True)]
+            assert len(changes.commits) == 10
+
+
+def test_the_token_of_who_follows_is_renewed_by_compactions(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
+        a["x"] = {}
+        found = a.follow()
+        assert next(found).reset
+        a["y"] = {}
+        token = next(found).token
+        a.compact()
+        changes = next(found)
+        assert (seen(changes), changes.commits, changes.reset) == ([], (), False)
+        assert Token.parse(changes.token).manifest > Token.parse(token).manifest
+
+
+def test_a_log_that_is_shorter_than_it_was_is_a_reset(tmp_path: Path) -> None:
+    """As after a power cut, or where the store was restored from a backup."""
+    with open_writer(str(tmp_path), "a") as a:
+        a["x"] = {"n": 1}
+        at_one = (tmp_path / segment_path("a", 1)).read_bytes()
+        a["x"] = {"n": 2}
+        token = a.changes().token
+    (tmp_path / segment_path("a", 1)).write_bytes(at_one)
+    with opslog.open(str(tmp_path), read_only=True) as reader:
+        changes = reader.changes(token)
+        assert changes.reset
+        assert seen(changes) == [("x", {"n": 1}, False)]
+
+
+def test_a_log_with_another_commit_at_its_place_is_a_reset(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path / "s"), "a") as a, open_writer(str(tmp_path / "s"), "b") as b:
+        a["x"] = {"n": 1}
+        a.changes()
+        shutil.copytree(tmp_path / "s", tmp_path / "backup")
+        b["x"] = {"n": 2}
+        a.refresh()
+        a["x"] = {"n": 3}
+        token = a.changes().token
+    shutil.rmtree(tmp_path / "s")
+    (tmp_path / "backup").rename(tmp_path / "s")
+    with open_writer(str(tmp_path / "s"), "b") as b, open_writer(str(tmp_path / "s"), "a") as a:
+        b["x"] = {"n": 2}
+        a["x"] = {"n": 3}  # as long as before, at another clock
+        changes = a.changes(token)
+        assert changes.reset
+        assert seen(changes) == [("x", a["x"], False)]
+
+
+def test_a_manifest_of_the_same_number_but_another_one_is_a_reset(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path / "s"), "a", settings=opslog.Settings(undo_window=0)) as a:
+        a["x"] = {"n": 1}
+        a.changes()
+        shutil.copytree(tmp_path / "s", tmp_path / "backup")
+        a.compact()
+        token = a.changes().token
+    shutil.rmtree(tmp_path / "s")
+    (tmp_path / "backup").rename(tmp_path / "s")
+    with open_writer(str(tmp_path / "s"), "a") as a:
+        a["x"] = {"n": 5}
+        a.compact()
+        assert ManifestStore(open_backend(str(tmp_path / "s"))).newest().number == Token.parse(token).manifest
+        assert a.changes(token).reset
+
+
+# -- who may ask, and what it costs
+
+
+def test_a_view_of_the_past_a_batch_and_a_closed_store_have_no_changes(url: str) -> None:
+    with open_writer(url, "a") as store:
+        store["x"] = {}
+        with opslog.open(url, read_only=True, as_of=1) as past, pytest.raises(opslog.UsageError, match="of the past"):
+            past.changes()
+        with store.batch(), pytest.raises(opslog.UsageError, match="changes cannot be part of a batch"):
+            store.changes()
+    with pytest.raises(opslog.ClosedError):
+        store.changes()
+
+
+def test_follow_ends_when_the_store_is_closed(url: str) -> None:
+    store = open_writer(url, "a")
+    with store:
+        found = store.follow(poll_seconds=0.001)
+        assert next(found).reset
+        store["x"] = {}
+        assert seen(next(found)) == [("x", {}, False)]
+    assert list(found) == []
+
+
+def test_the_next_changes_cost_what_is_new() -> None:
+    url = f"bucket://changes-{next(_numbers)}"
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        for number in range(50):
+            a["x"] = {"n": number}
+        token = b.changes().token
+        requests = bucket.BUCKETS[url.removeprefix("bucket://")].asked
+        del requests[:]
+        assert b.changes(token).token == token
+        idle = [request.method for request in requests]
+        del requests[:]
+        a["x"] = {}
+        del requests[:]
+        assert len(b.changes(token).commits) == 1
+        new = [request.method for request in requests]
+        assert idle.count("get") == 0
+        assert new.count("get") == 2, "once for the store's own view, once for the changes"
+        assert new.count("list") <= idle.count("list") + 2
+        assert not {*new} - {"get", "list"}
+
+
+def test_where_the_end_is_not_reached_the_token_keeps_its_manifest(url: str) -> None:
+    """In a newer one what is still to come would be compacted."""
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=1e6)) as a:
+        a["x"] = {"n": 0}
+        consumer = Consumer()
+        consumer.take(a.changes())
+        for number in range(5):
+            a["x"] = {"n": number}
+        a.compact()
+        for store in (a, opslog.open(url, read_only=True), a):
+            consumer.take(store.changes(consumer.token, limit=2))
+        assert consumer.resets == 1
+        assert len(consumer.stamps) == 5
+        assert consumer.documents == {"x": {"n": 4}}
