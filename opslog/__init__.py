@@ -20,8 +20,10 @@ from opslog.errors import (
     AlreadyExistsError,
     ClosedError,
     CommitUnknownError,
+    ConflictError,
     CorruptError,
     DataError,
+    ExistsError,
     FilesystemWarning,
     FormatVersionError,
     HistoryGoneError,
@@ -38,11 +40,12 @@ from opslog.errors import (
     UsageError,
     WriteFailedError,
 )
-from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Undo
+from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Stamp, Undo
 from opslog.format.manifest import Settings
 from opslog.history import Revision
 from opslog.opening import open
 from opslog.replica.feed import Change, Changes, Effect
+from opslog.replica.transaction import Transaction
 from opslog.stats import Stats
 from opslog.store import Store
 
@@ -59,11 +62,13 @@ __all__ = [
     "Commit",
     "CommitUnknownError",
     "Compaction",
+    "ConflictError",
     "CorruptError",
     "DataError",
     "Delete",
     "Effect",
     "Environment",
+    "ExistsError",
     "FilesystemWarning",
     "FormatVersionError",
     "HistoryGoneError",
@@ -81,8 +86,10 @@ __all__ = [
     "Seal",
     "Set",
     "Settings",
+    "Stamp",
     "Stats",
     "Store",
+    "Transaction",
     "Undo",
     "UsageError",
     "WriteFailedError",

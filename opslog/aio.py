@@ -30,13 +30,16 @@ from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.background import Worker
 from opslog.errors import ClosedError, UsageError
-from opslog.format.commits import Commit
+from opslog.format.commits import Commit, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
 from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
+from opslog.replica import transaction
 from opslog.replica.batch import OpenBatch
+from opslog.replica.deciding import ATTEMPTS, check_attempts
 from opslog.replica.feed import Change, Changes
+from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
 
@@ -143,6 +146,7 @@ class AsyncStore(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
         self._writer = Worker("opslog-aio", self._write, what="writing for tasks")
+        self._decider = Worker("opslog-aio-decide", self._decide_all, what="deciding transactions for tasks")
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
         self._reads_are_quick = self._replica.backend.segments_grow
@@ -179,19 +183,23 @@ class AsyncStore(Generic[T]):
 
     # -- writing
 
-    async def set(self, id: str, document: T) -> None:
-        """Give a document a new value. When it is awaited it is durable; errors as of `Store.set`."""
+    async def set(self, id: str, document: T, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
+        """Give a document a new value. When it is awaited it is durable; parameters and errors as of `Store.set`."""
         replica = self._replica
+        if if_stamp is not NO_CONDITION:
+            return await self._decide("set with if_stamp", partial(transaction.set_if, id, document, if_stamp))
         reads = replica.schema.reads_replaced
         await self._commit(
             await self._read(partial(replica.prepare_set, id, document)) if reads else replica.prepare_set(id, document)
         )
 
-    async def delete(self, id: str) -> None:
-        """Delete a document.
+    async def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
+        """Delete a document; parameters and errors as of `Store.delete`.
 
         :raises NotFoundError: there is none of this id.
         """
+        if if_stamp is not NO_CONDITION:
+            return await self._decide("delete with if_stamp", partial(transaction.delete_if, id, if_stamp))
         await self._commit(await self._read(partial(self._replica.prepare_delete, id)))
 
     @asynccontextmanager
@@ -216,6 +224,58 @@ class AsyncStore(Generic[T]):
 
         return await self._read(run)
 
+    # -- transactions: the functions are called in another thread, and those of tasks that wait at once share an append
+
+    async def record(self, id: str) -> Set | None:
+        """As `Store.record`."""
+        return await self._read(lambda: self._store.record(id))
+
+    async def create(self, id: str, document: T) -> None:
+        """As `Store.create`."""
+        await self._decide("create", partial(transaction.create, id, document))
+
+    async def modify(self, id: str, function: Callable[[T | None], T | None]) -> T | None:
+        """As `Store.modify`."""
+        return await self._decide("modify", partial(transaction.modify, id, function), ATTEMPTS)
+
+    async def transact(self, function: Callable[[Transaction[T]], R], *, attempts: int = ATTEMPTS) -> R:
+        """As `Store.transact`."""
+        return await self._decide("transact", function, check_attempts(attempts))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction[T]]:
+        """As `Store.transaction`. What is read and written through the transaction needs no waiting, but where it reads
+        documents from an object storage."""
+        deciding = self._replica.deciding_of("transaction")
+        made = await _in_thread(deciding.begin)
+        try:
+            yield made
+            await self._decide("transaction", partial(deciding.repeat, made))
+        finally:
+            deciding.leave(made)
+
+    async def _decide(self, call: str, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
+        deciding = self._replica.deciding_of(call)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def notify() -> None:
+            with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(wake)
+
+        waiting = deciding.submit(decide, attempts, notify)
+        if not self._decider.wake():
+            await _in_thread(deciding.decide_all)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            deciding.cancel(waiting)
+            raise
+        return waiting.outcome()
+
     async def undo(self) -> bool:
         """As `Store.undo`."""
         return await _in_thread(self._store.undo)
@@ -231,6 +291,9 @@ class AsyncStore(Generic[T]):
         log = replica.writable_log()
         if replica.freshness.is_stale:
             await _in_thread(replica.refresh_if_stale)
+        if replica.state.has_transactions and await self._read(partial(replica.guards, commit)):
+            await self._decide("set", partial(transaction.write, commit))
+            return
         await self._finish(log, log.queue(commit))
         if replica.compaction.is_far_behind:
             await _in_thread(replica.compaction.wait)
@@ -266,6 +329,12 @@ class AsyncStore(Generic[T]):
         finally:
             with suppress(RuntimeError):  # the event loop was closed, and nobody waits any more
                 self._loop.call_soon_threadsafe(self._wake_waiters)
+
+    def _decide_all(self) -> None:
+        """In the decider's thread: decide what is queued."""
+        deciding = self._replica.transactions
+        assert deciding is not None
+        deciding.decide_all()
 
     def _wake_waiters(self) -> None:
         while self._waiting and self._waiting[0].pending.done:
@@ -369,6 +438,7 @@ class AsyncStore(Generic[T]):
         # Of a call that was cancelled nobody saw the error, so close reports again what was not written.
         self._replica.close(repeat_failure=True)
         self._writer.close()
+        self._decider.close()
 
     def __repr__(self) -> str:
         return f"<opslog.aio.AsyncStore of {self._store!r}>"

@@ -12,6 +12,8 @@ OpslogError
 │   ├── AgentBusyError                  another live process writes under this agent name
 │   ├── LockedError                     another process holds this lock
 │   ├── AlreadyExistsError              (backends) somebody else created that path first
+│   ├── ConflictError                   what the call rests on was written since: read it again, then decide
+│   │   └── ExistsError                 the document that was to be created exists
 │   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
 │       └── SealedError                 (inside) a seal came first; the store writes the commit again, with a new clock
 ├── ReopenError                         close the store and open it again, then look
@@ -136,6 +138,23 @@ class AlreadyExistsError(RetryError):
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class ConflictError(RetryError):
+    """A document that the call rests on was written since it was read. Nothing was written.
+
+    :ivar id: the document; empty where a query over several of them would give something else now.
+    :ivar record: what is there now, as of `Store.record`; None where there is no document.
+    """
+
+    def __init__(self, message: str, id: str = "", record: Any = None) -> None:
+        super().__init__(message)
+        self.id = id
+        self.record = record
+
+
+class ExistsError(ConflictError):
+    """The document that was to be created exists; `record` says who wrote it."""
 
 
 class WriteFailedError(RetryError):

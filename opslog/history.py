@@ -173,7 +173,7 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
                 found = {record.stamp: record}
         for commit in filter(included, _merged(backend, logs)):
             if isinstance(commit, Undo):
-                undone.add((commit.target, commit.agent))
+                undone.add(Stamp(commit.target, commit.agent))
             for record in commit.records:
                 if record.id == id:
                     found[record.stamp] = record

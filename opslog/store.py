@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, overload
 
 from opslog import archive, history
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, KeepHistory, Progress
-from opslog.errors import ClosedError, NotFoundError
+from opslog.errors import ClosedError, NotFoundError, UsageError
 from opslog.format.commits import Commit, Set
 from opslog.format.layout import check_name
 from opslog.history import Revision
+from opslog.replica import transaction
 from opslog.replica.batch import Block
+from opslog.replica.deciding import ATTEMPTS, check_attempts
 from opslog.replica.feed import Changes
 from opslog.replica.replica import Replica
+from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.replica.views import Items, Values
 from opslog.stats import Stats
 
 T = TypeVar("T")
 D = TypeVar("D")
+R = TypeVar("R")
 
 
 class Store(MutableMapping[str, T], Generic[T]):
@@ -98,23 +103,33 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     # -- writing
 
-    def set(self, id: str, document: T) -> None:
+    def set(self, id: str, document: T, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
         """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
 
+        :param if_stamp: only if the document still has this stamp (see `record`; its text does as well); None: only if
+            there is none. Left out: whatever is there.
+        :raises ConflictError: it was written since; has the record that is there now. Nothing was written.
         :raises InvalidDocumentError: it cannot be stored exactly; or fields would be deleted that the store's type does
             not know.
         :raises InvalidNameError: no document can have this id.
         :raises WriteFailedError: nothing was written.
         :raises CommitUnknownError: it may have been; reopen and look.
         """
-        self._commit(self._replica.prepare_set(id, document))
+        if if_stamp is NO_CONDITION:
+            self._commit(self._replica.prepare_set(id, document))
+        else:
+            self._replica.deciding_of("set with if_stamp").run(partial(transaction.set_if, id, document, if_stamp))
 
-    def delete(self, id: str) -> None:
+    def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
         """Delete a document.
 
+        :param if_stamp: as of `set`.
         :raises NotFoundError: there is none of this id. Otherwise as `set`.
         """
-        self._commit(self._replica.prepare_delete(id))
+        if if_stamp is NO_CONDITION:
+            self._commit(self._replica.prepare_delete(id))
+        else:
+            self._replica.deciding_of("delete with if_stamp").run(partial(transaction.delete_if, id, if_stamp))
 
     __setitem__ = set
     __delitem__ = delete
@@ -142,7 +157,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :returns: False when there is nothing left to undo.
         """
-        return self._replica.commit_decided("undo", self._replica.prepare_undo)
+        return self._replica.undo()
 
     def flush(self) -> None:
         """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
@@ -159,9 +174,57 @@ class Store(MutableMapping[str, T], Generic[T]):
         replica = self._replica
         log = replica.writable_log()
         replica.refresh_if_stale()
+        if replica.guards(commit):
+            replica.decide_plain(commit)
+            return
         log.finish(log.queue(commit))
         if replica.compaction.is_far_behind:
             replica.compaction.wait()
+
+    # -- transactions: what takes effect only if nothing that it rests on was changed meanwhile
+
+    def record(self, id: str) -> Set | None:
+        """Who wrote a document last (`author`), when (`ts`), and its `stamp`; None where there is no document. A stamp
+        compares equal as long as nobody has written the document, and can be kept as text. Reads memory, as `get`."""
+        return self._replica.record(id)
+
+    def create(self, id: str, document: T) -> None:
+        """Set a document that does not exist: of all who try, on all machines, one succeeds. Costs a refresh and an
+        append; the document is guarded from then on.
+
+        :raises ExistsError: it exists; has its record. Nothing was written.
+        """
+        self._replica.deciding_of("create").run(partial(transaction.create, id, document))
+
+    def modify(self, id: str, function: Callable[[T | None], T | None]) -> T | None:
+        """Replace a document by what a function makes of it, and nothing comes in between.
+
+        :param function: gets the document, None where there is none; returns the new one, None to delete it. It may be
+            called more than once, in any thread; it has no side effects and does not use the store.
+        :returns: what the function returned last.
+        :raises ConflictError: others were faster each time, `opslog.replica.deciding.ATTEMPTS` times.
+        """
+        decide = partial(transaction.modify, id, function)
+        return self._replica.deciding_of("modify").run(decide, ATTEMPTS)
+
+    def transact(self, function: Callable[[Transaction[T]], R], *, attempts: int = ATTEMPTS) -> R:
+        """What a function returns that reads and writes any documents through the transaction that it is given: all of
+        its writes happen, or none, and nothing that it has read has changed in between. An exception leaves nothing.
+
+        :param function: as of `modify`.
+        :param attempts: how often it is called at most.
+        :raises ConflictError: others were faster each time.
+        """
+        return self._replica.deciding_of("transact").run(function, check_attempts(attempts))
+
+    def transaction(self) -> AbstractContextManager[Transaction[T]]:
+        """A block that reads and writes through a transaction, which is committed at its end, unless it was left by an
+        exception.
+
+        :raises ConflictError: at the end of the block; something that it has read was changed meanwhile. Nothing was
+            written.
+        """
+        return InTransaction(self._replica)
 
     # -- others' writes, and the past
 
@@ -327,6 +390,34 @@ class Store(MutableMapping[str, T], Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class InTransaction(Generic[T]):
+    """What `Store.transaction` gives."""
+
+    def __init__(self, replica: Replica[T]) -> None:
+        self._replica = replica
+        self._made: Transaction[T] | None = None
+
+    def __enter__(self) -> Transaction[T]:
+        if self._made is not None:
+            raise UsageError("this transaction has begun already: call store.transaction() for each")
+        self._made = self._replica.deciding_of("transaction").begin()
+        self._replica.batches.local.in_transaction = True
+        return self._made
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        made = self._made
+        assert made is not None
+        self._replica.batches.local.in_transaction = False
+        deciding = self._replica.deciding_of("transaction")
+        try:
+            if kind is None:
+                deciding.commit(made)
+        finally:
+            deciding.leave(made)
 
 
 class OnReplica(Protocol[T]):

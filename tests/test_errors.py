@@ -38,6 +38,8 @@ ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
     errors.LockedError: {"lock": "compaction", "holder": "pid 1"},
     errors.AgentFencedError: {"path": "ops/a/1"},
     errors.AlreadyExistsError: {"path": "manifests/1"},
+    errors.ConflictError: {"id": "x", "record": None},
+    errors.ExistsError: {"id": "x", "record": None},
     errors.WriteFailedError: {"durable": 7},
     errors.SealedError: {"durable": 0},
     errors.CorruptError: {"path": "ops/a/1", "offset": 42},

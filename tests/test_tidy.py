@@ -293,4 +293,8 @@ def test_nobody_appends_to_a_log_but_through_a_session() -> None:
     assert users(r"backend\.appender\(") == {"opslog/log/session.py", "opslog/log/sealing.py"}
     names = users(r"(?<!def )take_name\(") | users(r"backend\.appender\(")
     sessions = users(r"(?<!class )WriterSession\(")
-    assert names - {"opslog/opening.py", "opslog/log/session.py"} == sessions - {"opslog/replica/replica.py"}
+    assert names - {"opslog/opening.py", "opslog/log/session.py"} == sessions - {
+        "opslog/replica/replica.py",
+        "opslog/log/shared.py",
+    }
+    assert users(r"(?<!def )append_at\(") == {"opslog/log/shared.py"}

@@ -9,12 +9,16 @@ serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines 
     {"ts":"…","clock":44,"agent":"planner","op":"batch","ops":[{"op":"set","id":"a","data":{}},{"op":"delete","id":"b"}]}
     {"ts":"…","clock":45,"agent":"planner","op":"undo","target":44}
     {"ts":"…","clock":46,"agent":"planner","op":"seal"}
+
+A line of the shared log says who wrote it, and which transaction it is:
+
+    {"ts":"…","clock":1047,"agent":"transactions","by":"planner","tx":"5f0c…","op":"set","id":"task-1","data":{}}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import orjson
@@ -22,8 +26,35 @@ import orjson
 from opslog.errors import CorruptError, UsageError
 from opslog.format.exact import UNREADABLE, InexactError, load_document
 
-# (clock, agent): unique per commit. `opslog.merge.stamps` says how they are ordered, and what follows from that.
-Stamp = tuple[int, str]
+# The name under which the shared log stands: its lines are transactions, of many authors. No agent may open a store
+# under it.
+TRANSACTIONS = "transactions"
+
+
+class Stamp(NamedTuple):
+    """Names one commit, and each record that it wrote. As text: ``1042@planner``.
+
+    Equal stamps mean that nothing was written in between. `opslog.merge.stamps` says how they are ordered, and what
+    follows from that.
+    """
+
+    clock: int
+    agent: str
+
+    def __str__(self) -> str:
+        return f"{self.clock}@{self.agent}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A stamp from its text.
+
+        :raises UsageError: it is not one.
+        """
+        clock, separator, agent = text.partition("@")
+        if not (separator and agent and clock.isascii() and clock.isdigit()):
+            raise UsageError(f"a stamp is a clock and a name, as in 1042@planner, not {text!r}")
+        return cls(int(clock), agent)
+
 
 # So that a clock fits the signed 64-bit integer of every other language that reads a log.
 CLOCK_MAX = 2**63 - 1
@@ -38,14 +69,27 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 
 # gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
 # load.
-class _Commit(msgspec.Struct, gc=False, tag_field="op"):
+class _Signed(msgspec.Struct, gc=False, kw_only=True):
+    """What only the lines of the shared log have, and the records that came from there; both empty elsewhere, and where
+    opslog 0.1 has compacted them."""
+
+    by: str = ""
+    tx: str = ""
+
+
+class _Commit(_Signed, gc=False, tag_field="op"):
     ts: str
     clock: Clock
     agent: str
 
     @property
     def stamp(self) -> Stamp:
-        return self.clock, self.agent
+        return Stamp(self.clock, self.agent)
+
+    @property
+    def author(self) -> str:
+        """Who wrote it: the agent in whose log it stands, or, of a transaction, the one who made it."""
+        return self.by or self.agent
 
     @property
     def op(self) -> str:
@@ -82,7 +126,7 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
     def corrupt(self, reason: str) -> CorruptError:
         """The error that says why the document cannot be read."""
         return CorruptError(
-            f"document {self.id!r}, written by {self.agent} at clock {self.clock}, cannot be read: {reason}. "
+            f"document {self.id!r}, written by {self.author} at clock {self.clock}, cannot be read: {reason}. "
             "`opslog verify` names the file and the byte offset"
         )
 
@@ -132,9 +176,9 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
         last: dict[str, Record] = {}
         for op in self.ops:
             if isinstance(op, SetOp):
-                last[op.id] = Set(self.ts, self.clock, self.agent, op.id, op.data, op.v)
+                last[op.id] = Set(self.ts, self.clock, self.agent, op.id, op.data, op.v, by=self.by, tx=self.tx)
             else:
-                last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived)
+                last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived, by=self.by, tx=self.tx)
         return tuple(last.values())
 
 
@@ -283,6 +327,10 @@ def encode_commit(commit: Commit) -> bytes:
         rest = b',"op":"undo","target":%d' % commit.target
     else:
         rest = b',"op":"seal"'
+    if commit.tx:
+        rest = b',"tx":' + orjson.dumps(commit.tx) + rest
+    if commit.by:
+        rest = b',"by":' + orjson.dumps(commit.by) + rest
     line = b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
     if len(line) > LINE_BYTES_MAX:
         raise UsageError(

@@ -17,10 +17,10 @@ class LamportClock:
         # Reentrant, for the handler of a signal: what stands under it is one step that nothing interrupts.
         self._lock = threading.RLock()
 
-    def tick(self) -> int:
-        """The clock for a new commit: one more than everything seen."""
+    def tick(self, step: int = 1) -> int:
+        """The clock for a new commit: so much more than everything seen."""
         with self._lock:
-            self.value += 1
+            self.value += step
             return self.value
 
     def observe(self, clock: int) -> None:

@@ -20,7 +20,7 @@ from typing import cast
 
 import msgspec
 
-from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.format.commits import CLOCK_MAX, TRANSACTIONS, Commit, Delete, Record, Seal, Set, Undo, detached
 from opslog.merge.stamps import newer, outranks
 from opslog.merge.undo import farthest, reachable_after
 
@@ -61,12 +61,14 @@ class Merge:
     :ivar settled: the winners among settled commits, tombstones included.
     :ivar recent: per agent its recent commits, oldest first.
     :ivar contested: per document the uncancelled records of recent commits, in no particular order.
+    :ivar settled_by: per author the clock of the newest settled commit in the shared log.
     """
 
     window: int
     settled: dict[str, Record] = field(default_factory=dict)
     recent: dict[str, deque[Recent]] = field(default_factory=dict)
     contested: dict[str, list[Record]] = field(default_factory=dict)
+    settled_by: dict[str, int] = field(default_factory=dict)
 
     def apply(self, commit: Commit) -> Iterable[Record]:
         """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
@@ -110,6 +112,9 @@ class Merge:
                 log = logs[agent] = _Loading(agent, recent, room=self.window, reach=farthest(-1, self.window))
             if commits and log.seen > log.reach and _PLAIN.issuperset(map(type, commits)):
                 # Each is settled and not cancelled, and within a log the later one outranks the earlier.
+                if agent == TRANSACTIONS:
+                    for commit in commits:
+                        self._note_author(commit)
                 log.seen += len(commits)
                 found = {commit.id: commit for commit in cast(list[Record], commits)}
                 is_older = commits[-1].clock < oldest  # than all that is settled
@@ -132,6 +137,7 @@ class Merge:
         reach = log.reach
         for back, commit in enumerate(reversed(commits), log.seen):
             if back > reach and isinstance(commit, (Set, Delete)):
+                self._note_author(commit)
                 yield commit
                 continue
             if isinstance(commit, Undo):
@@ -146,6 +152,7 @@ class Merge:
                 log.recent.appendleft(entry)
                 self._contest(() if cancelled else entry.records)
             elif not cancelled:
+                self._note_author(commit)
                 yield from commit.records
         log.reach = reach
         log.seen += len(commits)
@@ -173,6 +180,13 @@ class Merge:
                 return entry.commit
         return None
 
+    def undoable_by(self, author: str) -> Commit | None:
+        """Likewise of the commits that an author has in the shared log."""
+        for entry in reversed(self.recent.get(TRANSACTIONS, ())):
+            if entry.records and not entry.cancelled and entry.commit.by == author:
+                return entry.commit
+        return None
+
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
         entry = self._find(log, target)
         if entry is None:
@@ -194,9 +208,15 @@ class Merge:
     def _settle(self, entry: Recent) -> None:
         if entry.cancelled:
             return
+        if entry.records:
+            self._note_author(entry.commit)
         for record in entry.records:
             self._withdraw(record)
             self.settled[record.id] = newer(record, self.settled.get(record.id))
+
+    def _note_author(self, commit: Commit) -> None:
+        if commit.by:
+            self.settled_by[commit.by] = max(commit.clock, self.settled_by.get(commit.by, 0))
 
     def _withdraw(self, record: Record) -> None:
         records = self.contested[record.id]

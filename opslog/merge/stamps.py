@@ -21,7 +21,7 @@ def stamp_of(commit: Commit | Record) -> Stamp:
     return commit.stamp
 
 
-def is_greater(stamp: Stamp, other: Stamp) -> bool:
+def is_greater(stamp: tuple[int, str], other: tuple[int, str]) -> bool:
     """Whether what has the one stamp wins against what has the other."""
     return stamp > other
 

@@ -59,9 +59,10 @@ class OpenBatch:
 
 
 class _Local(threading.local):
-    """What each thread has of its own: its innermost batch."""
+    """What each thread has of its own: its innermost batch, and whether it is inside a transaction."""
 
     batch: OpenBatch | None = None
+    in_transaction: bool = False
 
 
 class Batches:

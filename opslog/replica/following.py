@@ -9,6 +9,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from opslog.compaction.automatic import AutoCompaction
 from opslog.environment import Environment
@@ -23,7 +24,9 @@ from opslog.merge.clock import LamportClock
 from opslog.replica.memory import Memory
 from opslog.replica.news import GAP, News
 from opslog.replica.refresh import Step, refresh_decision
-from opslog.replica.state import Loader, State, read_between
+from opslog.replica.state import Loader, State, View, read_between
+
+R = TypeVar("R")
 
 
 class Following(Memory):
@@ -178,7 +181,36 @@ class Following(Memory):
             if commits:
                 # First, or a thread could read them, and answer with a smaller clock.
                 self.clock.observe(commits[-1].clock)
-            state.apply(commits, partial(self.news.add, commits, cursor))
+            state.apply(commits, partial(self.news.add, self._of_others(commits), cursor))
+
+        self.change(take)
+
+    def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
+        """Without this agent's transactions, which are no news to it."""
+        return [commit for commit in commits if not (commit.by and commit.by == self.agent)]
+
+    # -- transactions, which this store has in memory before the next refresh reads their log
+
+    def freeze(self) -> View:
+        """What is there now, for as long as it takes to decide on it."""
+        return self.read(State.freeze)
+
+    def read_frozen(self, read: Callable[[], R]) -> R:
+        """What a view says."""
+        with self._state_lock:
+            return read()
+
+    def between_refreshes(self, work: Callable[[], R]) -> R:
+        """What `work` returns, called while nobody takes in what others wrote. Reads nothing of the state."""
+        results: list[R] = []
+        self._one_at_a_time(lambda: results.append(work()))
+        return results[0]
+
+    def take_own(self, commits: Sequence[Commit], end: Cursor) -> None:
+        """These transactions were appended where the shared log ended, and now it ends here."""
+
+        def take(state: State) -> None:
+            state.apply(commits, partial(self.news.add, (), end))
 
         self.change(take)
 
@@ -192,7 +224,7 @@ class Following(Memory):
         state = self.state
         if self.news.cursors is not state.cursors:
             missed, complete = read_between(self.backend, self.news.cursors, state, self.agent)
-            self.news.catch_up(missed, complete, state.cursors)
+            self.news.catch_up(self._of_others(missed), complete, state.cursors)
 
     def forget_compacted(self) -> None:
         """After a compaction: forget what is in the snapshot now, or a store that only writes would hold everything it

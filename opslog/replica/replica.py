@@ -16,6 +16,7 @@ this process in between, is prepared and queued in one step instead: `commit_dec
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,11 +35,14 @@ from opslog.format.commits import Commit, Delete, Record, Set, Undo
 from opslog.format.documents import Schema, check_id
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
+from opslog.log.shared import SharedLog
 from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.replica.batch import Batches
+from opslog.replica.deciding import Deciding
 from opslog.replica.feed import EVERYTHING, Changes, Feed
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
+from opslog.replica.transaction import write
 from opslog.snapshot.identity import make_identity, read_identity
 
 T = TypeVar("T")
@@ -81,10 +85,13 @@ class Replica(Following, Generic[T]):
         self._generation = forking.generation
         self._failure_was_raised = False
         self.log = None
+        self.transactions: Deciding[T] | None = None
+        self.deciding: int | None = None
         if agent and appender:
             own = state.cursors.get(agent, Cursor(agent))
             session = WriterSession(self.backend, appender, own, self.freshness, self.clock)
             self.log = LogWriter(session, self, buffer)
+            self.transactions = Deciding(self, SharedLog(self.backend, self.freshness, self.clock, agent))
         self.compaction = AutoCompaction(
             self.backend,
             environment,
@@ -172,10 +179,52 @@ class Replica(Following, Generic[T]):
         batch.delete(id, None)
         return None
 
+    def deciding_of(self, call: str) -> Deciding[T]:
+        """What decides transactions.
+
+        :param call: the name of a call that cannot be part of a batch, nor of another transaction.
+        :raises ReadOnlyError: the store was opened for reading.
+        """
+        self.writable_log(call)
+        if self.batches.local.in_transaction:
+            raise UsageError(f"{call} cannot be part of another transaction: use that one")
+        assert self.transactions is not None
+        return self.transactions
+
+    def guards(self, commit: Commit) -> bool:
+        """Whether a commit goes to the shared log, because it writes a document whose last writer did that."""
+        if not self.state.has_transactions:
+            return False
+        return self.read(State.guards, [record.id for record in commit.records])
+
+    def decide_plain(self, commit: Commit) -> None:
+        """Write what a plain commit writes, in the order of the shared log, whatever is there."""
+        self.deciding_of("set").run(partial(write, commit))
+
     def prepare_undo(self, state: State) -> Undo | None:
         """What an undo commits, None when nothing is left to undo; for `commit_decided`."""
         target = state.merge.undoable(self.agent or "")
         return None if target is None else Undo("", 0, "", target.clock)
+
+    def undo(self) -> bool:
+        """See `Store.undo`."""
+        self.writable_log("undo")
+        if self.state.has_transactions:
+            self.flush()
+            self.refresh()
+            own, shared, passed = self.read(self._undoable)
+            if passed > max(own, shared):
+                return False
+            if shared > own:
+                return self.deciding_of("undo").run(lambda transaction: transaction.undo(self.agent or ""))
+        return self.commit_decided("undo", self.prepare_undo)
+
+    def _undoable(self, state: State) -> tuple[int, int, int]:
+        """The clocks of this agent's newest commits that an undo may cancel, in its own log and in the shared one, and
+        of its newest one there that no undo reaches any more; 0 where there is none."""
+        agent, merge = self.agent or "", state.merge
+        own, shared = merge.undoable(agent), merge.undoable_by(agent)
+        return own.clock if own else 0, shared.clock if shared else 0, merge.settled_by.get(agent, 0)
 
     def commit_decided(self, call: str, decide: Callable[[State], Commit | None]) -> bool:
         """Commit what `decide` makes of the state, called when all own commits are in it and nobody changes it before
@@ -272,6 +321,11 @@ class Replica(Following, Generic[T]):
                 f"this store ({self.backend.url}) belongs to the parent of this process: open one here, under another "
                 "agent name"
             )
+        if self.deciding is not None and self.deciding == threading.get_ident():
+            raise UsageError(
+                "a function that decides a transaction reads and writes through the transaction it is given, and does "
+                "not use the store"
+            )
         if self.log is not None and (failure := self.log.failure) is not None:
             self._failure_was_raised = True
             raise ReopenError(f"buffered commits could not be written: close this store and open it again: {failure}")
@@ -289,6 +343,8 @@ class Replica(Following, Generic[T]):
         self.check_may_wait()
         self.is_closed = True
         try:
+            if self.transactions is not None:
+                self.transactions.close()
             if self.log is not None:
                 self.log.flush()
             self.compaction.close()

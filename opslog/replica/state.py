@@ -14,7 +14,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
-from opslog.format.commits import Commit, Record, Set
+from opslog.format.commits import TRANSACTIONS, Commit, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
 from opslog.log.reader import Chunk, Cursor, Segment, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
@@ -69,6 +69,8 @@ class State:
         # What was written since.
         self._uncounted: set[str] = set()
         self.is_torn = False
+        # The views that somebody reads, of this state as it was.
+        self._views: list[View] = []
         # Whether `apply`, or the counting of documents, is under way.
         self._is_busy = False
 
@@ -133,6 +135,8 @@ class State:
         for record in self.merge.apply(commit):
             # What is newer than everything before it wins; an undo takes away what is older.
             winner = record if record.clock > before else self.merge.winner(record.id)
+            for view in self._views:
+                view.keep(record.id, self.winners.get(record.id))
             if winner is None:
                 self.winners.pop(record.id, None)
             else:
@@ -186,6 +190,8 @@ class State:
     def empty(self) -> None:
         """Let go of everything, when nobody uses this state any more. Record by record: to free a million of them at
         once would hold up all threads for as long."""
+        if self._views:
+            return  # somebody does, for the time of a transaction
         for held in (self.winners, self.merge.settled, self._counted):
             while held:
                 held.popitem()
@@ -239,10 +245,34 @@ class State:
         overlay = overlay or {}
         return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
 
+    def freeze(self) -> View:
+        """This state as it is now; to be released by `View.release`."""
+        view = View(self)
+        self._views.append(view)
+        return view
+
+    def release(self, view: View) -> None:
+        """Nobody reads this view any more."""
+        if view in self._views:
+            self._views.remove(view)
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether a document may be guarded."""
+        return TRANSACTIONS in self.cursors
+
+    def guards(self, ids: Iterable[str]) -> bool:
+        """Whether one of these documents is guarded: whoever wrote it last did so by a transaction."""
+        if not self.has_transactions:
+            return False
+        return any((record := self.record(id)) is not None and record.agent == TRANSACTIONS for id in ids)
+
     def record(self, id: str) -> Record | None:
-        """What counts for a document, a tombstone too: the winner of the tail, or what the snapshot says, whichever is
-        newer."""
-        winner = self.winners.get(id)
+        """What counts for a document, a tombstone too."""
+        return self.record_over(id, self.winners.get(id))
+
+    def record_over(self, id: str, winner: Record | None) -> Record | None:
+        """What counts for a document: this winner of the tail, or what the snapshot says, whichever is newer."""
         if winner is not None and self._outranks_all(winner):
             return winner
         for run in self.runs:
@@ -267,6 +297,47 @@ class State:
 
     def _stored_live(self, id: str) -> bool | None:
         return next((live for run in self.runs if (live := run.is_live(id)) is not None), None)
+
+
+class View:
+    """A state as it was at one moment, wherever it moves on to. Made by `State.freeze`; like the state it does no
+    locking of its own. Costs what changes while it is there.
+
+    :ivar state: the state.
+    :ivar end: where the shared log ended for it.
+    :ivar changed: per document that has changed since, who won in the tail before.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        cursor = state.cursors.get(TRANSACTIONS)
+        self.end = Cursor(TRANSACTIONS) if cursor is None else msgspec.structs.replace(cursor)
+        self.changed: dict[str, Record | None] = {}
+
+    def keep(self, id: str, winner: Record | None) -> None:
+        """The winner of a document is about to change."""
+        self.changed.setdefault(id, winner)
+
+    def record(self, id: str) -> Record | None:
+        """What counted for a document, tombstones included."""
+        changed = self.changed
+        return self.state.record_over(id, changed[id] if id in changed else self.state.winners.get(id))
+
+    def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
+        """As `State.records`, but raises MissingFileError where that raises RetryError."""
+        winners = dict(self.state.winners)
+        for id, winner in self.changed.items():
+            if winner is None:
+                winners.pop(id, None)
+            else:
+                winners[id] = winner
+        for run in self.state.runs:
+            run.hold()
+        return live_records(list(self.state.runs), winners | overlay, frozenset(overlay))
+
+    def release(self) -> None:
+        """Nobody reads this any more. Idempotent."""
+        self.state.release(self)
 
 
 def _retained(records: Iterator[Set]) -> Iterator[Set]:

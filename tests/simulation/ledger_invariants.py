@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from opslog.format.commits import Record, Seal
+from opslog.format.commits import Record, Seal, Stamp
 from opslog.merge.stamps import is_greater
 from opslog.store import replica_of
 from opslog.testing.invariants import Logs, invariant
@@ -21,7 +21,7 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     for attempt in attempts:
         if attempt.outcome == "done":
-            commit = found.get((attempt.clock, attempt.agent))
+            commit = found.get(Stamp(attempt.clock, attempt.agent))
             if commit is None or not attempt.matches(commit):
                 return f"{attempt} is not there; there is {commit and content_of(commit)}"
     return None
@@ -58,7 +58,7 @@ def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str
     for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
         # Only a set cannot be taken for that of another process under this name: its document is like no other one.
         if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set":
-            commit = found.get((attempt.clock, attempt.agent))
+            commit = found.get(Stamp(attempt.clock, attempt.agent))
             if commit is None or not attempt.matches(commit):
                 lost.setdefault(id(attempt.store), attempt)
             elif id(attempt.store) in lost:

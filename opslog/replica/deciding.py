@@ -1,0 +1,486 @@
+"""Deciding transactions: those of all threads and tasks of a process, one after the other, in groups.
+
+Callers queue what they want to decide. The first of them to come takes all that is queued as a group: it refreshes,
+decides each on what is there and on what those before it in the group have changed, and appends what they write with
+one append, if the shared log still ends where it was read (`opslog.log.shared`). If another process was faster, it
+reads on: who has read nothing that has changed keeps what was decided, and gets another stamp; all others are decided
+again. Functions of users run while no lock is held that another process waits for.
+
+What holds, whatever ends a call:
+
+1. A transaction is decided on everything that was acknowledged before it was queued: its group was closed before the
+   group's refresh began.
+2. What a group rests on is durable before its lines are appended.
+3. Nobody hears an outcome, not even a refusal, before what it rests on is durable, the lines of the group included.
+4. A transaction that was interrupted before its append has not happened. During it the outcome is unknown, and nothing
+   is tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from opslog.backends import Backend
+from opslog.concurrency.locking import Bell, Section
+from opslog.errors import (
+    ClosedError,
+    CommitUnknownError,
+    MissingFileError,
+    OpslogError,
+    RetryError,
+    UsageError,
+    WriteFailedError,
+)
+from opslog.format.commits import TRANSACTIONS, Commit, Record, Set, Undo
+from opslog.format.documents import Schema
+from opslog.format.layout import segment_path
+from opslog.log.reader import SEGMENT_COST, Cursor
+from opslog.log.shared import SharedLog
+from opslog.replica.state import State, View
+from opslog.replica.transaction import Reads, Transaction, conflict, is_same, live
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# How often a function is called, unless the caller says otherwise. Each time somebody else has got on.
+ATTEMPTS = 100
+
+
+def check_attempts(attempts: int) -> int:
+    """:raises UsageError: no function can be called so often."""
+    if attempts < 1:
+        raise UsageError(f"a transaction takes one attempt at least, not {attempts!r}")
+    return attempts
+
+
+class Replica(Protocol[T]):
+    """What deciding needs of an open store."""
+
+    backend: Backend
+    schema: Schema[T]
+    agent: str | None
+
+    # The thread that calls a user's function.
+    deciding: int | None
+
+    def check_open(self) -> None: ...
+    def flush(self) -> None: ...
+    def refresh(self) -> None: ...
+    def replace(self, state: State, missing: MissingFileError | None) -> None: ...
+    def freeze(self) -> View: ...
+    def read_frozen(self, read: Callable[[], R]) -> R: ...
+    def between_refreshes(self, work: Callable[[], R]) -> R: ...
+    def take_own(self, commits: Sequence[Commit], end: Cursor) -> None: ...
+    def appended(self, cost: int) -> None: ...
+
+
+class _Again(Exception):
+    """What was read is not there any more; decide again on what has replaced it."""
+
+
+class Sight(Generic[T]):
+    """What one transaction reads: a view, under what those before it in its group write.
+
+    :ivar agents: of whose commits something was read.
+    :ivar missing: the part of the snapshot that was replaced and collected before it was read.
+    """
+
+    def __init__(self, replica: Replica[T], view: View, overlay: dict[str, Record]) -> None:
+        self.view = view
+        self.overlay = dict(overlay)
+        self._replica = replica
+        self.agents: set[str] = set()
+        self.missing: MissingFileError | None = None
+
+    def record(self, id: str) -> Record | None:
+        record = self.overlay.get(id)
+        if record is None:
+            with self._noting_what_is_missing():
+                record = self._replica.read_frozen(partial(self.view.record, id))
+            if record is not None:
+                self.agents.add(record.agent)
+        return record
+
+    def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
+        with self._noting_what_is_missing():
+            for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay)):
+                self.agents.add(record.agent)
+                yield record
+
+    def undoable(self, author: str) -> Commit | None:
+        return self.view.state.merge.undoable_by(author)
+
+    @contextmanager
+    def _noting_what_is_missing(self) -> Iterator[None]:
+        try:
+            yield
+        except MissingFileError as error:
+            self.missing = error
+            raise RetryError(f"{error.path} was replaced and collected before it was read: begin again") from error
+
+
+class Waiting(Generic[T, R]):
+    """A transaction that is to be decided.
+
+    :ivar done: whether its outcome is known: `result`, or `error`.
+    """
+
+    def __init__(self, decide: Callable[[Transaction[T]], R], attempts: int | None, notify: Callable[[], None]) -> None:
+        self.decide = decide
+        self.attempts = attempts
+        self.notify = notify
+        self.done = False
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        self.transaction: Transaction[T] | None = None
+        self.sight: Sight[T] | None = None
+        self.bell: Bell | None = None
+
+    @property
+    def commit(self) -> Commit | None:
+        """What it writes."""
+        return None if self.error is not None or self.transaction is None else self.transaction.commit
+
+    def sleep(self) -> None:
+        """As of `opslog.log.writer.Pending`."""
+        if self.bell is None:
+            self.bell = Bell()
+        else:
+            self.bell.wait(1.0)
+
+    def wake(self) -> None:
+        if self.bell is not None:
+            self.bell.ring()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The outcome is known."""
+        if self.done:
+            return
+        if error is not None:
+            self.error = error
+        self.done = True
+        self.wake()
+        self.notify()
+
+    def outcome(self) -> R:
+        """What the caller gets."""
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]  # None is a result, too
+
+
+class Deciding(Generic[T]):
+    """Decides the transactions of one open store. Safe to use from many threads."""
+
+    def __init__(self, replica: Replica[T], log: SharedLog) -> None:
+        self._replica = replica
+        self._log = log
+        self._alone = Section()
+        self._queue: deque[Waiting[T, Any]] = deque()
+        # What is under way, and whether its append is.
+        self._group: list[Waiting[T, Any]] = []
+        self._is_appending = False
+        # As they were appended last.
+        self._lines: list[bytes] = []
+        # Up to which clock the logs are known to be durable.
+        self._durable: dict[str, int] = {}
+
+    def run(self, decide: Callable[[Transaction[T]], R], attempts: int | None = None) -> R:
+        """What `decide` returns, once what it wrote is in the shared log and durable. It may be called more than once,
+        in any thread, and has no effects but on the transaction that it is given.
+
+        :param attempts: how often it is called at most; None: until nothing that it has read has changed.
+        :raises ConflictError: it was called so often.
+        :raises CommitUnknownError: it may have happened.
+        """
+        waiting = self.submit(decide, attempts)
+        try:
+            while not waiting.done:
+                if self._alone.holder is None:
+                    self._alone.run(self._lead, waiting)
+                else:
+                    waiting.sleep()
+        except BaseException:
+            self.cancel(waiting)
+            raise
+        finally:
+            self._wake_next()
+        return waiting.outcome()
+
+    def begin(self) -> Transaction[T]:
+        """A transaction that the caller makes in its own time, and ends by `commit` or `leave`."""
+        self._replica.flush()
+        self._replica.refresh()
+        return Transaction(self._replica.schema, self._sight(self._replica.freeze(), {}), self._replica.backend.url)
+
+    def commit(self, made: Transaction[T]) -> None:
+        """Write what a transaction wrote, if all that it has read is still the same; errors as of `run`.
+
+        :raises ConflictError: it is not.
+        """
+        self.run(partial(self.repeat, made))
+
+    def leave(self, made: Transaction[T]) -> None:
+        """Nobody uses this transaction any more."""
+        cast(Sight[T], made.source).view.release()
+
+    def repeat(self, made: Transaction[T], transaction: Transaction[T]) -> None:
+        """What `commit` decides."""
+        old, now = cast(Sight[T], made.source), cast(Sight[T], transaction.source)
+        transaction.rest_on(made.reads)
+        changed = first_difference(made.reads, old, now)
+        if changed is not None:
+            raise conflict(changed, transaction.record(changed) if changed else None, "was written since it was read")
+        for record in made.written.values():
+            transaction.write(record)
+
+    def _sight(self, view: View, overlay: dict[str, Record]) -> Sight[T]:
+        return Sight(self._replica, view, overlay)
+
+    def submit(
+        self,
+        decide: Callable[[Transaction[T]], R],
+        attempts: int | None = None,
+        notify: Callable[[], None] = lambda: None,
+    ) -> Waiting[T, R]:
+        """Queue a transaction; somebody has to call `decide_all`."""
+        self._replica.check_open()
+        waiting = Waiting(decide, attempts, notify)
+        self._queue.append(waiting)
+        return waiting
+
+    def cancel(self, waiting: Waiting[T, Any]) -> None:
+        """Forget what is still queued; what is being decided goes on."""
+        with suppress(ValueError):
+            self._queue.remove(waiting)
+
+    def decide_all(self) -> None:
+        """Decide everything that is queued."""
+        self._alone.run(self._decide_queued)
+
+    def close(self) -> None:
+        """Nothing that is queued will be decided any more."""
+        while self._queue:
+            self._queue.popleft().end(ClosedError("this store was closed meanwhile, and nothing was written"))
+
+    def _wake_next(self) -> None:
+        """Who came meanwhile sleeps, and finds nobody deciding."""
+        with suppress(IndexError):
+            self._queue[0].wake()
+
+    # -- inside `_alone`
+
+    def _lead(self, waiting: Waiting[T, Any]) -> None:
+        while not waiting.done:
+            self._decide_group(waiting)
+
+    def _decide_queued(self) -> None:
+        while self._queue:
+            self._decide_group(None)
+
+    def _decide_group(self, leader: Waiting[T, Any] | None) -> None:
+        self._group = group = []
+        self._is_appending = False
+        while self._queue:
+            group.append(self._queue.popleft())
+        try:
+            self._replica.flush()
+            while remaining := [waiting for waiting in group if not waiting.done]:
+                with suppress(_Again):
+                    self._attempt(remaining)
+        except OpslogError as error:
+            for waiting in group:
+                waiting.end(copy(error))
+        except BaseException:
+            self._interrupt(group, leader)
+            raise
+        finally:
+            for waiting in group:
+                if waiting.sight is not None:
+                    waiting.sight.view.release()
+            self._group = []
+
+    def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None) -> None:
+        for waiting in reversed(group):
+            if waiting.done:
+                continue
+            if self._is_appending and waiting.commit is not None:
+                waiting.end(CommitUnknownError("the append of this transaction was interrupted: look what is there"))
+            elif waiting is not leader:
+                self._queue.appendleft(waiting)
+
+    def _attempt(self, group: list[Waiting[T, Any]]) -> None:
+        """Decide a group on what is there now, and append what it writes. Some of it may remain to be decided."""
+        self._replica.refresh()
+        view = self._replica.freeze()
+        try:
+            overlay: dict[str, Record] = {}
+            decided: list[Waiting[T, Any]] = []
+            for waiting in group:
+                self._decide(waiting, self._sight(view, overlay))
+                transaction = waiting.transaction
+                if isinstance(waiting.commit, Undo) and decided:
+                    break  # what it gives back is known to the next group only
+                decided.append(waiting)
+                if transaction is not None and waiting.error is None:
+                    overlay.update(transaction.written)
+                if isinstance(waiting.commit, Undo):
+                    break
+            commits = [waiting.commit for waiting in decided]
+            writers = [commit for commit in commits if commit is not None]
+            self._make_durable(decided, view, appends=bool(writers))
+            if not writers or self._append(decided, commits, view):
+                for waiting in decided:
+                    waiting.end()
+        finally:
+            if not any(waiting.sight is not None and waiting.sight.view is view for waiting in group):
+                view.release()
+
+    def _decide(self, waiting: Waiting[T, Any], sight: Sight[T]) -> None:
+        old = waiting.sight
+        changed = None if old is None else _changed(waiting, old, sight)
+        if old is not None and changed is None:
+            sight.agents |= old.agents
+        else:
+            if waiting.attempts is not None and old is not None:
+                waiting.attempts -= 1
+            waiting.error = waiting.result = None
+            waiting.transaction = transaction = Transaction(self._replica.schema, sight, self._replica.backend.url)
+            if waiting.attempts is not None and waiting.attempts < 1:
+                waiting.error = conflict(
+                    changed or "", live(sight.record(changed)) if changed else None, "was written since it was read"
+                )
+            else:
+                self._call(waiting, transaction, sight)
+        waiting.sight = sight
+        if old is not None and old.view is not sight.view:
+            old.view.release()
+
+    def _call(self, waiting: Waiting[T, Any], transaction: Transaction[T], sight: Sight[T]) -> None:
+        try:
+            self._replica.deciding = threading.get_ident()
+            waiting.result = waiting.decide(transaction)
+            _ = transaction.commit
+        except Exception as error:  # noqa: BLE001  (it is the outcome, and raised where that is awaited)
+            waiting.error = error
+        finally:
+            self._replica.deciding = None
+        if sight.missing is not None:
+            self._replica.replace(sight.view.state, sight.missing)
+            raise _Again
+
+    def _make_durable(self, group: list[Waiting[T, Any]], view: View, *, appends: bool) -> None:
+        """What others wrote, and was read, is on disk before anything rests on it. (The append sees to the shared log
+        itself.)"""
+        if not self._replica.backend.segments_grow:
+            return
+        agents = {agent for waiting in group if waiting.sight is not None for agent in waiting.sight.agents}
+        paths, known = [], {}
+        for agent in sorted(agents - {self._replica.agent or "", "" if not appends else TRANSACTIONS}):
+            cursor = view.end if agent == TRANSACTIONS else view.state.cursors.get(agent)
+            if cursor is not None and cursor.offset and cursor.clock > self._durable.get(agent, 0):
+                paths.append(segment_path(agent, cursor.segment))
+                known[agent] = cursor.clock
+        if paths:
+            with suppress(MissingFileError):  # compacted, and so durable
+                self._replica.backend.persist(paths)
+            self._durable |= known
+
+    def _append(self, group: list[Waiting[T, Any]], commits: list[Commit | None], view: View) -> bool:
+        """Append what a group writes; False where some of it remains to be decided."""
+        writers = [waiting for waiting, commit in zip(group, commits, strict=True) if commit is not None]
+        written = [commit for commit in commits if commit is not None]
+        try:
+            return self._replica.between_refreshes(partial(self._append_at_end, written, view))
+        except WriteFailedError as error:
+            in_log = self._partly(error.durable)
+            if in_log:
+                self._replica.refresh()  # reads them from there
+            for waiting in writers[:in_log]:
+                waiting.end()
+            for waiting in writers:
+                own = copy(error)
+                own.durable = 0  # of the group, of which this is no part
+                waiting.end(own)
+        except CommitUnknownError as error:
+            happened = not self._replica.backend.segments_grow and self._is_there(written[0])
+            for waiting in writers:
+                waiting.end(None if happened else copy(error))
+        except OpslogError as error:
+            for waiting in writers:
+                waiting.end(copy(error))
+        self._is_appending = False
+        return False
+
+    def _append_at_end(self, commits: list[Commit], view: View) -> bool:
+        lines = self._log.stamp(commits, _last_ts(view.state))
+        data = b"".join(lines)
+        self._lines = lines
+        self._is_appending = True
+        end = self._log.append(data, view.end)
+        if end is not None:
+            end.clock = commits[-1].clock
+            self._replica.take_own(commits, end)
+            self._durable[TRANSACTIONS] = end.clock
+            self._replica.appended(len(data) + (SEGMENT_COST if end.offset in (0, len(data)) else 0))
+        self._is_appending = False
+        return end is not None
+
+    def _partly(self, durable: int) -> int:
+        """How many commits are in the log of those that were appended last, given how many bytes of them are."""
+        count = 0
+        for line in self._lines:
+            durable -= len(line)
+            count += durable >= 0
+        return count
+
+    def _is_there(self, commit: Commit) -> bool:
+        """Whether the log, or the snapshot, has a commit whose append ended without saying so. False where that cannot
+        be seen."""
+        self._replica.refresh()
+        view = self._replica.freeze()
+        try:
+            recent = view.state.merge.recent.get(TRANSACTIONS, ())
+            if any(entry.commit.tx == commit.tx for entry in recent):
+                return True
+            found = (self._replica.read_frozen(partial(view.record, record.id)) for record in commit.records)
+            return any(record is not None and record.tx == commit.tx for record in found)
+        finally:
+            view.release()
+
+
+def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | None:
+    """A document for which a transaction has to be decided again; None: there is none. Empty: nobody knows which."""
+    assert waiting.transaction is not None
+    if isinstance(waiting.commit, Undo):
+        return ""
+    return first_difference(waiting.transaction.reads, old, now)
+
+
+def first_difference(reads: Reads, old: Sight[T], now: Sight[T]) -> str | None:
+    """The first document that makes a difference to what was read, between two moments; None: none does. Empty: nobody
+    knows which."""
+    fault = reads.fault(lambda id: live(now.record(id)))
+    if fault is not None or not reads.queries:
+        return fault
+    if now.view.state is not old.view.state:
+        return ""
+    for id in {*old.view.changed, *old.overlay, *now.overlay}:
+        before, after = live(old.record(id)), live(now.record(id))
+        if not is_same(before, after) and (reads.matches(before) or reads.matches(after)):
+            return id
+    return None
+
+
+def _last_ts(state: State) -> str:
+    """The ts of the last line of the shared log, or a later one."""
+    recent = state.merge.recent.get(TRANSACTIONS)
+    if recent:
+        return recent[-1].commit.ts
+    return state.manifest.ts if state.has_transactions else ""

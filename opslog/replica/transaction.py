@@ -1,0 +1,280 @@
+"""One transaction while it is made: what it reads, as of one moment, and what it will write.
+
+It remembers what it has read, because that decides whether it may be committed: the records of documents, by their
+stamps, and the documents that a query matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from enum import Enum
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from opslog.errors import ConflictError, ExistsError, NotFoundError
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
+from opslog.format.documents import Schema, check_id
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Source(Protocol):
+    """What a transaction reads from: documents as they were at one moment, tombstones included."""
+
+    def record(self, id: str) -> Record | None: ...
+
+    def records(self, overlay: dict[str, Record]) -> Iterator[Set]: ...
+
+    def undoable(self, author: str) -> Commit | None: ...
+
+
+class Reads(NamedTuple):
+    """What a transaction rests on.
+
+    :ivar documents: per document what was read of it; None where there was none.
+    :ivar queries: which documents were looked for; a document that one of these matches, before or after, has changed
+        what the transaction saw.
+    """
+
+    documents: dict[str, Set | None]
+    queries: list[Callable[[Set], object]]
+
+    def fault(self, now: Callable[[str], Set | None]) -> str | None:
+        """The first document that is not any more what it was; None: all of them are."""
+        return next((id for id, read in self.documents.items() if not is_same(read, now(id))), None)
+
+    def matches(self, record: Set | None) -> bool:
+        """Whether a query looked for a document with this record."""
+        return record is not None and any(query(record) for query in self.queries)
+
+
+def is_same(read: Set | None, now: Set | None) -> bool:
+    """Whether a document was not written between two moments. What has no stamp yet is only the same as itself."""
+    if read is now:
+        return True
+    return read is not None and now is not None and read.clock > 0 and read.stamp == now.stamp
+
+
+def live(record: Record | None) -> Set | None:
+    """A record, unless it is a tombstone."""
+    return record if isinstance(record, Set) else None
+
+
+class Transaction(MutableMapping[str, T], Generic[T]):
+    """Documents as a transaction sees them, with its own writes. A mutable mapping, as a store is.
+
+    :param source: what it reads from.
+    :param where: names the store, for messages.
+    """
+
+    def __init__(self, schema: Schema[T], source: Source, where: str) -> None:
+        self._schema = schema
+        self._source = source
+        self._where = where
+        self._reads = Reads({}, [])
+        self._written: dict[str, Record] = {}
+        self._undo: Undo | None = None
+
+    # -- reading
+
+    def record(self, id: str) -> Set | None:
+        """Who wrote a document last, and when, as of `Store.record`. What the transaction itself has written has no
+        stamp yet."""
+        if id in self._written:
+            return live(self._written[id])
+        documents = self._reads.documents
+        if id not in documents:
+            documents[id] = live(self._source.record(id))
+        return documents[id]
+
+    def __getitem__(self, id: str) -> T:
+        record = self.record(id)
+        if record is None:
+            raise NotFoundError(f"there is no document {id!r} in {self._where}")
+        return self._schema.decode(record)
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self.record(id) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.id for record in self._records(_every))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._records(_every))
+
+    def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
+        """The (id, document) pairs whose document fulfils the predicate, in order of id. A document that another writer
+        changes conflicts only if it fulfils the predicate before or after."""
+        decode = self._schema.decode
+        found = ((record.id, decode(record)) for record in self._records(lambda record: predicate(decode(record))))
+        return [(id, document) for id, document in found if predicate(document)]
+
+    def count(self, predicate: Callable[[T], object] | None = None) -> int:
+        """How many documents fulfil the predicate; without one, how many there are."""
+        return len(self) if predicate is None else len(self.filter(predicate))
+
+    def _records(self, query: Callable[[Set], object]) -> Iterator[Set]:
+        self._reads.queries.append(query)
+        return self._source.records(self._written)
+
+    # -- writing
+
+    def set(self, id: str, document: T) -> None:
+        """Give a document a new value. Errors as of `Store.set`, before anything is written."""
+        check_id(id)
+        encoded = self._schema.encode(document)
+        replaced = self.record(id) if self._schema.reads_replaced else None
+        self._schema.check_known(encoded, replaced)
+        v = self._schema.version or (replaced.v if replaced is not None else 1)
+        self.write(Set("", 0, "", id, msgspec.Raw(encoded), v))
+
+    def delete(self, id: str) -> None:
+        """Delete a document.
+
+        :raises NotFoundError: there is none.
+        """
+        if self.record(id) is None:
+            raise NotFoundError(f"there is no document {id!r} in {self._where}")
+        self.write(Delete("", 0, "", id))
+
+    __setitem__ = set
+    __delitem__ = delete
+
+    # -- for those who commit it
+
+    def write(self, record: Record) -> None:
+        """Write a record, still without a stamp, whatever is there."""
+        self._written[record.id] = record
+
+    def undo(self, author: str) -> bool:
+        """Take back an author's newest commit in the shared log that is in reach, if there is one: what the transaction
+        does instead of writing.
+
+        :raises ConflictError: one of its documents was written since.
+        """
+        commit = self._source.undoable(author)
+        if commit is None:
+            return False
+        for record in commit.records:
+            now = self._source.record(record.id)
+            if now is None or now.stamp != commit.stamp:
+                raise conflict(record.id, live(now), "was written since, so that what made it cannot be taken back")
+        self._undo = Undo("", 0, "", commit.clock)
+        return True
+
+    def rest_on(self, reads: Reads) -> None:
+        """Rest on what another one has read, too."""
+        for id in reads.documents:
+            self.record(id)
+        self._reads.queries.extend(reads.queries)
+
+    @property
+    def source(self) -> Source:
+        """What it reads from."""
+        return self._source
+
+    @property
+    def reads(self) -> Reads:
+        """What it rests on."""
+        return self._reads
+
+    @property
+    def written(self) -> dict[str, Record]:
+        """The records that it writes, one for each document."""
+        return self._written
+
+    @property
+    def commit(self) -> Commit | None:
+        """What it commits, still without a stamp; None where it writes nothing."""
+        if self._undo is not None:
+            return msgspec.structs.replace(self._undo)
+        records = [msgspec.structs.replace(record) for record in self._written.values()]
+        if len(records) == 1:
+            return records[0]
+        return Batch("", 0, "", [_op_of(record) for record in records]) if records else None
+
+    def __repr__(self) -> str:
+        return f"<opslog.Transaction of {self._where}>"
+
+
+# -- what the calls of a store decide
+
+
+class Never(Enum):
+    """Stands for a condition that was not given."""
+
+    GIVEN = "given"
+
+
+NO_CONDITION: Final = Never.GIVEN
+
+# The stamp that a document must have, or its text; None: there must be no document.
+Condition = Stamp | tuple[int, str] | str | None
+
+
+def check_stamp(record: Set | None, id: str, condition: Condition) -> None:
+    """:raises ConflictError: the document was written since it had this stamp.
+    :raises UsageError: a text that is no stamp.
+    """
+    wanted = Stamp.parse(condition) if isinstance(condition, str) else condition
+    if (None if record is None else record.stamp) != wanted:
+        what = "exists" if wanted is None else f"has not the stamp {Stamp(*wanted)} any more"
+        raise conflict(id, record, what)
+
+
+def create(id: str, document: T, transaction: Transaction[T]) -> None:
+    """See `Store.create`."""
+    record = transaction.record(id)
+    if record is not None:
+        raise ExistsError(
+            f"document {id!r} exists: {record.author} wrote it, with stamp {record.stamp}. Nothing was written",
+            id,
+            record,
+        )
+    transaction.set(id, document)
+
+
+def set_if(id: str, document: T, condition: Condition, transaction: Transaction[T]) -> None:
+    """See `Store.set`."""
+    check_stamp(transaction.record(id), id, condition)
+    transaction.set(id, document)
+
+
+def delete_if(id: str, condition: Condition, transaction: Transaction[T]) -> None:
+    """See `Store.delete`."""
+    check_stamp(transaction.record(id), id, condition)
+    transaction.delete(id)
+
+
+def modify(id: str, function: Callable[[T | None], T | None], transaction: Transaction[T]) -> T | None:
+    """See `Store.modify`."""
+    document = function(transaction.get(id))
+    if document is not None:
+        transaction.set(id, document)
+    elif id in transaction:
+        transaction.delete(id)
+    return document
+
+
+def write(commit: Commit, transaction: Transaction[T]) -> None:
+    """Write what a plain commit writes, whatever is there."""
+    for record in commit.records:
+        transaction.write(record)
+
+
+def _every(record: Set) -> bool:
+    return True
+
+
+def _op_of(record: Record) -> SetOp | DeleteOp:
+    if isinstance(record, Set):
+        return SetOp(record.id, record.data, record.v)
+    return DeleteOp(record.id, record.archived)
+
+
+def conflict(id: str, now: Set | None, what: str) -> ConflictError:
+    """The error about a document that is not what the caller believes, with what is there now."""
+    state = "there is none now" if now is None else f"{now.author} wrote what is there now, with stamp {now.stamp}"
+    return ConflictError(f"document {id!r} {what}: {state}. Nothing was written; read it again, then decide", id, now)
