@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place in a log: the number of a segment (from 1) and a byte offset in it, always at a commit boundary."""
+    """A position in a log: the number of a segment (from 1) and a byte offset in it, always at a commit boundary."""
 
     segment: int
     offset: int
@@ -119,8 +119,8 @@ class Backend(Protocol):
         """Many reads at once, results in the order asked for; None where there is no such file."""
 
     def map(self, path: str) -> Buffer | None:
-        """All bytes of a file (which may be empty), to look into without reading it; None where this storage cannot do
-        that. They stay as they are when the file is deleted.
+        """All bytes of a file (which may be empty), to read parts of without reading it; None where this storage cannot
+        do that. They stay as they are when the file is deleted.
 
         :raises MissingFileError: there is no such file.
         """

@@ -48,7 +48,7 @@ class _Storage:
     """What all handles on one store share. `mutex` guards the files.
 
     A signal's handler may raise, or call, between any two steps. So a file is there, and is gone, with one operation of
-    `files`, and `paths` only says where to look: it may have paths of files that are not there, or have one twice.
+    `files`, and `paths` only says where to search: it may have paths of files that are not there, or have one twice.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -134,7 +134,7 @@ def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int |
     """Add the files whose paths begin with `prefix`, which is a directory and a slash or empty, in the order of their
     paths.
 
-    :param firsts: per directory, by its prefix, the path of the first file that is wanted; others are not looked at.
+    :param firsts: per directory, by its prefix, the path of the first file that is wanted; others are not listed.
     """
     try:
         # Without the slash, with which a link would be followed all the same.
@@ -188,7 +188,7 @@ ADVICE = {
     errno.EMFILE: "this process has too many open files: close some, or raise the limit (ulimit -n)",
     errno.ENFILE: "this machine has too many open files: close some programs and try again",
     errno.EFBIG: "the file would exceed a limit: raise it (ulimit -f)",
-    errno.EIO: "the disk failed: look into the kernel's log (dmesg) before you go on",
+    errno.EIO: "the disk failed: read the kernel's log (dmesg) before you go on",
     errno.ENAMETOOLONG: "use a shorter one",
 }
 

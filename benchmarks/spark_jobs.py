@@ -119,28 +119,28 @@ def _memory() -> int:
     return total
 
 
-class _Looks:
-    """What was seen of the memory. :ivar most: bytes; `cost`: seconds of processor time that looking took."""
+class _Samples:
+    """What was seen of the memory. :ivar most: bytes; `cost`: seconds of processor time that sampling took."""
 
     most = 0
     cost = 0.0
 
 
 @contextmanager
-def _peak() -> Iterator[_Looks]:
-    """Looks at the memory again and again."""
-    looks, ended = _Looks(), threading.Event()
-    looks.most = _memory()
+def _peak() -> Iterator[_Samples]:
+    """Samples the memory again and again."""
+    samples, ended = _Samples(), threading.Event()
+    samples.most = _memory()
 
-    def look() -> None:
+    def sample() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
-            looks.most = max(looks.most, _memory())
-            looks.cost = time.thread_time()
+            samples.most = max(samples.most, _memory())
+            samples.cost = time.thread_time()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield looks
+        yield samples
     finally:
         ended.set()
         thread.join()
@@ -292,18 +292,18 @@ def _run_spark(works: list[tuple[str, Path]], cores: int) -> list[Job]:
 def _measured(work: Callable[[], tuple[int, int]], contender: str) -> Job:
     gc.collect()
     before, begun = _used(), time.perf_counter()
-    with _peak() as looks:
+    with _peak() as samples:
         documents, checksum = work()
         wall = time.perf_counter() - begun
         after = _used()
-    python = max(0.0, after.python - before.python - looks.cost)
-    return Job(contender, wall, after.jvm - before.jvm, python, 0, looks.most, documents, checksum)
+    python = max(0.0, after.python - before.python - samples.cost)
+    return Job(contender, wall, after.jvm - before.jvm, python, 0, samples.most, documents, checksum)
 
 
 def main(works: list[tuple[str, Path]], cores: int) -> None:
     """Run contenders on stores, and print a line of JSON for each."""
     if works[0][0] in PYTHON:
-        gc.disable()  # it only looks for what is not there
+        gc.disable()  # it only samples for what is not there
         jobs = [_measured(partial(PYTHON[name], store), name) for name, store in works]
     else:
         jobs = _run_spark(works, cores)

@@ -360,7 +360,7 @@ class AsyncStore(Generic[T]):
             try:
                 await _in_thread(self._replica.refresh)
             except ClosedError:
-                return  # closed while it was looking
+                return  # closed while it was reading
             is_quiet = True
             while (commit := self._replica.next_news()) is not None:
                 is_quiet = False
@@ -378,7 +378,7 @@ class AsyncStore(Generic[T]):
             try:
                 found = await self.changes(since)
             except ClosedError:
-                return  # closed while it was looking
+                return  # closed while it was reading
             if found.reset or found.token != since:
                 yield found
             else:

@@ -93,12 +93,12 @@ class Chosen:
         return state is self._state
 
     def unchanged(self) -> list[Set]:
-        """Those that still are what they were. Looks at nothing but memory."""
+        """Those that still are what they were. Reads nothing but memory."""
         now = self._state.winners
         return [record for record in self.records if _stamp(now.get(record.id)) == self._stamps[record.id]]
 
     def in_another(self, state: State, get: Callable[[str], Set | None]) -> Chosen:
-        """The same documents in a state that was loaded since, as far as they have not changed. `get` looks into it."""
+        """The same documents in a state that was loaded since, as far as they have not changed. `get` reads from it."""
         winners = {record.id: state.winners.get(record.id) for record in self.records}
         same = [record for record in self.records if _stamp(get(record.id)) == record.stamp]
         return Chosen(state, {id: record for id, record in winners.items() if record is not None}, same)

@@ -27,7 +27,7 @@ class Environment:
     """What a store takes from the world besides its storage.
 
     :ivar time: wall clock, seconds since 1970; ends up in `ts`, never decides a conflict.
-    :ivar monotonic: seconds on a clock that never goes back, for waiting and for the age of what was last looked at.
+    :ivar monotonic: seconds on a clock that never goes back, for waiting and for the age of what was last read.
     :ivar sleep: waits that many seconds.
     :ivar nonce: a new name for a run or an archive: letters and digits, never the same twice.
     """

@@ -16,7 +16,7 @@ OpslogError
 │   │   └── ExistsError                 the document that was to be created exists
 │   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
 │       └── SealedError                 (inside) a seal came first; the store writes the commit again, with a new clock
-├── ReopenError                         close the store and open it again, then look
+├── ReopenError                         close the store and open it again, then check
 │   ├── CommitUnknownError              the commit may or may not be in the log
 │   └── AgentFencedError                another process took over this agent name; the commit is not in the log
 └── DataError                           the stored data is not what this program can read
@@ -172,11 +172,11 @@ class WriteFailedError(RetryError):
 
 
 class ReopenError(OpslogError):
-    """This store object cannot go on; open the store again and look what is there."""
+    """This store object cannot go on; open the store again and check what is there."""
 
 
 class CommitUnknownError(ReopenError):
-    """The outcome of a commit is unknown: it may or may not be in the log. Reopen the store and look."""
+    """The outcome of a commit is unknown: it may or may not be in the log. Reopen the store and check."""
 
 
 class AgentFencedError(ReopenError):

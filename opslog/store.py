@@ -113,7 +113,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             not know.
         :raises InvalidNameError: no document can have this id.
         :raises WriteFailedError: nothing was written.
-        :raises CommitUnknownError: it may have been; reopen and look.
+        :raises CommitUnknownError: it may have been; reopen and check.
         """
         if if_stamp is NO_CONDITION:
             self._commit(self._replica.prepare_set(id, document))
@@ -256,7 +256,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             except ClosedError:
                 if replica.is_forked:
                     raise
-                return  # closed while it was looking
+                return  # closed while it was reading
             is_quiet = True
             while (commit := replica.next_news()) is not None:
                 is_quiet = False
@@ -290,7 +290,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             except ClosedError:
                 if replica.is_forked:
                     raise
-                return  # closed while it was looking
+                return  # closed while it was reading
             if found.reset or found.token != since:
                 yield found
             else:
@@ -324,7 +324,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """Compact what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's
         cooperation.
 
-        :param full: merge the whole snapshot into one run, and let expired tombstones go.
+        :param full: merge the whole snapshot into one run, and remove expired tombstones.
         :param keep_history: from now on keep superseded files this long for `as_of`: seconds, a timedelta or "forever".
             None leaves the store's setting as it is.
         :param progress: called with (records written, records to write at most).
@@ -427,6 +427,6 @@ class OnReplica(Protocol[T]):
 
 
 def replica_of(store: OnReplica[T]) -> Replica[T]:
-    """What is under a store: for `opslog.aio`, and for tests, which look at what the public calls do not show. It is
+    """What is under a store: for `opslog.aio`, and for tests, which check what the public calls do not show. It is
     no part of the public interface."""
     return store._replica  # noqa: SLF001  (the one place: everybody else comes through here)

@@ -21,8 +21,8 @@ class Options:
     :ivar body_seconds: how long a client may take to send a body.
     :ivar send_seconds: how long a client may take to make room for the next part of an answer.
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
-    :ivar retain_bytes: how much of each stream is kept at the least; older data goes, and reading it is answered with
-        410. What forks read stays. None keeps everything.
+    :ivar retain_bytes: how much of each stream is kept at the least; older data is deleted, and reading it is answered
+        with 410. What forks read stays. None keeps everything.
     :ivar registry: whether created and deleted streams are announced, see `opslog.server.registry`.
     :ivar compression: whether answers are compressed for those who take it.
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in webhooks;

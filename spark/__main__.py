@@ -31,7 +31,7 @@ app = click.Group(
 @app.command("compact", cls=StoreCommand)
 @click.argument("url", required=False, metavar="[STORE]")
 @click.option("--master", metavar="URL", help="Where Spark runs, as in spark-submit.")
-@click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and let old tombstones go.")
+@click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and remove old tombstones.")
 @click.option("--keep-history", type=keep, metavar="DURATION|forever", help="As in `opslog compact`.")
 @click.pass_obj
 def compact_command(

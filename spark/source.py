@@ -148,7 +148,7 @@ class _PushdownReader(OpslogReader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         for filter in filters:
             self._asked = narrowed(self._asked, filter)
-        return filters  # Spark looks again: what is read is less, and may still be more than is asked for
+        return filters  # Spark filters again: what is read is less, and may still be more than is asked for
 
 
 def narrowed(asked: Asked, filter: Any) -> Asked:

@@ -133,7 +133,7 @@ def test_a_segment_under_a_number_that_was_used_is_no_part_of_the_log(url: str, 
 
 
 def test_a_reload_does_not_hand_out_such_a_segment(url: str) -> None:
-    """A reader that was away finds its place in the log taken by something else."""
+    """A reader that was away finds something else at its position in the log."""
     backend = open_backend(url)
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     write(url, "a", 2, settings=settings)
@@ -204,7 +204,7 @@ def test_who_was_paused_while_another_process_took_over_its_name_is_fenced(
         assert "late" not in store
 
 
-def test_a_process_paused_before_its_append_looks_before_it_acknowledges(
+def test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = paused(monkeypatch, Freshness, "check_age", bucket_url)
@@ -217,7 +217,7 @@ def test_a_process_paused_before_its_append_looks_before_it_acknowledges(
         assert "late" not in store
 
 
-def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
+def test_a_seal_that_was_collected_before_it_was_read_is_no_seal(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was written under the number it had, and who was paused that long opens again."""
@@ -238,7 +238,7 @@ def test_a_seal_that_was_collected_before_it_was_looked_at_is_no_seal(
         assert "late" not in store
 
 
-def test_an_import_paused_before_its_append_looks_before_it_returns(
+def test_an_import_paused_before_its_append_reads_the_newest_manifest_before_it_returns(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = paused(monkeypatch, Freshness, "check_age", bucket_url)
@@ -249,7 +249,7 @@ def test_an_import_paused_before_its_append_looks_before_it_returns(
         assert "late" not in store
 
 
-def test_an_import_paused_before_it_looks_where_its_log_goes_on_writes_nothing(
+def test_an_import_paused_before_it_reads_where_its_log_goes_on_writes_nothing(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = paused(monkeypatch, ingest_module._Writer, "_own_end", bucket_url)

@@ -325,7 +325,7 @@ def test_callers_who_come_while_the_disk_is_busy_share_the_next_append(log: Log)
 
 
 class TakenMeanwhile(LogWriter):
-    """Another thread takes the queue to write it, whenever this has looked whether one is on its way."""
+    """Another thread takes the queue to write it, whenever this has checked whether one is on its way."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)

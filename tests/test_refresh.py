@@ -152,7 +152,7 @@ def test_commits_compacted_before_they_were_read_are_given_all_the_same(url: str
 
 @pytest.fixture
 def away(url: str) -> Iterator[Callable[[], Store]]:
-    """A reader that looked once, and was away while everything it had read, and more, was compacted and collected."""
+    """A reader that read once, and was away while everything it had read, and more, was compacted and collected."""
     settings = opslog.Settings(undo_window=1, grace_seconds=0)
     readers: list[Store] = []
 
@@ -258,7 +258,7 @@ def test_a_store_in_the_past_has_no_news(url: str) -> None:
 # -- views that got old
 
 
-def test_who_has_not_looked_for_long_looks_before_it_writes(url: str) -> None:
+def test_who_has_not_refreshed_for_long_refreshes_before_it_writes(url: str) -> None:
     """A tombstone may leave the snapshot after its time; a set with a view from before that would raise the dead."""
     now = [0.0]
     environment = opslog.Environment(monotonic=lambda: now[0])
@@ -268,7 +268,7 @@ def test_who_has_not_looked_for_long_looks_before_it_writes(url: str) -> None:
     ):
         fill(writer, 50)
         idle["x"] = {}
-        assert len(idle) == 1, "it has not looked"
+        assert len(idle) == 1, "it has not refreshed"
         now[0] += 3.5 * 86400 + 1
         idle["y"] = {}
         assert len(idle) == 52

@@ -56,8 +56,8 @@ CASES = {
         READ, manifest(4, {"me": Cut(9, 5, 99)}), None, Step.LIST_LOGS
     ),
     "a reader has no own log": Case(having(agent=None), manifest(4, {"me": Cut(9, 5, 99)}), None, Step.RELOAD),
-    "a manifest that was looked at before": Case(having(passed=5), BEYOND, None, Step.LIST_LOGS),
-    "a newer manifest than the one that was looked at": Case(having(passed=4), BEYOND, None, Step.RELOAD),
+    "a manifest that was read before": Case(having(passed=5), BEYOND, None, Step.LIST_LOGS),
+    "a newer manifest than the one that was read": Case(having(passed=4), BEYOND, None, Step.RELOAD),
     "a run on storage is still there": Case(
         having(runs=frozenset({"2-x"})), manifest(4, runs=("4-y", "2-x")), None, Step.LIST_LOGS
     ),
@@ -66,9 +66,7 @@ CASES = {
     ),
     "much in memory, and nothing compacted": Case(having(has_many_winners=True), SAME, None, Step.LIST_LOGS),
     "much in memory, and something compacted": Case(having(has_many_winners=True), NEWER, None, Step.RELOAD),
-    "much in memory since a manifest was looked at": Case(
-        having(has_many_winners=True, passed=4), NEWER, None, Step.RELOAD
-    ),
+    "much in memory since a manifest was read": Case(having(has_many_winners=True, passed=4), NEWER, None, Step.RELOAD),
     "torn": Case(having(is_torn=True), SAME, None, Step.RELOAD),
     "torn, with a newer manifest": Case(having(is_torn=True), NEWER, None, Step.RELOAD),
     # With a listing.

@@ -94,8 +94,10 @@ def test_the_name_of_a_live_agent_is_refused_at_once(url: str) -> None:
         opslog.open(url, agent="planner", environment=waiting(refuse_to_wait))
 
 
-def test_a_name_that_was_given_back_while_its_opener_looked_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sealing is over between the two looks: at the name, and whether anybody seals."""
+def test_a_name_that_was_given_back_while_its_opener_checked_is_taken(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sealing is over between the two checks: of the name, and whether anybody seals."""
     backend = open_backend(url)
     held = backend.appender("planner")
     lock = type(backend).lock

@@ -559,7 +559,7 @@ def test_a_document_that_decoders_could_read_differently_is_reported(tmp_path: P
 
 
 def test_a_line_with_a_field_twice_is_reported(tmp_path: Path) -> None:
-    """Readers take the last one, and cannot afford to look; another program may take the first."""
+    """Readers take the last one, and cannot afford to check; another program may take the first."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {"n": 1}
     log = tmp_path / segment_path("a", 1)

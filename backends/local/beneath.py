@@ -2,12 +2,12 @@
 delete files elsewhere.
 
 The last component of a path is opened with O_NOFOLLOW, or not followed by the call itself (link, unlink, mkdir, rmdir).
-The directories above it, up to the root, are looked at before each call. The root itself is held by a descriptor
+The directories above it, up to the root, are checked before each call. The root itself is held by a descriptor
 (`opslog.backends.local.tree`); its path may be a link: whoever opened the store chose it.
 
 Roads not taken: to open each directory from the one above it (openat) and hold on to it would also withstand somebody
-who puts a link there in the moment between this look and the call; it takes an open and a close per directory and call,
-and paths that no longer say in a trace, or in an error, which file is meant. docs/security.md says what is left.
+who puts a link there in the moment between this check and the call; it takes an open and a close per directory and
+call, and paths that no longer say in a trace, or in an error, which file is meant. docs/security.md says what is left.
 """
 
 from __future__ import annotations

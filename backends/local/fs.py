@@ -230,7 +230,7 @@ class FsBackend(forking.ProcessBound):
         except (OSError, ReopenError) as error:
             raise CommitUnknownError(
                 f"{path} was created, but its directory was moved away from {self.root}, or replaced, meanwhile: close "
-                "the store, open it again, and look what is there"
+                "the store, open it again, and check what is there"
             ) from error
 
     def delete(self, paths: Iterable[str]) -> None:

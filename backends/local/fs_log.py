@@ -38,14 +38,14 @@ from opslog.format.torn import sound_length
 _NOT_COMMITTED = "nothing of this append is in the log"
 _INTERRUPTED = (
     CommitUnknownError,
-    "an earlier append was interrupted: close the store, open it again, and look which commits are there",
+    "an earlier append was interrupted: close the store, open it again, and check which commits are there",
 )
 
 
 _END = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 
 # How much of what follows a position is read first: a line, most likely.
-_LOOK_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 
 
 class _Segment(Enum):
@@ -76,7 +76,7 @@ def goes_on(backend: Directory, agent: str, end: Position) -> bool:
     """Whether somebody has appended to a log after `end`, in its segment. Where that cannot be found out: False."""
     tree, path = backend.tree(), segment_path(agent, end.segment)
     try:
-        found = posix.read_range(tree.checked(path), end.offset, end.offset + _LOOK_BYTES, tree.descriptor)
+        found = posix.read_range(tree.checked(path), end.offset, end.offset + _CHUNK_BYTES, tree.descriptor)
     except OSError:
         return False
     return _begins_with_line(found)
@@ -84,7 +84,7 @@ def goes_on(backend: Directory, agent: str, end: Position) -> bool:
 
 def _has_line(descriptor: int, start: int, size: int) -> bool:
     """Whether there is a line after `start` in an open segment, and not only a torn tail."""
-    found = posix.read_open(descriptor, start, min(start + _LOOK_BYTES, size))
+    found = posix.read_open(descriptor, start, min(start + _CHUNK_BYTES, size))
     return _begins_with_line(found) or (bool(found) and sound_length(posix.read_open(descriptor, start, size)) > 0)
 
 
@@ -384,7 +384,7 @@ class FsAppender(forking.BoundAppender):
     def _unknown(self, reason: str) -> CommitUnknownError:
         message = (
             f"the end of {self._backend.root}/{self._path} from byte {self._offset} may or may not be on disk: "
-            f"{reason}. Close the store, open it again, and look which commits are there"
+            f"{reason}. Close the store, open it again, and check which commits are there"
         )
         self._refusal = CommitUnknownError, message
         return CommitUnknownError(message)

@@ -263,7 +263,7 @@ class ObjectBackend(forking.ProcessBound):
                     return True
                 raise CommitUnknownError(
                     f"{path} may or may not have been created in {self.url}: a first try had no answer, and the next "
-                    f"one failed ({error}). Close the store, open it again, and look"
+                    f"one failed ({error}). Close the store, open it again, and check"
                 ) from error
             unanswered = True
             if outcome is Put.CREATED:
@@ -275,7 +275,7 @@ class ObjectBackend(forking.ProcessBound):
             if now() >= deadline:
                 raise CommitUnknownError(
                     f"{path} may or may not have been created in {self.url}: the storage gave no certain answer for "
-                    f"{self._deadline_seconds:g} seconds. Close the store, open it again, and look"
+                    f"{self._deadline_seconds:g} seconds. Close the store, open it again, and check"
                 )
             self.environment.sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
@@ -456,7 +456,7 @@ class ObjectAppender(forking.BoundAppender):
     def append(self, data: bytes) -> Position:
         self._check_open()
         path = segment_path(self._agent, self._number + 1)
-        interrupted = "an earlier append was interrupted: close the store, open it again, and look what is there"
+        interrupted = "an earlier append was interrupted: close the store, open it again, and check what is there"
         self._refusal = CommitUnknownError, interrupted
         try:
             created = self._backend.put_new(path, data)

@@ -44,7 +44,7 @@ def open_url(
 ) -> ObjectBackend:
     """The backend of ``s3://bucket/prefix``.
 
-    :param create: does nothing here: an empty prefix is a store that does not exist, and costs nothing to look at.
+    :param create: does nothing here: an empty prefix is a store that does not exist, and costs nothing to open.
     :param deadline_seconds: how long to find out what became of a put, before a `CommitUnknownError`.
     :param lease_seconds: how long the lock of a compaction that crashed delays the next one.
     :param options: as of `s3fs.S3FileSystem`.

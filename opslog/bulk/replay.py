@@ -185,7 +185,7 @@ def create_store(
     :param clock: at which agents go on; at least that of every record.
     :param ts: the greatest of all records.
     """
-    # The only manifest, with none below it: this store has no past that one could look at.
+    # The only manifest, with none below it: this store has no past that one could read.
     ManifestStore(target).create(
         Manifest(
             number=_NUMBER,

@@ -25,7 +25,7 @@ _COMMANDS = {
     "ops": ("past", "Show commits of all agents."),
     "watch": ("past", "Show commits as they come."),
     "compact": ("maintenance", "Compact the logs into the snapshot."),
-    "archive": ("maintenance", "Move documents to an archive, or look into one."),
+    "archive": ("maintenance", "Move documents to an archive, or read one."),
     "stats": ("maintenance", "Show figures of the store."),
     "verify": ("maintenance", "Check every file of the store."),
     "import": ("transfer", "Write what another source holds into the store."),
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
     except click.exceptions.Exit as end:  # --help, --version
         return end.exit_code
     except click.ClickException as error:
-        # A wrong option is found before any other is looked at.
+        # A wrong option is found before any other is read.
         session.json = session.json or "--json" in arguments
         return _report_usage(error, session)
     except BrokenPipeError:

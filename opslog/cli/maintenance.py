@@ -1,4 +1,4 @@
-"""Commands that look after a store: compact, archive, stats, verify."""
+"""Commands that maintain a store: compact, archive, stats, verify."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 @click.command("compact", cls=StoreCommand)
-@click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and let old tombstones go.")
+@click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and remove old tombstones.")
 @click.option(
     "--keep-history",
     type=keep,
     metavar="DURATION|forever",
-    help="From now on keep superseded files this long, for looking at the past: 30d, forever.",
+    help="From now on keep superseded files this long, for reading the past: 30d, forever.",
 )
 @click.pass_obj
 def compact_command(session: Session, full: bool, keep_history: KeepHistory | None) -> None:

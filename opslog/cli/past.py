@@ -60,7 +60,7 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
     default=0.2,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look.",
+    help="How often to read new commits.",
 )
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:

@@ -43,7 +43,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--sse-seconds", type=click.FloatRange(1, 86_400), default=60, show_default=True, help="How long one lasts."
 )
-@click.option("--retain-bytes", type=click.IntRange(1), help="Keep so much of each stream; older data goes.")
+@click.option("--retain-bytes", type=click.IntRange(1), help="Keep so much of each stream; older data is deleted.")
 @click.option("--compression/--no-compression", default=True, show_default=True, help="For clients that accept it.")
 @click.option(
     "--cursor-seconds",

@@ -39,7 +39,7 @@ _LIFETIME_SECONDS = {Kind.TEMPORARY: TEMPORARY_SECONDS, Kind.STAGED: STAGED_SECO
 
 
 class Garbage(msgspec.Struct, frozen=True):
-    """Files that can go, in the order in which they must: a manifest before what it names."""
+    """Files that may be deleted, in the order in which they must be: a manifest before what it names."""
 
     manifests: list[Entry]
     runs: list[Entry]
@@ -72,8 +72,8 @@ def oldest_retained(backend: Backend, now: float, settings: Settings) -> int:
 
 
 def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garbage:
-    """What can go at `now` by the storage's clock, if manifest `number` is still the newest, and `oldest` the oldest
-    that is retained; otherwise nothing."""
+    """What may be deleted at `now` by the storage's clock, if manifest `number` is still the newest, and `oldest` the
+    oldest that is retained; otherwise nothing."""
     store = ManifestStore(backend)
     manifests = store.entries()
     if not manifests or manifests[-1][0] != number:
@@ -92,7 +92,7 @@ def find_garbage(backend: Backend, now: float, number: int, oldest: int) -> Garb
 
 
 def collect(backend: Backend, number: int) -> Garbage:
-    """Delete what can go; to be called right after publishing manifest `number`. Returns what was deleted."""
+    """Delete what may be deleted; to be called right after publishing manifest `number`. Returns what was deleted."""
     manifests = ManifestStore(backend)
     entries = manifests.entries()
     if not entries or entries[-1][0] != number:

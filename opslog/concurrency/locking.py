@@ -20,7 +20,7 @@ from opslog.errors import UsageError
 
 R = TypeVar("R")
 
-# The longest that is waited without looking again, because locks refuse timeouts of centuries.
+# The longest wait before the lock is tried again, because locks refuse timeouts of centuries.
 _SECONDS_MAX = 1e6
 
 

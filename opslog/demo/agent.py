@@ -139,7 +139,7 @@ class Agent:
         return End(True, self._new_clocks(), len(commits), len(conflicts))
 
     def _new_clocks(self) -> list[int]:
-        """The clocks of the commits in this agent's log since the last look: what the call really wrote there."""
+        """The clocks of the commits in this agent's log since the last call: what the call really wrote there."""
         segments = list_log(self._backend, self.name)
         return [commit.clock for _, commit in self._own_log.read(self._backend, segments)]
 

@@ -55,7 +55,7 @@ def main(
             sys.stderr.write(f"the demo stopped: {error}\nEverything it wrote is in {work}\n")
             return 1
         except KeyboardInterrupt:
-            demo.end_all()  # before their directory goes
+            demo.end_all()  # before their directory is deleted
             if directory is None:
                 shutil.rmtree(work)
             raise

@@ -22,7 +22,7 @@ REPORT = b"r"
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why, and where to look."""
+    """The demo cannot go on; the message says why, and where to read more."""
 
 
 class Status(msgspec.Struct, frozen=True):

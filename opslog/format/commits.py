@@ -132,7 +132,7 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
 
 
 class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
-    """A document goes away.
+    """A document is deleted.
 
     :ivar archived: the period it went to, when an archive did it.
     :ivar folded: of a tombstone in a snapshot, when it came into one, by the storage's clock. Says nothing in a log.

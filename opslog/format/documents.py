@@ -161,7 +161,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             raise InvalidDocumentError(
                 f"to set document {replaced.id!r} would delete {place}, which {self.type.__name__} does not know: "
                 f"another version of this program (agent {replaced.agent}) has written it. Add the field to the type; "
-                "or, if the field is to go, raise `version` and let `migrate` remove it; or open the store without "
+                "or, to remove the field, raise `version` and let `migrate` remove it; or open the store without "
                 "`type`",
                 place,
             )

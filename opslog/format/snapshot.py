@@ -263,8 +263,8 @@ class Ages(NamedTuple):
     could be read by everybody; their `ts` may be anything, as after an import.
 
     :ivar now: the time of this compaction.
-    :ivar expired: tombstones from then or before may go; empty for none, where an older run may hold a document that
-        one must go on hiding.
+    :ivar expired: tombstones from then or before may be removed; empty for none, where an older run may hold a document
+        that one must go on hiding.
     """
 
     now: str

@@ -11,7 +11,7 @@
 
 The state is the snapshot, then the ops: one writer's in the order of the file, several writers' by (clock, agent).
 `prev` (the old document, or from 0.4 on only what changed of it) serves its undo alone, which also removes the undone
-line; so neither has to be looked at here. Batches leave no mark in the file: each op is a commit of its own. The
+line; so neither has to be read here. Batches leave no mark in the file: each op is a commit of its own. The
 package does not record a schema version per document, and its `migrate` functions are not run.
 
 **Lost writes.** Its compactions start new op logs and leave the old ones in place, and a compaction drops the logs of

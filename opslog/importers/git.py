@@ -48,7 +48,7 @@ _LOG = [
     *("--encoding=UTF-8", "--format=tformat:%H%n%at%n%ae%n%an"),
 ]
 
-# These would make git look at another repository than the one it is pointed at, for example inside a git hook.
+# These would make git read another repository than the one it is pointed at, for example inside a git hook.
 _REDIRECTING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
 
 # The settings of the repository, which may come from anybody, can name programs: no object is fetched that is missing.

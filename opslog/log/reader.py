@@ -257,7 +257,7 @@ class Cursor(msgspec.Struct):
             want = full if lines else want * 2
 
     def sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
-        """Where the commits of a segment of `size` bytes end, and a torn tail begins. Looks no further back than the
+        """Where the commits of a segment of `size` bytes end, and a torn tail begins. Reads no further back than the
         beginning of a line at `first`; costs a read of the last append.
 
         :raises MissingFileError: it is gone.

@@ -23,7 +23,8 @@ that was deleted. After each stands the test that shows it:
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
 7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise nobody may ever read the
    commit, and it is not acknowledged.
-   (tests/test_delayed_writes.py: test_a_process_paused_before_its_append_looks_before_it_acknowledges)
+   (tests/test_delayed_writes.py:
+   test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
@@ -247,7 +248,7 @@ class WriterSession:
         """What was appended at `position` is part of the log.
 
         :raises CommitUnknownError: nobody can say, or a manifest's cut is beyond it. Then the number may have been used
-            before, and nobody reads what was appended; or it was read and compacted before this look.
+            before, and nobody reads what was appended; or it was read and compacted before this check.
         """
         try:
             cut = self._cut_in(self.freshness.recent())
@@ -258,8 +259,8 @@ class WriterSession:
         if cut.segment > position.segment:
             raise CommitUnknownError(
                 f"what is in segment {position.segment} of agent {self.agent!r} was compacted by the time this process "
-                "looked: it was paused for long, and the commit is in the snapshot, unless another process had used "
-                "this number before, in which case nobody reads it. Close this store, open it again, and look"
+                "checked: it was paused for long, and the commit is in the snapshot, unless another process had used "
+                "this number before, in which case nobody reads it. Close this store, open it again, and check"
             )
 
     def _is_sealed(self, manifest: Manifest) -> bool:

@@ -6,7 +6,7 @@ this one needs. It collects only after it has published. So what was read is acc
 newest afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). Whoever reads behind the
 oldest retained manifest accepts it if that is still the oldest: nothing behind its cut is collected before.
 
-A store that is refreshed needs no such second look: where a log does not go on at its cursor it says so, and
+A store that is refreshed needs no such second listing: where a log does not go on at its cursor it says so, and
 `opslog.replica.refresh` decides.
 """
 

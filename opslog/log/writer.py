@@ -74,10 +74,10 @@ class Pending(msgspec.Struct, eq=False):
     bell: Bell | None = None
 
     def sleep(self) -> None:
-        """Wait for `wake`, which may have come already; look again after a while in any case: the wake may have gone to
-        a thread that Ctrl-C took away between queueing and waiting.
+        """Wait for `wake`, which may have come already; check again after a while in any case: the wake may have gone
+        to a thread that Ctrl-C took away between queueing and waiting.
 
-        The first time this only makes the bell, without which nobody is woken; the caller looks once more before it
+        The first time this only makes the bell, without which nobody is woken; the caller checks once more before it
         waits.
         """
         if self.bell is None:

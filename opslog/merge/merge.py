@@ -96,7 +96,7 @@ class Merge:
 
     def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
         """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
-        was overwritten since costs one look, and only what is kept is detached from the bytes it came in. Cheapest if
+        was overwritten since costs one lookup, and only what is kept is detached from the bytes it came in. Cheapest if
         on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
 
         :param chunks: (agent, commits): some commits of a log in a row, in their order; of each log the newest

@@ -311,7 +311,7 @@ class Deciding(Generic[T]):
             if waiting.done:
                 continue
             if self._is_appending and waiting.commit is not None:
-                waiting.end(CommitUnknownError("the append of this transaction was interrupted: look what is there"))
+                waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
             elif waiting is not leader:
                 self._queue.appendleft(waiting)
 

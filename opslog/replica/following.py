@@ -136,7 +136,7 @@ class Following(Memory):
         """Take what is new into the state and the news.
 
         Whatever ends this early, the next call goes on where this one was: the cursors move with the commits, and
-        the time of this look counts when everything is in.
+        the time of this read counts when everything is in.
         """
         self._catch_up()
         at = self.environment.monotonic()

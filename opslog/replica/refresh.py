@@ -5,7 +5,7 @@ from the newest manifest:
 
 - The state is torn: an exception ended a change of it half-way.
 - Commits were compacted that were not read here: what lies between may be collected already.
-- A run that is looked into on storage was replaced: its files are to be let go.
+- A run that is read from storage was replaced: its files are to be let go.
 - Much of the tail is in memory, and some of it may be compacted by now: it is time to forget it.
 - One's own log has more than was written here: a compaction sealed it, or another process has taken the name over.
 
@@ -41,7 +41,7 @@ class Progress(msgspec.Struct, frozen=True):
     :ivar passed: the number of the newest manifest that asked for no other load.
     :ivar cursors: how far each log was read.
     :ivar agent: whose log is known anyway, as it is written here; None: nobody's.
-    :ivar runs: the names of the runs that are looked into on storage.
+    :ivar runs: the names of the runs that are read from storage.
     :ivar has_many_winners: whether the state has so many winners of the tail in memory that it pays to load again.
     :ivar is_torn: see above.
     """

@@ -46,7 +46,7 @@ class State:
         that are here came into their log under other stamps. What is here is then the state of no moment: nobody may
         read it, and it has to be loaded anew.
 
-    Taking in commits never looks into the snapshot: reading does, and may raise MissingFileError when another
+    Taking in commits never reads the snapshot: reading a document does, and may raise MissingFileError when another
     compaction has replaced it and collected it meanwhile. The caller then loads again.
     """
 
@@ -184,7 +184,7 @@ class State:
 
     @property
     def has_many_winners(self) -> bool:
-        """Whether so much is in memory that it pays to look whether some of it is in a snapshot by now."""
+        """Whether so much is in memory that it pays to check whether some of it is in a snapshot by now."""
         return len(self.winners) > _WINNERS_MAX
 
     def empty(self) -> None:
@@ -359,7 +359,7 @@ def live_records(
     :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
     :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
     """
-    # Sorted as records: to look each of very many up again costs as much as to sort their ids.
+    # Sorted as records: another lookup of each of very many costs as much as to sort their ids.
     above = iter(sorted(winners.values(), key=attrgetter("id")))
     winner = next(above, None)
     for stored in newest_records(runs):

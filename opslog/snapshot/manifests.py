@@ -147,7 +147,7 @@ class ManifestStore:
             try:
                 result = read(manifest)
             except MissingFileError as error:
-                # Collected meanwhile, or passed over by a listing made while files were being created: look again.
+                # Collected meanwhile, or passed over by a listing made while files were being created: list again.
                 misses = misses + 1 if missing_from == manifest.number else 1
                 missing_from = manifest.number
                 if misses == _MISSES_MAX:

@@ -2,7 +2,7 @@
 
 `LoadedRun` holds each record as its line, undecoded: one dictionary entry and one bytes object per document.
 `BlockRun` finds documents where they are: its cost is that of what is asked for, not that of the store. Every block is
-verified against its checksum when it is looked at first.
+verified against its checksum when it is first read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from opslog.format.snapshot import Block, Index, Row, check_block, decode_block,
 _READ_BYTES = 1024 * 1024
 # A run of this size or more stays on storage.
 LOADED_BYTES = 8 * 1024 * 1024
-# How much memory a run on storage takes for the blocks that were looked at.
+# How much memory a run on storage takes for the blocks that were read.
 _REMEMBERED_BYTES = 64 * 1024 * 1024
 # How many lines of a block a lookup searches, of which it decodes one.
 _LINES_PER_INDEX_KEY = 16
@@ -152,7 +152,7 @@ class LoadedRun:
 
 
 class BlockRun:
-    """A run that stays on storage. What was looked at is remembered, up to `_REMEMBERED_BYTES`. Not thread-safe.
+    """A run that stays on storage. What was read is remembered, up to `_REMEMBERED_BYTES`. Not thread-safe.
 
     A lookup costs a search in memory and the decoding of a few lines; the first one in a block reads and verifies it,
     the first one in a part reads its index.

@@ -28,7 +28,7 @@ class Bucket:
     """Objects by key. A `opslog.backends.objects.backend.Driver`.
 
     :ivar on_create: called with the key of a new object.
-    :ivar on_delete: with the key and the content of one that goes.
+    :ivar on_delete: with the key and the content of one that is deleted.
     """
 
     def __init__(self, simulation: Simulation) -> None:

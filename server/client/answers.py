@@ -200,7 +200,7 @@ def refuse(request: Request, reply: Reply) -> NoReturn:
             raise errors.UnavailableError(message, **known)
         case status if status >= 500:
             raise errors.OutcomeUnknownError(
-                f"{did}: the server failed with {status}{said}; look at the stream before you repeat it", **known
+                f"{did}: the server failed with {status}{said}; read the stream before you repeat it", **known
             )
         case status if 300 <= status < 400 and "location" in reply.headers:
             target = _shown(reply.headers["location"])

@@ -173,7 +173,7 @@ def give_up(request: Request, reply: Reply | None, reason: str, *, uncertain: bo
     status, detail = (None, "") if reply is None else (reply.status, detail_of(reply))
     happened = reason if reply is None else f"the server failed with {status}{f' ({detail})' if detail else ''}"
     if uncertain and request.method not in _SAFE:
-        advice = "it may or may not have been carried out: look at the stream before you repeat it"
+        advice = "it may or may not have been carried out: read the stream before you repeat it"
         raise OutcomeUnknownError(f"{did}: {happened}; {advice}", status=status, url=request.url, detail=detail)
     message = f"{did}: {happened}; nothing was changed, try again later"
     raise UnavailableError(message, status=status, url=request.url, detail=detail)

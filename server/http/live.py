@@ -43,7 +43,7 @@ async def watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
 class Patience:
     """Ends the current task when one of its sends takes too long.
 
-    One timer looks at all of them. A timer for each send would cost more than the send, which nearly never waits.
+    One timer checks all of them. A timer for each send would cost more than the send, which nearly never waits.
 
     :param seconds: how long one may take.
     :raises DisconnectedError: (when it is left) one took longer.

@@ -49,7 +49,7 @@ class Appended(msgspec.Struct, frozen=True):
 def append(transaction: Transaction, request: Append, accesses: Accesses, retain_bytes: int | None = None) -> Appended:
     """Append, or close, or both.
 
-    :param retain_bytes: how much of a stream is kept at the least; what is older may go.
+    :param retain_bytes: how much of a stream is kept at the least; what is older may be deleted.
 
     Reasons against it count in this order: no such stream, closed, another content type, what the producer said,
     Stream-Seq, the body.

@@ -45,8 +45,8 @@ def check(stream: Stream | None, now: float, accesses: Accesses) -> Stream:
 
 
 def end(transaction: Transaction, stream: Stream) -> None:
-    """Delete the stream: at once, or, while there are forks of it, for clients only. With the last fork of a deleted
-    stream goes the stream itself, and so on along the chain."""
+    """Delete the stream: at once, or, while there are forks of it, for clients only. A deleted
+    stream is removed with its last fork, and so on along the chain."""
     transaction.events.deleted.append(stream)
     if stream.forks:
         transaction.put(replace(stream, deleted=True))

@@ -9,7 +9,7 @@ LMDB writes pages to new places and then switches to them, so a crash leaves the
 fdatasync. Readers see one commit's state and wait for nobody.
 
 LMDB maps its two files, and an access to a part that somebody has cut off would end the process with SIGBUS. So before
-each transaction their lengths are looked at, and nothing is read any more once one is too short. What is cut off while
+each transaction their lengths are checked, and nothing is read any more once one is too short. What is cut off while
 a transaction is under way is not seen.
 """
 

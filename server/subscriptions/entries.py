@@ -16,8 +16,8 @@ class Entry:
     """A subscription in memory: as committed, and what came since.
 
     :ivar pending: paths whose streams have more.
-    :ivar news: paths at which something happened that no commit has looked at.
-    :ivar stirred: somebody is about to look.
+    :ivar news: paths at which something happened that no commit has taken in.
+    :ivar stirred: a step is about to take them in.
     :ivar lock: held by whoever takes a step of it.
     :ivar timer: until it has something to do by itself.
     """

@@ -277,7 +277,7 @@ class Subscriptions:
         if path in entry.news or (known and path in entry.pending):
             return
         entry.news.add(path)
-        if not (known and entry.subscription.wake_id):  # the next step of a wake under way looks at it
+        if not (known and entry.subscription.wake_id):  # the next step of a wake under way takes it in
             self._stir(entry)
 
     def _stir(self, entry: Entry) -> None:

@@ -1,7 +1,7 @@
 """Where webhooks may go. A server that posts to addresses which others name must not be led into its own network.
 
 A name is judged by every address it resolves to, and the connection goes to an address that was judged, not to the
-name: what a name resolves to can change between two looks at it.
+name: what a name resolves to can change between two lookups.
 """
 
 from __future__ import annotations

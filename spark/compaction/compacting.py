@@ -66,7 +66,7 @@ def compact(
     driver holds the undo windows of all logs, and no documents.
 
     :param url: of the store; every executor must be able to open it.
-    :param full: merge the whole snapshot into one run, and let expired tombstones go.
+    :param full: merge the whole snapshot into one run, and remove expired tombstones.
     :param keep_history: from now on keep superseded files this long: seconds, a timedelta or "forever".
     :param storage_options: what the backend takes.
     :raises LockedError: another compaction is running.

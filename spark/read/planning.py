@@ -1,8 +1,8 @@
 """What a Spark job is to read, decided once, by the driver: plain values that are small to pickle. Without Spark.
 
-It follows from one survey of the store (`opslog.log.survey`) without another look, and each task reads just what it is
-given. So the tasks of a job, also those that are tried again, see one and the same
-store, whatever is written meanwhile:
+It follows from one survey of the store (`opslog.log.survey`) without another listing, and each task reads just what it
+is given. So the tasks of a job, also those that are tried again, see one and the same store, whatever is written
+meanwhile:
 
 - A slice of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
 - A part of a run, an archive, and the bytes of a log that were listed never change.
@@ -125,7 +125,7 @@ class LogSplit(msgspec.Struct, frozen=True):
 
     :ivar slices: in order, without gaps.
     :ivar begins: whether a line is known to begin where the first slice does.
-    :ivar end: the last segment of the listing, and its length then: up to there later lines may be looked at, for the
+    :ivar end: the last segment of the listing, and its length then: up to there later lines may be read, for the
         undos among them.
     """
 

@@ -18,8 +18,8 @@ from opslog.snapshot.runs import read_blocks, read_index, read_part
 from opslog.spark.read.planning import Log, split_logs
 from opslog.spark.read.splits import find_line
 
-# From so many places of the logs are ids taken, to cut ranges of like size. A range twice as large as another does no
-# harm.
+# From so many positions in the logs are ids taken, to cut ranges of like size. A range twice as large as another does
+# no harm.
 _SAMPLES = 64
 
 _SAMPLE_BYTES = 64 * 1024
@@ -83,7 +83,7 @@ def part_weights(runs: Iterable[Run]) -> list[tuple[str, int]]:
 
 
 def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]]:
-    """Ids from places all over some logs, each with its share of their bytes."""
+    """Ids from positions all over some logs, each with its share of their bytes."""
     total = sum(log.bytes for log in logs)
     ids: list[str] = []
     for split in split_logs(logs, total // _SAMPLES + 1):

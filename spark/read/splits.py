@@ -1,7 +1,7 @@
 """Reading slices of logs, so that all tasks together say what one reader of the whole log would. Without Spark.
 
 A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
-so whether a commit is cancelled is known once that many commits after it were looked at: a split looks at so many
+so whether a commit is cancelled is known once that many commits after it were read: a split reads so many
 behind its own end. They go into the merge without their records, as positions in the log, undos and seals, and nothing
 else: what they write is another split's to report.
 

@@ -93,7 +93,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class View(Protocol):
-    """One way to look at a store. Picklable."""
+    """One way to read a store. Picklable."""
 
     schema: ClassVar[pa.Schema]
 

@@ -1,6 +1,6 @@
 """Writing rows to a store: each counts once, whatever becomes of the tasks that brought it.
 
-Executors put rows aside, under ``staging/``, where no reader looks; each attempt of a task under a name of its own.
+Executors put rows aside, under ``staging/``, which no reader lists; each attempt of a task under a name of its own.
 When every task has an attempt that ended well, Spark hands their messages to the driver, and that one alone writes to a
 log: it takes the agent's name, stamps what those attempts put aside, above everything that is in the store by then, and
 appends it. What other attempts put aside is deleted unseen, and so is everything when the job fails.
@@ -130,8 +130,8 @@ class OpslogWriter(DataSourceArrowWriter):
             if room < 0:
                 raise UsageError(
                     f"overwrite replaces all documents with one commit, and this one would be larger than "
-                    f"{OVERWRITE_BYTES // 2**20} MiB. Append the rows instead, with a row for each document that is to "
-                    "go, in which _op is 'delete'"
+                    f"{OVERWRITE_BYTES // 2**20} MiB. Append the rows instead, with a row for each document to "
+                    "delete, in which _op is 'delete'"
                 )
             if ops:
                 log.catch_up()

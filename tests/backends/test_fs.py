@@ -413,7 +413,7 @@ def test_reading_writes_nothing(backend: FsBackend, root: Path) -> None:
     assert sorted(str(path) for path in root.rglob("*")) == before
 
 
-def test_segments_before_a_cursor_are_not_looked_at(backend: FsBackend) -> None:
+def test_segments_before_a_cursor_are_not_listed(backend: FsBackend) -> None:
     for agent in "ab":
         for number in (1, 2, 3):
             backend.create(segment_path(agent, number), b"")
@@ -422,7 +422,7 @@ def test_segments_before_a_cursor_are_not_looked_at(backend: FsBackend) -> None:
 
 
 def test_many_agents_are_not_listed_for_each_of_them(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opens all logs in turn, as a compaction that seals them, looks once which there are."""
+    """Who opens all logs in turn, as a compaction that seals them, lists once which there are."""
     agents = [f"agent-{number}" for number in range(50)]
     for agent in agents:
         append_once(backend, agent)

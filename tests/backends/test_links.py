@@ -116,7 +116,7 @@ def test_no_call_follows_a_link(backend: FsBackend, outside: Path, path: str, le
 
 
 @pytest.mark.parametrize("level", ["ops", "ops/a"])
-def test_no_listing_looks_through_a_link(root: Path, outside: Path, level: str) -> None:
+def test_no_listing_reads_through_a_link(root: Path, outside: Path, level: str) -> None:
     backend = FsBackend(root)
     backend.create("ops/real/00000000000000000001.jsonl", b"")
     plant(root, level, outside / level)
@@ -190,7 +190,7 @@ def test_no_maintenance_writes_through_a_link(
 def test_no_garbage_is_collected_through_a_link(
     root: Path, outside: Path, untouched: Callable[[], None], kind: str
 ) -> None:
-    """Links to directories and files whose names say that they can go."""
+    """Links to directories and files whose names say that they may be deleted."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(root, agent="a", settings=settings, compact_after=None) as store:
         for number in range(3):

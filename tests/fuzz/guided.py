@@ -1,6 +1,6 @@
 """One target with coverage feedback, by atheris: ``python -m tests.fuzz.guided TARGET [options of libFuzzer]``.
 
-Its inputs are changed by the same mutations, so that they stay close to what readers look into.
+Its inputs are changed by the same mutations, so that they stay close to what readers read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def unchanged(before: Documents) -> States:
 
 
 def sound(stage: Stage) -> list[str]:
-    """Nothing else to look at."""
+    """Nothing else to check."""
     return []
 
 

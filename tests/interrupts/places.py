@@ -1,6 +1,6 @@
 """Every place of a call where CPython can run a signal's handler, one after the other and not by luck.
 
-The interpreter looks whether there is a signal when it enters a function or goes on with a generator, when it jumps
+The interpreter checks whether there is a signal when it enters a function or goes on with a generator, when it jumps
 backwards, and when a call of something that is not written in Python has returned; not in between, and not when a
 function in Python returns. So ``with lock:`` on a lock of C cannot be interrupted between taking the lock and being in
 the block; ``lock.acquire()`` before a ``try`` can, and so can ``__enter__`` in Python, before it returns.
@@ -94,7 +94,7 @@ def at_each(
         outcome: T | Exception
         try:
             outcome = at_places(prepared, stop)
-        except Exception as error:  # noqa: BLE001  (it is what the caller looks at)
+        except Exception as error:  # noqa: BLE001  (it is what the caller checks)
             outcome = error
         if not came:
             assert number > 10, "there are more places in any call"
@@ -185,7 +185,7 @@ class _ManyPlaces(_Places):
 
     def __init__(self, handler: Handler) -> None:
         super().__init__(handler)
-        # Each the same object at every look.
+        # Each the same object at every call.
         self._tracing, self._profiling = self.enter, self.returned
 
     def enter(self, frame: FrameType, event: str, argument: object) -> Any:

@@ -169,7 +169,7 @@ def test_real_signals_come_at_the_places_and_nowhere_else(monkeypatch: pytest.Mo
     with alarms(handler) as set_alarm:
         number = 1
         while {place for place in known - came if place[0] not in UNMET}:
-            # Anew each time: what was often called Python 3.13 calls without looking for signals.
+            # Anew each time: what was often called Python 3.13 calls without a check for signals.
             anew = FunctionType(everything.__code__.replace(), globals())
             number += 1
             set_alarm()

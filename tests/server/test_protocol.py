@@ -1,4 +1,4 @@
-"""What the protocol asks for and the official suite does not look at, on each storage."""
+"""What the protocol asks for and the official suite does not check, on each storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_body_that_is_not_json_leaves_no_stream(client: Caller) -> None:
     assert client.head("a").status_code == 404
     assert client.put("a", headers=JSON).status_code == 201
     assert client.put("a", content=b"{", headers=JSON).status_code == 200, (
-        "the body of a stream that is there is not looked at"
+        "the body of a stream that is there is not read"
     )
 
 

@@ -160,7 +160,7 @@ def test_loopback_is_allowed_by_an_option_only(url: str) -> None:
             parse_target(private, allow_loopback=True)
 
 
-def test_a_name_that_changes_after_it_was_looked_at_leads_nowhere() -> None:
+def test_a_name_that_changes_after_it_was_resolved_leads_nowhere() -> None:
     async def attempted() -> None:
         delivery = Delivery(allow_loopback=False, resolve=Names(["8.8.8.8"], ["127.0.0.1"]))
         await delivery.check("https://hooks.example/")

@@ -23,7 +23,7 @@ from opslog.testing import invariants
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import Process
 from tests.simulation import ledger_invariants
-from tests.simulation.sessions import Crew, Session, look_at_pairs, over
+from tests.simulation.sessions import Crew, Session, check_pairs, over
 from tests.simulation.shared import Shared
 
 OPEN_TRIES_MAX = 400
@@ -136,7 +136,7 @@ class Agent:
 
 
 class Reader:
-    """Opens the store for reading, refreshes for a while, and looks into the past."""
+    """Opens the store for reading, refreshes for a while, and reads the past."""
 
     def __init__(self, shared: Shared, name: str, calls: int) -> None:
         self.shared = shared
@@ -168,19 +168,19 @@ class Reader:
             before = replica_of(store).clock.value
             handout.take("", store.refresh())
             ledger_invariants.commits_are_handed_out_once(handout)
-            look_at_pairs(store, self.name)
+            check_pairs(store, self.name)
             after = replica_of(store).clock.value
             if after < before:
                 invariants.violated("clocks_never_go_back", f"{self.name}'s went from {before} to {after}")
             if process.random.random() < 0.1:
-                self._look_back(process, store)
+                self._read_past(process, store)
 
-    def _look_back(self, process: Process, store: Store[Any]) -> None:
+    def _read_past(self, process: Process, store: Store[Any]) -> None:
         """Only that it can be done, or is refused in the right way: what it shows is checked when all is quiet."""
         clock = process.random.randint(0, replica_of(store).clock.value)
         try:
             with self.shared.open(process, as_of=clock) as past:
-                look_at_pairs(past, f"{self.name} as of {clock}")
+                check_pairs(past, f"{self.name} as of {clock}")
             list(store.ops(since=clock))
             store.history(process.random.choice(self.shared.ids))
         except HistoryGoneError:

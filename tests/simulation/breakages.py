@@ -290,7 +290,7 @@ def _no_deletes(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) ->
 
 
 def _drop_expired(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
-    """Whether something older is still in a log is not looked at."""
+    """Whether something older is still in a log is not checked."""
     return _of(self, rows, ())
 
 
@@ -401,7 +401,7 @@ ALL = [
     Breakage("undo the oldest commit of the window", Merge, "undoable", _oldest_first, likely("posix", {})),
     Breakage("compact to the end of the log", Tail, "__init__", _compact_everything, likely("posix", {})),
     Breakage(
-        "do not look again after loading",
+        "do not list manifests again after loading",
         ManifestStore,
         "read_consistently",
         _read_once,
@@ -525,7 +525,7 @@ ALL = [
         ),
     ),
     Breakage(
-        "look into the block that was looked into last",
+        "read the block that was read last",
         BlockRun,
         "get",
         _find_in_last,

@@ -60,7 +60,7 @@ async def _refresh_in_thread(self: AsyncStore[Any]) -> list[Commit]:
 
 
 def _all_chosen(self: Chosen) -> list[Set]:
-    """Whether somebody wrote to them meanwhile is not looked at."""
+    """Whether somebody wrote to them meanwhile is not checked."""
     return list(self.records)
 
 

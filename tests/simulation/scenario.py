@@ -162,8 +162,8 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
     count = choices.choice([0, 2, 5, 10, 20])
-    # A tombstone may go when it was compacted as long ago as its TTL, so nobody may be paused between reading and
-    # writing for as long as half of that. Wall clocks may be off by any time.
+    # A tombstone may be removed when it was compacted as long ago as its TTL, so nobody may be paused between reading
+    # and writing for as long as half of that. Wall clocks may be off by any time.
     tombstone_ttl_seconds, skew_seconds = choices.choice([(3 * PAUSE_SECONDS_MAX, 1e6), (1e9, 1e6)])
     return Scenario(
         seed=seed,

@@ -242,7 +242,7 @@ class Session:
     async def refresh(self) -> None:
         self.handout.take(self.name, await self.calls.refresh())
         ledger_invariants.commits_are_handed_out_once(self.handout)
-        look_at_pairs(self.store, self.agent)
+        check_pairs(self.store, self.agent)
 
     async def flush(self) -> None:
         waiting = self.shared.ledger.buffered(self.store)
@@ -266,7 +266,7 @@ class Session:
 
         def is_old(document: dict[str, Any]) -> bool:
             if self.random.random() < 0.1:
-                self.process.sleep(0.01)  # it takes its time, as one that looks something up does
+                self.process.sleep(0.01)  # it takes its time, as one that looks up something does
             return document["n"] in by_token
 
         with self.attempt("archive", period) as attempt:
@@ -416,7 +416,7 @@ class SharedSession(Session):
         return any(may_overtake(other) for other in self.shared.ledger.attempts if other.agent == self.agent)
 
 
-def look_at_pairs(store: Store[Any], who: str) -> None:
+def check_pairs(store: Store[Any], who: str) -> None:
     """What is only ever written together is seen together. Both are read from one state: a store whose snapshot was
     collected goes on to a newer state when it is read."""
     for left, right in PAIRS:

@@ -185,7 +185,7 @@ def test_thread_locals_belong_to_one_thread() -> None:
         local = Threading(process.simulation).local()
         local.name = "main"
 
-        def look(name: str) -> None:
+        def check(name: str) -> None:
             assert not hasattr(local, "name")
             local.name = name
             process.sleep(1.0)
@@ -194,7 +194,7 @@ def test_thread_locals_belong_to_one_thread() -> None:
             with pytest.raises(AttributeError):
                 del local.name
 
-        started(process, lambda: look("x"), lambda: look("y"))
+        started(process, lambda: check("x"), lambda: check("y"))
         assert local.name == "main"
 
     simulated(target)

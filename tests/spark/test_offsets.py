@@ -412,7 +412,7 @@ def test_a_later_start_leaves_out_what_was_before(url: str) -> None:
     assert sorted(row["clock"] for row in stream.sink.rows) == [11, 12, 13, 14]
 
 
-def test_available_now_ends_where_it_began_to_look(url: str) -> None:
+def test_available_now_ends_where_it_began_to_read(url: str) -> None:
     write(url, "a", 10)
     stream = Stream(url, ReadMaxBytes(200))
     stream.reader.prepareForTriggerAvailableNow()

@@ -125,7 +125,7 @@ def test_the_cut_is_that_of_a_compaction(url: str, seed: int) -> None:
     assert max([manifest.clock, *clocks]) == tail.clock
 
 
-def test_a_compaction_on_the_way_is_looked_at_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_on_the_way_is_read_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(url, 3)
     calls: list[int] = []
     tails = planning.tails

@@ -147,7 +147,7 @@ async def test_a_set_needs_the_thread_pool_only_to_look_up_a_version(url: str, m
 
 @in_a_loop
 async def test_a_write_after_a_long_absence_reads_what_is_new_first(url: str) -> None:
-    """Whoever has not looked for half of the tombstone TTL must not write with the clock of then: the tombstone that
+    """Whoever has not refreshed for half of the tombstone TTL must not write with the clock of then: the tombstone that
     would decide may be gone."""
     now = [1000.0]
     environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])

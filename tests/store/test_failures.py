@@ -221,7 +221,7 @@ class TestUnknown:
             store["old"] = {"turn": 2}
             with monkeypatch.context() as patch:
                 patch.setattr(posix, "datasync", failing(errno.EIO))
-                with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and look"):
+                with pytest.raises(opslog.CommitUnknownError, match=r"may or may not be.*open it again, and check"):
                     attempts(store)[kind]()
             assert dict(store.items()) == before
             with pytest.raises(opslog.ReopenError, match="open it again"):

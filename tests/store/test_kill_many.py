@@ -88,7 +88,7 @@ def test_nothing_is_lost_however_many_are_killed(tmp_path: Path, rounds: int, ki
                 worker = rng.choice(workers)
                 worker.kill(rng.randrange(40))
                 worker.go_on()
-            # All at once, and a look at what they have left.
+            # All at once, and a check of what they have left.
             for worker in workers:
                 worker.kill(0)
             check(root, workers)

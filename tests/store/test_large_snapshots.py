@@ -1,4 +1,4 @@
-"""Snapshots that stay on storage: what looking costs, and what happens when they are collected meanwhile."""
+"""Snapshots that stay on storage: what reading costs, and what happens when they are collected meanwhile."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_view_of_the_past_whose_snapshot_was_collected_says_so() -> None:
             past["100"]
 
 
-def test_loss_and_damage_are_named_by_whoever_looks(url: str) -> None:
+def test_loss_and_damage_are_named_by_whoever_reads(url: str) -> None:
     documents = fill(url)
     lost, damaged = part_paths(url)[2], part_paths(url)[4]
     backend = open_backend(url)

@@ -163,7 +163,7 @@ def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
     """Whatever can be read while a refresh is at some place, its clock was observed before."""
     outranked: list[bool] = []
 
-    def look(place: Place) -> None:
+    def check(place: Place) -> None:
         with suppress(opslog.UsageError):  # while the state is being changed
             clocks = [record.clock for record in store.records()]
             assert max(clocks) <= replica_of(store).clock.value, place.where
@@ -171,7 +171,7 @@ def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
 
     story = Story(url, compacts, ["x", "y", "z"])
     with story.begin() as store:
-        at_places(store.refresh, look)
+        at_places(store.refresh, check)
     assert True in outranked
 
 
@@ -180,7 +180,7 @@ def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
 
 @pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("call", ["refresh", "write"])
-def test_a_look_that_failed_does_not_make_a_view_young(
+def test_a_refresh_that_failed_does_not_make_a_view_young(
     call: str, compacts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From whichever request on the storage does not answer: the next write refreshes before it is stamped."""

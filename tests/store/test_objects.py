@@ -386,7 +386,7 @@ def test_a_fenced_appender_names_the_other_ones_segment_in_each_error(url: str) 
     assert appender.append(b"late\n").segment == 3
 
 
-def test_a_writer_paused_for_longer_than_the_grace_period_looks_before_it_writes(
+def test_a_writer_paused_for_longer_than_the_grace_period_refreshes_before_it_writes(
     url: str, another_process: Callable[[], None]
 ) -> None:
     now = [0.0]

@@ -271,7 +271,7 @@ def test_forks_in_the_midst_of_writing_threads(tmp_path: Path, forked: Callable[
 
 
 class TestIdleAgent:
-    """An agent that has not looked since before a compaction."""
+    """An agent that has not refreshed since before a compaction."""
 
     @pytest.mark.parametrize("full", [False, True])
     @pytest.mark.parametrize("grace_seconds", [0.0, 600.0])
@@ -310,7 +310,7 @@ class TestIdleAgent:
                 assert dict(store.items()) == wanted
             assert idle.stats().clock >= before
 
-            # Now it has looked, and wins.
+            # Now it has refreshed, and wins.
             idle["shared"] = {"by": "idle", "turn": 2}
             idle["gone"] = {"by": "idle"}
             busy.refresh()

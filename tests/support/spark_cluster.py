@@ -44,12 +44,12 @@ def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     """Wait until a process has written something that matches."""
     found: list[str] = []
 
-    def look() -> bool:
+    def check() -> bool:
         assert process.poll() is None, log.read_text()
         found.extend(re.findall(pattern, log.read_text()))
         return bool(found)
 
-    until(look)
+    until(check)
     return found[0]
 
 

@@ -163,7 +163,7 @@ def test_an_append_whose_answer_was_lost_is_not_repeated(kind: str) -> None:
     server.streams[PATH] = FakeStream()
     replied = server._reply(server.streams[PATH], 200)
     server.answers = [replied, httpx.ReadTimeout("no answer")]
-    with pytest.raises(OutcomeUnknownError, match="look at the stream before you repeat it"):
+    with pytest.raises(OutcomeUnknownError, match="read the stream before you repeat it"):
         Driver(kind, server).call("s", "append", "x")
     assert [request.method for request in server.requests] == ["HEAD", "POST"]
 
