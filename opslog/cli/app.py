@@ -24,6 +24,7 @@ _COMMANDS = {
     "history": ("past", "Show what happened to a document."),
     "ops": ("past", "Show commits of all agents."),
     "watch": ("past", "Show commits as they come."),
+    "changes": ("feed", "Show which documents changed since a token."),
     "compact": ("maintenance", "Compact the logs into the snapshot."),
     "archive": ("maintenance", "Move documents to an archive, or read one."),
     "stats": ("maintenance", "Show figures of the store."),

@@ -6,7 +6,10 @@ What is stored never reaches a terminal as a control sequence: documents and ids
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ import click
 import orjson
 
 from opslog.cli.session import Session
+from opslog.environment import REAL
 from opslog.errors import OpslogError
 
 # What turns the direction of writing round, so that a line reads as another one.
@@ -42,6 +46,20 @@ def write(line: str | bytes) -> None:
 def write_json(value: object) -> None:
     """A value as one line of JSON."""
     write(orjson.dumps(value))
+
+
+def wait_while_read(seconds: float) -> None:
+    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would show it.
+
+    :raises BrokenPipeError: whoever read it is gone.
+    """
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are reported without asking for them
+    events = output.poll(seconds * 1000)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    if events:
+        REAL.sleep(seconds)  # a system that cannot poll this kind of file
 
 
 def say(message: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import select
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +10,7 @@ import click
 import orjson
 
 import opslog
-from opslog.cli.output import id_text, is_terminal, report_error, rows, write, write_json
+from opslog.cli.output import id_text, is_terminal, report_error, rows, wait_while_read, write, write_json
 from opslog.cli.session import Session, StoreCommand, complete_id
 from opslog.cli.values import document_id
 from opslog.environment import REAL
@@ -66,26 +63,12 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
 def watch_command(session: Session, every: float) -> None:
     """Show the commits of all agents as they come, as log lines, until Ctrl-C. Takes no agent's name."""
     try:
-        with session.reading(environment=replace(REAL, sleep=_wait_while_read)) as store:
+        with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for commit in store.watch(every):
                 write(encode_commit(commit))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pass  # the one way to end it
-
-
-def _wait_while_read(seconds: float) -> None:
-    """Wait, unless nobody reads our output any more: with no commit to write, nothing else would show it.
-
-    :raises BrokenPipeError: whoever read it is gone.
-    """
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)  # errors are reported without asking for them
-    events = output.poll(seconds * 1000)
-    if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-    if events:
-        REAL.sleep(seconds)  # a system that cannot poll this kind of file
 
 
 def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:

@@ -1,0 +1,93 @@
+"""The command on the feed: changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import click
+import orjson
+
+import opslog
+from opslog.cli.output import id_text, rows, wait_while_read, write_json
+from opslog.cli.session import Session, StoreCommand
+from opslog.environment import REAL
+
+
+@click.command("changes", cls=StoreCommand)
+@click.option("--since", metavar="TOKEN", help="Begin where an earlier call ended; default: everything there is.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after about N commits.")
+@click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.01),
+    default=0.2,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --follow asks.",
+)
+@click.pass_obj
+def changes_command(session: Session, since: str | None, limit: int | None, follow: bool, every: float) -> None:
+    """Show the documents that changed since a token, each once and as it is now, and then the token to go on from.
+
+    Where what lies between is no longer kept, and without --since, a line `reset` comes first: all documents follow.
+    """
+    if follow and limit is not None:
+        raise click.UsageError("--limit ends where --follow goes on: give one of them")
+    try:
+        with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
+            for changes in store.follow(since, every) if follow else [store.changes(since, limit)]:
+                _show(session, changes)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _show(session: Session, changes: opslog.Changes[Any]) -> None:
+    if session.json:
+        if changes.reset:
+            write_json({"op": "reset"})
+        for change in changes:
+            write_json(_fields(change))
+        write_json({"op": "token", "token": changes.token, "commits": list(map(_effect, changes.commits))})
+    else:
+        rows(["op", "id", "document"], _rows(changes))
+
+
+def _rows(changes: opslog.Changes[Any]) -> Iterator[list[str]]:
+    if changes.reset:
+        yield ["reset", "", ""]
+    for change in changes:
+        record = change.record
+        if isinstance(record, opslog.Set):
+            yield ["set", id_text(change.id), bytes(record.data).decode()]
+        else:
+            yield ["delete", id_text(change.id), ""]
+    yield ["token", "", changes.token]
+
+
+def _fields(change: opslog.Change[Any]) -> dict[str, object]:
+    record = change.record
+    is_set = isinstance(record, opslog.Set)
+    fields: dict[str, object] = {"op": "set" if is_set else "delete", "id": change.id, "existed": change.existed}
+    if record is not None:
+        fields |= {"ts": record.ts, "clock": record.clock, "agent": record.agent}
+    if isinstance(record, opslog.Set):
+        fields |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
+    return fields
+
+
+def _effect(effect: opslog.Effect) -> dict[str, object]:
+    clock, agent = effect.stamp
+    return {
+        "ts": effect.ts,
+        "clock": clock,
+        "agent": agent,
+        "author": effect.author,
+        "op": effect.op,
+        "ids": effect.ids,
+        "won": effect.won,
+    }
