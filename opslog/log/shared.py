@@ -22,11 +22,7 @@ from opslog.format.torn import joined
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
-from opslog.merge.clock import LamportClock
-
-# How far the clock of a transaction is above everything that it has read: a plain write that was made without having
-# seen it, by somebody who is behind by less than that, loses, and does not take back what the transaction decided.
-CLOCK_STEP = 1000
+from opslog.merge.clock import CLOCK_STEP, LamportClock
 
 
 class SharedLog:

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import threading
 
+# How far the clock of a transaction is above everything that its writer has read: a plain write that was made without
+# having seen it, by somebody who is behind by less than that, loses, and does not take back what the transaction
+# decided.
+CLOCK_STEP = 1000
+
 
 class LamportClock:
     """A clock that several threads may use; `value` is the greatest clock seen or given out."""

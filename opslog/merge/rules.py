@@ -7,10 +7,17 @@ None.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from opslog.format.commits import Batch, Commit, Seal, Undo
+from opslog.errors import InvalidNameError
+from opslog.format.commits import TRANSACTIONS, Batch, Commit, Seal, Undo
+from opslog.format.layout import check_name
+from opslog.merge.clock import CLOCK_STEP
 from opslog.merge.undo import reachable_after
+
+# Of how many transactions the nonces are remembered, to see that none comes twice.
+_NONCES = 65_536
 
 
 def clock_fault(before: int, commit: Commit) -> str | None:
@@ -23,14 +30,73 @@ def clock_fault(before: int, commit: Commit) -> str | None:
     return f"clock {commit.clock} after clock {before}: clocks must increase within a log"
 
 
+def author_faults(commit: Commit) -> Iterator[str]:
+    """A line of the shared log, or a record that came from there, has an author and a nonce, or neither of the two;
+    everything else has neither."""
+    if not (commit.by or commit.tx):
+        return
+    if commit.agent != TRANSACTIONS:
+        yield f"by is {commit.by!r}, and the agent {commit.agent!r}: only transactions have an author of their own"
+    if not (commit.by and commit.tx):
+        yield f"by is {commit.by!r} and tx {commit.tx!r}: a transaction has both"
+    elif commit.by == TRANSACTIONS:
+        yield f"by is {commit.by!r}, and no agent has that name"
+    else:
+        try:
+            check_name(commit.by, "agent")
+        except InvalidNameError as error:
+            yield f"by: {error}"
+
+
+class SharedLogRules:
+    """What the lines of the shared log keep to, beside what those of every log do. To be asked of each in turn.
+
+    Seals, and what an agent of this name wrote with opslog 0.1, have no author, and only the first line after them
+    is compared with their clocks.
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._ts = ""
+        self._is_shared = False
+        self._order: deque[str] = deque()
+        self._nonces: set[str] = set()
+
+    def faults(self, commit: Commit) -> Iterator[str]:
+        """What is wrong with the next line. (That its `by` is a name, `author_faults` says.)"""
+        if commit.tx:
+            if commit.clock < self._clock + CLOCK_STEP:
+                yield (
+                    f"clock {commit.clock} after clock {self._clock}: that of a transaction is at least {CLOCK_STEP} "
+                    "above all that its writer had read"
+                )
+            if commit.ts < self._ts:
+                yield f"ts {commit.ts} after ts {self._ts}: it never goes back in the shared log"
+            if commit.tx in self._nonces:
+                yield f"tx {commit.tx!r} is that of an earlier transaction"
+            self._ts = max(self._ts, commit.ts)
+            self._is_shared = True
+            self._remember(commit.tx)
+        elif self._is_shared and not isinstance(commit, Seal):
+            yield "no author, though transactions come before it that have one"
+        self._clock = max(self._clock, commit.clock)
+
+    def _remember(self, tx: str) -> None:
+        self._order.append(tx)
+        self._nonces.add(tx)
+        if len(self._order) > _NONCES:
+            self._nonces.discard(self._order.popleft())
+
+
 class _Passed(NamedTuple):
     clock: int
     has_records: bool
+    by: str
 
 
 class UndoWindow:
-    """What an undo may cancel: a commit with records, not cancelled yet, among the last `window` commits of its log and
-    after its last seal.
+    """What an undo may cancel: a commit with records, of the same author, not cancelled yet, among the last `window`
+    commits of its log and after its last seal.
 
     :param is_whole: whether the log is followed from its first commit on. If not, nothing can be said of an undo whose
         target may be among the commits that were not seen, until `window` commits were.
@@ -57,15 +123,20 @@ class UndoWindow:
             if passed.clock == undo.target:
                 if not passed.has_records:
                     return f"{fault}, of a commit that changed nothing"
+                if passed.by != undo.by:
+                    return f"{fault}, which is by {passed.by!r}, and the undo by {undo.by!r}"
                 return f"{fault}, which is undone already" if undo.target in self._cancelled else None
         if not self._is_known and (not self._passed or undo.target < self._passed[0].clock):
             return None
         return f"{fault}, and no commit of {undo.agent!r} that may still be undone has that clock"
 
-    def newest(self) -> int | None:
-        """The clock of the newest commit that an undo may cancel; None where there is none among those seen."""
+    def newest(self, by: str = "") -> int | None:
+        """The clock of the newest commit that an undo may cancel; None where there is none among those seen.
+
+        :param by: whose undo, in the shared log.
+        """
         for passed in reversed(self._passed):
-            if passed.has_records and passed.clock not in self._cancelled:
+            if passed.has_records and passed.by == by and passed.clock not in self._cancelled:
                 return passed.clock
         return None
 
@@ -74,7 +145,7 @@ class UndoWindow:
         if isinstance(commit, Undo):
             self._cancelled.add(commit.target)
         has_records = bool(commit.ops) if isinstance(commit, Batch) else not isinstance(commit, Undo | Seal)
-        self._passed.append(_Passed(commit.clock, has_records))
+        self._passed.append(_Passed(commit.clock, has_records, commit.by))
         while len(self._passed) > reachable_after(commit, self._window):
             self._cancelled.discard(self._passed.popleft().clock)
             self._is_known = True

@@ -12,9 +12,9 @@ from functools import wraps
 from itertools import pairwise
 from typing import NoReturn, ParamSpec
 
-from opslog.format.commits import Commit, Delete, Set, Undo
+from opslog.format.commits import TRANSACTIONS, Commit, Delete, Set, Undo
 from opslog.merge.merge import reference
-from opslog.merge.rules import UndoWindow, clock_fault
+from opslog.merge.rules import SharedLogRules, UndoWindow, author_faults, clock_fault
 from opslog.merge.stamps import outranks
 from opslog.verify.verify import Report
 
@@ -84,15 +84,27 @@ def clocks_never_go_back(log: Sequence[Commit]) -> str | None:
 
 
 @invariant
+def transactions_keep_their_order(log: Sequence[Commit]) -> str | None:
+    """In the shared log each transaction has an author and a nonce of its own, a clock that is at least 1,000 above
+    that of the line before it, and a `ts` that is not before that of another transaction before it. No other log has
+    authors."""
+    rules = SharedLogRules() if log and log[0].agent == TRANSACTIONS else None
+    for commit in log:
+        for fault in [*author_faults(commit), *(rules.faults(commit) if rules else ())]:
+            return f"the {type(commit).__name__.lower()} at {commit.stamp}: {fault}"
+    return None
+
+
+@invariant
 def undo_is_exact(log: Sequence[Commit], window: int) -> str | None:
     """An undo names the newest commit of its log that has records, is not undone yet, and is among the last `window`
-    commits before it, of which none before a seal counts."""
+    commits before it, of which none before a seal counts. In the shared log, of those of its own author."""
     passed = UndoWindow(window, is_whole=True)
     for commit in log:
         if isinstance(commit, Undo):
             fault = passed.fault(commit)
-            if fault is None and commit.target != passed.newest():
-                fault = f"it undoes clock {commit.target}, and {passed.newest()} is the newest that it may"
+            if fault is None and commit.target != passed.newest(commit.by):
+                fault = f"it undoes clock {commit.target}, and {passed.newest(commit.by)} is the newest that it may"
             if fault:
                 return f"the undo at {commit.stamp}: {fault}"
         passed.follow(commit)

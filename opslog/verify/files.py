@@ -23,6 +23,7 @@ from opslog.format.layout import check_name, index_path
 from opslog.format.manifest import Manifest, Part
 from opslog.format.snapshot import Block, Index, decode_index
 from opslog.log.reader import LogSource, read_lines
+from opslog.merge.rules import author_faults
 from opslog.snapshot.runs import block_bytes
 
 T = TypeVar("T", bound=Commit)
@@ -346,6 +347,7 @@ def _misplacements(record: Record, after: str | None, manifest: Manifest | None)
             f"{record.id!r} was written at clock {record.clock}, {record.ts}, after all that manifest "
             f"{manifest.number} knows of (clock {manifest.clock}, {manifest.ts}). Restore the file from a copy"
         )
+    yield from author_faults(record)
     try:
         check_name(record.agent, "agent")
     except InvalidNameError as error:

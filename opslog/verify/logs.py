@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from opslog.errors import CorruptError, MissingFileError
-from opslog.format.commits import Commit, Undo, decode_commits
+from opslog.format.commits import TRANSACTIONS, Commit, Undo, decode_commits
 from opslog.format.layout import manifest_path, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.format.torn import sound_length
 from opslog.log.reader import Cursor, Segment, log_source, read_lines
-from opslog.merge.rules import UndoWindow, clock_fault
+from opslog.merge.rules import SharedLogRules, UndoWindow, author_faults, clock_fault
 from opslog.verify.files import Reader, Report, decode_each
 
 # How many missing segments in a row are named.
@@ -41,6 +41,7 @@ class LogCheck:
         self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
         self._manifests = manifests
         self._clock = 0
+        self._shared = SharedLogRules() if agent == TRANSACTIONS else None
         # How many of those that are still there were passed.
         self._commits = 0
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
@@ -152,6 +153,8 @@ class LogCheck:
         if fault:
             self.report.error(path, offset, f"{fault}. The file was edited or copied, or two programs wrote it at once")
         self._clock = commit.clock
+        for fault in [*author_faults(commit), *(self._shared.faults(commit) if self._shared else ())]:
+            self.report.error(path, offset, f"{fault}. The file was edited, or another program wrote it")
         if self._window is not None:
             fault = self._window.fault(commit) if isinstance(commit, Undo) else None
             if fault:

@@ -117,6 +117,7 @@ class Audit:
         ledger_invariants.refused_commits_are_absent(attempts, logs)
         for log in logs.values():
             invariants.clocks_never_go_back(log)
+            invariants.transactions_keep_their_order(log)
             invariants.undo_is_exact(log, self.shared.settings.undo_window)
         commits = [commit for log in logs.values() for commit in log]
         self.commits = len(commits)
