@@ -197,7 +197,10 @@ class MemoryBackend(forking.ProcessBound):
                 try:
                     return appender.append_at(end, data)
                 finally:
-                    appender.close()
+                    try:
+                        appender.close()
+                    finally:
+                        appender.close()  # once more, for a signal's handler that came into the first
 
         return in_turn(attempt, lambda: False, REAL, agent, self.url)
 

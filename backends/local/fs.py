@@ -304,7 +304,10 @@ class FsBackend(forking.ProcessBound):
             try:
                 return appender.append_at(end, data)
             finally:
-                appender.close()
+                try:
+                    appender.close()
+                finally:
+                    appender.close()  # once more, for a signal's handler that came into the first
 
         return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 

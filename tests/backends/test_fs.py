@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,53 +31,9 @@ from opslog.errors import (
 from opslog.format.layout import segment_path
 from tests.support.faults import failing, interrupted
 from tests.support.files import files
+from tests.support.scripts import Process
 
 # Other processes
-
-
-class Process:
-    """A Python process that runs `program`, says a line when it has come to a point, and goes on when resumed."""
-
-    def __init__(self, program: str, *args: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def resume(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> int:
-        """Wait for its end; its exit code."""
-        self.process.communicate(timeout=60)
-        return self.process.returncode
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.end()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
-
-    def start_one(program: str, *args: object) -> Process:
-        started.append(Process(program, *args))
-        return started[-1]
-
-    yield start_one
-    for process in started:
-        if process.process.poll() is None:
-            process.kill()
 
 
 RACER = """

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from opslog.backends import Backend, open_backend
+from opslog.backends.testing_turns import end_of
 from opslog.errors import AlreadyExistsError
 from opslog.format.layout import segment_path
 from tests.interrupts.places import Kind, Place, at_places
@@ -41,6 +42,12 @@ def append(backend: Backend, agent: str = "a") -> None:
             appender.close()  # once more, for what came into the first
 
 
+def append_at(backend: Backend) -> None:
+    for _ in range(2):
+        end = end_of(backend, "a")
+        assert backend.append_at("a", end, LINE) == end
+
+
 def lock(backend: Backend) -> None:
     with backend.lock("compaction"):
         """Held."""
@@ -67,6 +74,7 @@ def read(backend: Backend) -> None:
 
 CALLS: dict[str, Callable[[Backend], None]] = {
     "append": append,
+    "append_at": append_at,
     "lock": lock,
     "create": create,
     "delete": delete,
@@ -132,7 +140,7 @@ def again(url: str, came: list[Place]) -> None:
     later = {"now": lambda: time.time() + 100.0} if url.startswith("bucket://") else {}
     backend = open_backend(url, **later)
     try:
-        for call in (lock, create, append, delete, lock):
+        for call in (lock, create, append, append_at, delete, lock):
             try:
                 call(backend)
             except Exception as error:

@@ -1,0 +1,478 @@
+"""Appends to a log with many writers, when something fails, dies, stops or is moved. What holds where nothing does is
+in the contract's suite, `opslog.backends.testing_turns`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opslog.backends import Backend, Position, forking, posix, turns
+from opslog.backends.local import flock
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.memory import MemoryBackend
+from opslog.backends.objects.backend import ObjectBackend
+from opslog.backends.testing_turns import end_of, line
+from opslog.environment import Environment
+from opslog.errors import ClosedError, CommitUnknownError, LockedError, ReopenError, WriteFailedError
+from opslog.format.layout import log_prefix, segment_path
+from tests.support.bucket import Bucket, Fault, Request
+from tests.support.faults import failing, interrupted
+from tests.support.files import files
+from tests.support.scripts import Process
+
+START = Position(1, 0)
+FIRST = segment_path("shared", 1)
+LOCK = "locks/agents/shared.lock"
+
+
+def append(backend: Backend, text: object) -> Position:
+    """One more line, after all that are there."""
+    end = end_of(backend)
+    position = backend.append_at("shared", end, line(text))
+    assert position is not None
+    return position
+
+
+def log(backend: Backend) -> bytes:
+    return b"".join(backend.read(entry.path) for entry in backend.list(log_prefix("shared")))
+
+
+# In a directory: writes that fail
+
+
+def test_a_write_that_failed_leaves_whole_lines_or_a_torn_tail(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    data = line(2) + line(3)
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        real(descriptor, data[: len(line(2)) + 3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.raises(WriteFailedError, match="only the first 14 bytes") as caught:
+            backend.append_at("shared", end_of(backend), data)
+    assert caught.value.durable == len(line(2)) + 3
+    assert backend.append_at("shared", Position(1, len(line(1))), line("late")) is None, "line 2 is in the log"
+    assert append(backend, 4) == Position(2, 0), "the torn tail stays behind"
+    assert backend.read(FIRST) == line(1) + line(2) + line(3)[:3]
+    assert files(root / "ops") == [f"shared/{number:020}.jsonl" for number in (1, 2)]
+
+
+def test_a_full_disk_makes_no_heap_of_empty_segments(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(errno.ENOSPC))
+        for _ in range(5):
+            with pytest.raises(WriteFailedError, match="nothing of this append is in the log") as caught:
+                backend.append_at("shared", START, line(1))
+            assert caught.value.durable == 0
+    assert files(root / "ops") == [FIRST.removeprefix("ops/")]
+    assert append(backend, 1) == START
+
+
+def test_after_a_failed_fdatasync_nobody_knows_and_the_next_one_syncs_what_is_there(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "datasync", failing(errno.EIO))
+        with pytest.raises(CommitUnknownError, match=r"00001\.jsonl from byte 11 .*Input/output error"):
+            append(backend, 2)
+        with pytest.raises(WriteFailedError, match="may not survive a power cut"):
+            append(backend, 3)
+    assert log(backend) == line(1) + line(2)
+    append(backend, 4)
+    assert log(backend) == line(1) + line(2) + line(4)
+
+
+@pytest.mark.parametrize("function", ["write", "pwrite", "fstat", "pread", "listdir"])
+def test_ctrl_c_at_any_call_leaves_the_log_usable(
+    root: Path, backend: FsBackend, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    append(backend, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.append_at("shared", Position(1, len(line(1))), line(2))
+    append(FsBackend(root), 3)
+    # The note is written last, when everything is done.
+    assert log(backend) == line(1) + (line(2) if function == "pwrite" else b"") + line(3)
+
+
+def test_a_full_segment_is_followed_by_the_next(root: Path) -> None:
+    backend = FsBackend(root, segment_bytes=len(line(0)) * 2)
+    assert [append(backend, number).segment for number in range(5)] == [1, 1, 2, 2, 3]
+    assert log(backend) == b"".join(map(line, range(5)))
+
+
+def test_a_segment_that_may_not_be_written_to_is_followed_by_the_next(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, without the right for the group."""
+    append(backend, 1)
+    real = forking.Descriptor.open
+
+    def open_as_another_user(self: forking.Descriptor, path: str, flags: int, at: int | None = None) -> None:
+        if path == FIRST and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        real(self, path, flags, at)
+
+    monkeypatch.setattr(forking.Descriptor, "open", open_as_another_user)
+    assert append(backend, 2) == Position(2, 0)
+    assert append(backend, 3) == Position(2, len(line(2)))
+
+
+# Up to where it is durable
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes at which files were synced from now on."""
+    sizes: list[int] = []
+    real = posix.datasync
+
+    def datasync(descriptor: int) -> None:
+        real(descriptor)
+        sizes.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(posix, "datasync", datasync)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["", "durable", "durable {n} {size} {dev} {ino}", "durable {n} {size} {dev} {ino} another-boot\n"],
+    ids=["none", "cut short", "without its end", "before a restart"],
+)
+def test_a_note_that_does_not_count_costs_one_more_sync(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    append(backend, 1)
+    status = os.stat(root / FIRST)
+    text = note.format(n=f"{1:020}", size=f"{status.st_size:020}", dev=status.st_dev, ino=status.st_ino)
+    holder = (root / LOCK).read_text().split("\n")[0]
+    (root / LOCK).write_text(f"{holder}\n{text}")
+    sizes = synced(monkeypatch)
+    append(backend, 2)
+    append(backend, 3)
+    size = len(line(0))
+    assert sizes == [size, 2 * size, 3 * size]
+
+
+def test_a_note_says_nothing_of_a_copy(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(backend, 1)
+    shutil.copytree(root, root.parent / "copy")
+    sizes = synced(monkeypatch)
+    append(FsBackend(root.parent / "copy"), 2)
+    assert len(sizes) == 2
+
+
+def test_a_note_outlives_the_names_of_other_holders(root: Path) -> None:
+    (root / "x").parent.mkdir(parents=True)
+    full = str(root / "x")
+    held = flock.take(full, "x")
+    assert flock.note(held) == ""
+    for text in ("a longer note", "short"):
+        flock.write_note(held, text)
+        flock.release(held)
+        (root / "x").write_bytes((root / "x").read_bytes().replace(str(os.getpid()).encode(), b"1234567890"))
+        held = flock.take(full, "x")
+        assert flock.note(held) == text
+        assert (root / "x").read_bytes().count(b"\n") == 2
+    flock.release(held)
+
+
+def test_what_an_appender_wrote_is_synced_again_since_it_notes_nothing(
+    backend: FsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    appender = backend.appender("shared")
+    appender.append(line("seal"))
+    appender.close()
+    sizes = synced(monkeypatch)
+    append(backend, 2)
+    assert sizes == [len(line("seal")), len(line("seal")) + len(line(2))]
+
+
+# Other processes
+
+WRITER = """
+import os, signal, sys
+from opslog.backends import posix
+from opslog.backends.local.fs import FsBackend
+from opslog.backends.testing_turns import end_of, line
+backend = FsBackend(sys.argv[1])
+real = posix.datasync
+def datasync(descriptor):
+    print("written", flush=True)
+    input()
+    real(descriptor)
+posix.datasync = datasync
+print(backend.append_at("shared", end_of(backend), line("other")), flush=True)
+"""
+
+
+def test_a_stopped_holder_is_named_and_not_robbed(
+    backend: FsBackend, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    holder = start(WRITER, backend.root)
+    assert holder.hear() == "written"
+    holder.process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(turns, "WAIT_SECONDS", 0.05)
+    before = log(backend)
+    assert before == line(1) + line("other"), "it can be read before it is durable"
+    end = end_of(backend)
+    named = rf"pid {holder.pid} on host \S+ for 0.05 seconds.*nothing was written"
+    with pytest.raises(LockedError, match=named) as caught:
+        backend.append_at("shared", end, line("late"))
+    assert (caught.value.lock, caught.value.holder.split()[1]) == ("agents/shared", str(holder.pid))
+    assert log(backend) == before
+    assert backend.append_at("shared", Position(1, len(line(1))), line("late")) is None, "this one need not wait"
+    own = backend.appender("own")
+    own.append(line("plain"))
+    own.close()
+    holder.process.send_signal(signal.SIGCONT)
+    holder.resume()
+    assert "offset=11" in holder.hear()
+    assert holder.end() == 0
+    monkeypatch.undo()
+    assert append(backend, 2) == end
+
+
+def test_what_a_killed_writer_left_is_synced_before_anybody_goes_on(
+    backend: FsBackend, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    holder = start(WRITER, backend.root)
+    assert holder.hear() == "written"
+    holder.process.send_signal(signal.SIGKILL)
+    holder.end()
+    sizes = synced(monkeypatch)
+    assert append(backend, 2) == Position(1, len(line(1) + line("other")))
+    assert sizes == [len(line(1) + line("other")), len(line(1) + line("other") + line(2))]
+
+
+RACER = """
+import sys
+from opslog.backends import open_backend
+from opslog.backends.testing_turns import end_of, line
+backend = open_backend(sys.argv[1])
+input()
+done = 0
+while done < 25:
+    end = end_of(backend)
+    position = backend.append_at("shared", end, line(f"{sys.argv[2]}-{done}"))
+    if position is not None:
+        assert position == end or position.segment == end.segment + 1
+        print(position.segment, position.offset, flush=True)
+        done += 1
+"""
+
+
+def test_of_processes_that_race_each_append_is_there_once(backend: FsBackend, start: Callable[..., Process]) -> None:
+    racers = [start(RACER, backend.root, str(number)) for number in range(4)]
+    for racer in racers:
+        racer.resume()
+    said = {
+        tuple(map(int, racer.hear().split())): line(f"{number}-{done}")
+        for number, racer in enumerate(racers)
+        for done in range(25)
+    }
+    assert [racer.end() for racer in racers] == [0] * 4
+    assert len(said) == 100
+    assert log(backend) == b"".join(data for _, data in sorted(said.items()))
+
+
+def test_a_forked_child_appends_nothing(backend: FsBackend, forked: Callable[[Callable[[], None]], None]) -> None:
+    append(backend, 1)
+
+    def child() -> None:
+        with pytest.raises(ClosedError):
+            backend.append_at("shared", Position(1, len(line(1))), line("child"))
+
+    forked(child)
+    append(backend, 2)
+    assert log(backend) == line(1) + line(2)
+
+
+# Directories that are moved, and locks that are removed
+
+
+def test_locks_may_be_removed_at_any_moment(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of an append another process comes, and finds the segment locked."""
+    append(backend, 1)
+    real = posix.datasync
+    outcomes: list[object] = []
+
+    def datasync(descriptor: int) -> None:
+        if not outcomes:
+            outcomes.append("begun")
+            shutil.rmtree(root / "locks")
+            with monkeypatch.context() as patch:
+                patch.setattr(turns, "WAIT_SECONDS", 0.0)
+                other = FsBackend(root)
+                with pytest.raises(LockedError, match="whose lock file was removed"):
+                    other.append_at("shared", end_of(other), line("other"))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "datasync", datasync)
+        append(backend, 2)
+    assert outcomes
+    assert append(FsBackend(root), 3)
+    assert log(backend) == line(1) + line(2) + line(3)
+
+
+def test_an_append_whose_lock_file_was_removed_is_tried_again(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = flock.note
+    removed: list[bool] = []
+
+    def note(held: forking.Descriptor) -> str:
+        if not removed:
+            removed.append(True)
+            shutil.rmtree(root / "locks")
+        return real(held)
+
+    append(backend, 1)
+    monkeypatch.setattr(flock, "note", note)
+    append(backend, 2)
+    assert removed
+    assert log(backend) == line(1) + line(2)
+
+
+def test_a_directory_that_was_replaced_gets_nothing(backend: FsBackend, root: Path) -> None:
+    append(backend, 1)
+    shutil.move(root, root.parent / "moved")
+    shutil.copytree(root.parent / "moved", root)
+    with pytest.raises(ReopenError, match="another directory stands at"):
+        backend.append_at("shared", Position(1, len(line(1))), line(2))
+    for store in (root, root.parent / "moved"):
+        assert (store / FIRST).read_bytes() == line(1)
+
+
+def test_a_directory_that_is_moved_during_an_append_makes_it_unknown(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(backend, 1)
+    real = posix.datasync
+
+    def datasync(descriptor: int) -> None:
+        real(descriptor)
+        shutil.move(root, root.parent / "moved")
+        shutil.copytree(root.parent / "moved", root)
+
+    monkeypatch.setattr(posix, "datasync", datasync)
+    with pytest.raises(CommitUnknownError, match="moved away or replaced"):
+        append(backend, 2)
+
+
+# In memory
+
+
+def test_in_memory_an_append_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = MemoryBackend()
+    appender = backend.appender("shared")
+    monkeypatch.setattr(turns, "WAIT_SECONDS", 0.0)
+    with pytest.raises(LockedError, match=f"pid {os.getpid()} on host"):
+        backend.append_at("shared", START, line(1))
+    assert backend.list("") == []
+    appender.close()
+    assert append(backend, 1) == START
+
+
+# On object storages
+
+
+def no_sleep() -> Environment:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return Environment(monotonic=lambda: now[0], sleep=sleep)
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+def objects(bucket: Bucket) -> ObjectBackend:
+    backend = ObjectBackend(bucket, "bucket://shared", "", environment=no_sleep())
+    backend.create("probed", b"")
+    bucket.asked.clear()
+    return backend
+
+
+def asked(bucket: Bucket) -> list[tuple[str, str]]:
+    return [(request.method, request.key) for request in bucket.asked]
+
+
+def test_an_append_is_one_request_and_a_lost_race_two(bucket: Bucket, objects: ObjectBackend) -> None:
+    assert objects.append_at("shared", START, line(1)) == START
+    assert asked(bucket) == [("put_new", FIRST)]
+    assert objects.append_at("shared", START, line(2)) is None
+    assert asked(bucket)[1:] == [("put_new", FIRST), ("get", FIRST)]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_lost_answer_is_resolved_by_the_same_request(bucket: Bucket, objects: ObjectBackend, done: bool) -> None:
+    faults = iter([Fault("unknown", done), Fault("unknown", done)])
+    with bucket.failing(lambda request: next(faults, None) if request.method == "put_new" else None):
+        assert objects.append_at("shared", START, line(1)) == START
+    assert log(objects) == line(1)
+    assert {method for method, _ in asked(bucket)} <= {"put_new", "get", "list"}
+    assert {key for method, key in asked(bucket) if method == "put_new"} == {FIRST}
+
+
+def test_after_a_lost_answer_the_bytes_that_are_there_decide(bucket: Bucket, objects: ObjectBackend) -> None:
+    def fault(request: Request) -> Fault | None:
+        if request.method == "put_new" and FIRST not in bucket.objects:
+            bucket.objects[FIRST] = (line("other"), 0.0)
+            return Fault("unknown")
+        return None
+
+    with bucket.failing(fault):
+        assert objects.append_at("shared", START, line(1)) is None
+    assert log(objects) == line("other")
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_an_append_that_is_never_answered_is_unknown(bucket: Bucket, objects: ObjectBackend, done: bool) -> None:
+    """Also where the number is still free: the request may yet arrive."""
+    with (
+        bucket.failing(lambda request: Fault("unknown", done)),
+        pytest.raises(CommitUnknownError, match=r"00001\.jsonl may or may not"),
+    ):
+        objects.append_at("shared", START, line(1))
+
+
+def test_a_refused_append_is_not_in_the_log(bucket: Bucket, objects: ObjectBackend) -> None:
+    with bucket.failing(lambda request: Fault("refused")), pytest.raises(WriteFailedError):
+        objects.append_at("shared", START, line(1))
+    assert list(bucket.objects) == ["probed"]
+    answers = iter([Fault("unknown"), Fault("refused")])
+    with (
+        bucket.failing(lambda request: next(answers, None) if request.method == "put_new" else None),
+        pytest.raises(CommitUnknownError, match="a first try had no answer"),
+    ):
+        objects.append_at("shared", START, line(1))
+
+
+def test_an_end_within_a_segment_is_not_the_end_of_a_log(bucket: Bucket, objects: ObjectBackend) -> None:
+    assert objects.append_at("shared", Position(1, 5), line(1)) is None
+    assert asked(bucket) == []
