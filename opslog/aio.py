@@ -1,11 +1,11 @@
-"""The store for asyncio: `opslog.aio.open`, a thin edge over the one store there is.
+"""The store for asyncio: `opslog.aio.open`. It uses the same replica as `opslog.Store`.
 
     async with opslog.aio.open("./tasks", agent="planner") as store:
         await store.set("task-1", {"title": "Build API"})
 
-Commits are queued on the event loop's own thread and written by one more thread, so tasks that write at once share an
-append (one fdatasync, or one PUT), however many they are. What waits for storage in any other way runs in asyncio's
-thread pool. A cancelled call may have happened or not; the store stays usable, and what was queued is written.
+The event loop's own thread queues commits, and one more thread writes them. So all tasks that write at the same time
+share an append (one fdatasync, or one PUT). Other calls that wait for storage run in asyncio's thread pool. A cancelled
+call may or may not have happened. The store stays usable, and commits that were queued are written.
 
 A store belongs to the event loop that opened it.
 """
@@ -67,7 +67,7 @@ def open(url: str | os.PathLike[str], **options: Any) -> Opening[Any]:
 
 
 class Opening(Generic[T]):
-    """What `open` gives: to be awaited, or entered."""
+    """What `open` returns. Await it, or use it with ``async with``."""
 
     def __init__(self, open_store: Callable[[], Store[T]]) -> None:
         self._open_store = open_store
@@ -97,8 +97,8 @@ class Opening(Generic[T]):
 
 
 async def _in_thread(call: Callable[[], R]) -> R:
-    """What a call returns that may have to wait, made in asyncio's pool of threads. Where that can start no thread, it
-    is made here, and the event loop waits."""
+    """Make a call that may have to wait in asyncio's thread pool, and return its result. If the pool cannot start a
+    thread, the call is made here, and the event loop waits."""
     done: concurrent.futures.Future[R] = concurrent.futures.Future()
     claim = threading.Lock()
 
@@ -120,7 +120,7 @@ async def _in_thread(call: Callable[[], R]) -> R:
 
 
 def _deliver_error(done: concurrent.futures.Future[Any], ran: asyncio.Future[None]) -> None:
-    """What keeps a call from being made at all, such as a lack of memory, is raised where its outcome is awaited."""
+    """If a call could not be made at all, for example for lack of memory, raise that where its outcome is awaited."""
     if not ran.cancelled() and (error := ran.exception()) is not None and not done.done():
         done.set_exception(error)
 
@@ -184,7 +184,7 @@ class AsyncStore(Generic[T]):
     # -- writing
 
     async def set(self, id: str, document: T, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
-        """Give a document a new value. When it is awaited it is durable; parameters and errors as of `Store.set`."""
+        """Give a document a new value. When this returns it is durable; parameters and errors as of `Store.set`."""
         replica = self._replica
         if if_stamp is not NO_CONDITION:
             return await self._decide("set with if_stamp", partial(transaction.set_if, id, document, if_stamp))
@@ -206,7 +206,7 @@ class AsyncStore(Generic[T]):
     async def batch(self) -> AsyncIterator[AsyncBatch[T]]:
         """A block that collects sets and deletes, and commits them as one at its end; after an exception, none.
 
-        Only what is done through the batch that it gives belongs to it; other tasks write on meanwhile.
+        Only the calls of the returned batch belong to it; other tasks can write meanwhile.
         """
         self._replica.writable_log()
         batch = OpenBatch(None)
@@ -244,8 +244,8 @@ class AsyncStore(Generic[T]):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction[T]]:
-        """As `Store.transaction`. What is read and written through the transaction needs no waiting, but where it reads
-        documents from an object storage."""
+        """As `Store.transaction`. Its reads and writes do not wait, except for documents that have to be read from an
+        object storage."""
         deciding = self._replica.deciding_of("transaction")
         made = await _in_thread(deciding.begin)
         try:

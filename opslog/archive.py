@@ -1,8 +1,8 @@
 """Archives: documents moved out of the store, by period, as files of the same form as snapshots.
 
-First the file is written: the data, then its index, whose presence means that both are whole. Then its documents are
-deleted from the store. A crash in between leaves them in both, never in neither; a data file without an index is what
-such a crash left, and is garbage. A document that changed meanwhile is not deleted.
+The data is written first, then its index, whose presence means that both are complete. Then the documents are deleted
+from the store. A crash in between leaves them in both, never in neither. A crash before the index leaves a data file
+without an index, which is garbage. A document that changed meanwhile is not deleted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def archive_documents(
     moved: list[Set] = []
 
     def delete(state: State) -> Batch | None:
-        # What another thread wrote meanwhile, or a refresh brought, stays where it is.
+        # A document that another thread or a refresh changed meanwhile stays in the store.
         moved[:] = chosen.unchanged() if chosen.is_of(state) else ()
         return Batch("", 0, "", [DeleteOp(record.id, period) for record in moved]) if moved else None
 
@@ -93,7 +93,7 @@ class Chosen:
         return state is self._state
 
     def unchanged(self) -> list[Set]:
-        """Those that still are what they were. Reads nothing but memory."""
+        """Those that have not changed. Reads memory only."""
         now = self._state.winners
         return [record for record in self.records if _stamp(now.get(record.id)) == self._stamps[record.id]]
 

@@ -5,17 +5,17 @@ OpslogError
 │   ├── InvalidDocumentError            the document cannot be stored exactly; the message names the place in it
 │   ├── InvalidNameError                an agent name, id, period or URL that no store can hold
 │   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
-│   └── ClosedError                     the store was closed, or is used in a forked child
+│   └── ClosedError                     the store was closed, or this is a forked child
 ├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
 │   └── MissingFileError                (backends) no such file or object
 ├── RetryError                          nothing was changed: try again later
 │   ├── AgentBusyError                  another live process writes under this agent name
 │   ├── LockedError                     another process holds this lock
 │   ├── AlreadyExistsError              (backends) somebody else created that path first
-│   ├── ConflictError                   what the call rests on was written since: read it again, then decide
+│   ├── ConflictError                   a document that the call read has changed: read it again, then decide
 │   │   └── ExistsError                 the document that was to be created exists
 │   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
-│       └── SealedError                 (inside) a seal came first; the store writes the commit again, with a new clock
+│       └── SealedError                 (internal) a seal came first; the store repeats the commit with a new clock
 ├── ReopenError                         close the store and open it again, then check
 │   ├── CommitUnknownError              the commit may or may not be in the log
 │   └── AgentFencedError                another process took over this agent name; the commit is not in the log
@@ -106,7 +106,7 @@ class RetryError(OpslogError):
 class AgentBusyError(RetryError):
     """Another live process writes under this agent name.
 
-    :ivar agent: the name;.
+    :ivar agent: the name.
     :ivar holder: what is known of the process that holds it (pid, host).
     """
 
@@ -119,7 +119,7 @@ class AgentBusyError(RetryError):
 class LockedError(RetryError):
     """Another process holds this lock.
 
-    :ivar lock: its name;.
+    :ivar lock: its name.
     :ivar holder: what is known of its holder (pid, host).
     """
 
@@ -141,9 +141,9 @@ class AlreadyExistsError(RetryError):
 
 
 class ConflictError(RetryError):
-    """A document that the call rests on was written since it was read. Nothing was written.
+    """A document that the call read has been written since. Nothing was written.
 
-    :ivar id: the document; empty where a query over several of them would give something else now.
+    :ivar id: the document; empty if a query over several documents would now return something else.
     :ivar record: what is there now, as of `Store.record`; None where there is no document.
     """
 
@@ -192,7 +192,8 @@ class AgentFencedError(ReopenError):
 
 
 class SealedError(WriteFailedError):
-    """A seal stands where this commit was to be, so it has to get a clock above that. The store does that itself."""
+    """A seal has the segment number of this commit, which therefore needs a clock above the seal's. The store does this
+    itself."""
 
 
 class DataError(OpslogError):
@@ -202,7 +203,7 @@ class DataError(OpslogError):
 class CorruptError(DataError):
     """Something stored cannot be read.
 
-    :ivar path: the file, relative to the store's root;.
+    :ivar path: the file, relative to the store's root.
     :ivar offset: the byte offset in it, or None.
     """
 
@@ -226,7 +227,7 @@ class FormatVersionError(DataError):
 class SchemaVersionError(DataError):
     """A document was written under a newer schema version than this program knows.
 
-    :ivar id: the document;.
+    :ivar id: the document.
     :ivar version: the version it was written under.
     """
 

@@ -2,10 +2,9 @@
 
 A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to
 c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was compacted by
-the storage's clock, whichever is earlier: a commit from the future, of a machine whose clock is wrong, was there at the
-latest when somebody compacted it. The state is rebuilt from the newest retained manifest for which nothing beyond the
-point was read: what it has in its snapshot, and every undo it applied, lies before the point, and all else is in the
-logs.
+the storage's clock, whichever is earlier: if a machine's clock is ahead, its commits existed at
+the latest when they were compacted. The state is rebuilt from the newest retained manifest for which nothing beyond the
+point was read: its snapshot, and every undo that it applied, lie before the point, and everything else is in the logs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Point = int | str | datetime
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """One thing that happened to a document.
+    """One set or delete of a document.
 
     :ivar record: the set or delete, with its `ts`, `clock`, `agent` and, for a set, `data`.
     :ivar undone: whether an undo cancelled it.
@@ -120,7 +119,7 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    # To have everything, from where the segments begin in which the cuts are.
+    # For everything that is retained, read from the beginning of the segments in which the cuts are.
     commits = _merged(backend, retained(backend, oldest, newest, whole_segments=since is None))
     return _unless_collected(backend, oldest, (commit for commit in commits if since is None or commit.clock > since))
 
@@ -136,7 +135,7 @@ def _merged(backend: Backend, found: Survey) -> Iterator[Commit]:
 
 
 def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Commit]) -> Iterator[Commit]:
-    """The commits, whose reading may take longer than the grace period."""
+    """The commits; reading them may take longer than the grace period."""
     try:
         yield from commits
     except MissingFileError as error:

@@ -51,29 +51,28 @@ def open(
 ) -> Store[Any]:
     """Open a store, and create it where there is none and it is opened for writing.
 
-    :param url: a directory, or ``memory://name``; any scheme that a backend is installed for.
+    :param url: a directory, or ``memory://name``; or any scheme for which a backend is installed.
     :param agent: the name to write under; one live writer per name.
     :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. Fields of stored documents that it
         does not know are left out in reading, and a set that would delete them is refused. None: plain dicts.
-    :param version: the schema version of documents, written with each of them. None: a tool that knows no schema.
-    :param migrate: called with a document of an older version and that version, when it is read; returns it in the form
-        of `version`. The stored document changes only when it is next set.
+    :param version: the schema version of documents, written with each of them. None: for tools that know no schema.
+    :param migrate: called when a document of an older version is read, with the document and its version; returns it in
+        the form of `version`. The stored document changes only when it is next set.
     :param read_only: write nothing, take no agent name.
-    :param as_of: open the state as it was at a clock or at a time, for reading only and unmoved by `refresh`.
-    :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and what was
-        written last can be lost in a crash; `flush` and `close` make it durable.
-    :param buffer_seconds: for how long what is buffered waits for more, to go into the log together (on S3, as one
-        object).
-    :param buffer_bytes: how much of it does not wait any longer.
+    :param as_of: open the state as it was at a clock or at a time, for reading only; `refresh` does not change it.
+    :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and a
+        crash can lose the last writes; `flush` and `close` make it durable.
+    :param buffer_seconds: how long a buffer waits for more commits before it is written (on S3, as one object).
+    :param buffer_bytes: the size from which on it is written at once.
     :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
         not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
-        releases them.
-    :param settings: of a store that this call creates; an existing one keeps its own.
+        frees them.
+    :param settings: used if this call creates the store; an existing store keeps its own.
     :param environment: clocks and random names, for simulations.
-    :param storage_options: what the backend takes.
-    :raises UsageError: there is no such option, or not with this value.
-    :raises AgentBusyError: another live process writes under this agent name (a compaction that seals the log of this
-        agent, having found it idle, is waited for).
+    :param storage_options: options of the backend.
+    :raises UsageError: an option does not exist, or cannot have this value.
+    :raises AgentBusyError: another live process writes under this agent name. (If that is a compaction that seals this
+        agent's log, this call waits for it.)
     :raises NotFoundError: `read_only`, and there is no store.
     :raises HistoryGoneError: the state at `as_of` was compacted away.
     :raises DataError: the store cannot be read; names the file and the byte offset.
@@ -98,7 +97,7 @@ def open(
     try:
         loader = Loader(backend)
         if writes:
-            # The name first: what is loaded of one's own log must not change any more.
+            # The name first: the store's own log must not change any more once it is loaded.
             appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
         read_at = environment.monotonic()

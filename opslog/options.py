@@ -1,4 +1,4 @@
-"""The options of `opslog.open`, each stated once: for type checkers, and for the message about a name that is none."""
+"""The options of `opslog.open`, each stated once: for type checkers, and for the error about an unknown option."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Durability = Literal["fsync", "buffered"]
 
 
 class StorageOptions(TypedDict, total=False):
-    """What the storages that come with opslog take; docs/s3.md says more. Pass what another one takes as a dictionary:
-    ``opslog.open(url, **options)``."""
+    """The options of the storages that come with opslog; docs/s3.md says more. Pass those of another storage as a
+    dictionary: ``opslog.open(url, **options)``."""
 
     # Of a store in memory: its clock, for tests.
     now: Callable[[], float]
@@ -66,12 +66,12 @@ OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__ann
 
 
 def check_storage_options(url: str, given: Mapping[str, Any], whose: str, own: Set[str]) -> None:
-    """Refuse a name that neither the caller nor the storage has, and one that is nearly one of the caller's: some
-    storages ignore what they do not know.
+    """Refuse an option that neither the caller nor the storage has, and one that nearly equals one of the caller's:
+    some storages ignore unknown options.
 
     :param whose: the caller, for the message.
-    :param own: what it takes for itself.
-    :raises UsageError: names the option, and the nearest one that there is.
+    :param own: the caller's own options.
+    :raises UsageError: names the option, and the nearest one that exists.
     """
     if not given:
         return

@@ -1,4 +1,4 @@
-"""The store: documents under ids, shared by many agents. Its public calls; what they are made of is a `Replica`."""
+"""The store: documents by id, shared by many agents. This module has the public calls; a `Replica` implements them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ R = TypeVar("R")
 
 
 class Store(MutableMapping[str, T], Generic[T]):
-    """An open store; made by `opslog.open`. A mutable mapping from ids to documents, iterated in order of id.
+    """An open store, made by `opslog.open`. It is a mutable mapping from ids to documents, iterated in order of id.
 
-    Documents handed out are the caller's own. All methods may be called from many threads; a store does not survive a
-    fork (`ClosedError`). Errors are drawn as a tree in `opslog.errors`.
+    The caller owns the documents that it gets. All methods may be called from many threads. A store cannot be used in
+    a forked child (`ClosedError`). `opslog.errors` shows all errors as a tree.
 
-    What other agents write is seen after `refresh`; what this store writes is seen at once. A view of a large snapshot
-    that is older than the grace period may find it collected; reading refreshes it then.
+    A store sees its own writes at once, and those of other agents after `refresh`. If a store has not refreshed for
+    longer than the grace period, its snapshot may have been collected; a read then refreshes it.
     """
 
     def __init__(self, replica: Replica[T]) -> None:
@@ -84,16 +84,16 @@ class Store(MutableMapping[str, T], Generic[T]):
         return [(id, document) for id, document in self._documents() if predicate(document)]
 
     def count(self, predicate: Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil the predicate; without one, how many there are."""
+        """How many documents fulfil the predicate; without a predicate, how many documents there are."""
         if predicate is None:
             return len(self)
         return sum(1 for _, document in self._documents() if predicate(document))
 
     def records(self) -> Iterator[Set]:
-        """What was last written of each document, in order of id, all of it as it was at the call: agent, clock, ts and
-        schema version, with the document as JSON text.
+        """The last record of each document, in order of id, as of the time of the call: agent, clock, ts and schema
+        version, with the document as JSON text.
 
-        In a batch its own sets are there, still without agent, clock and ts.
+        Inside a batch, the batch's own sets are included, still without agent, clock and ts.
         """
         return self._replica.records()
 
@@ -104,16 +104,17 @@ class Store(MutableMapping[str, T], Generic[T]):
     # -- writing
 
     def set(self, id: str, document: T, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
-        """Give a document a new value. On return it is durable (`durability="fsync"`), or in memory and soon to be.
+        """Give a document a new value. On return it is durable (`durability="fsync"`), or it is in memory and becomes
+        durable soon.
 
-        :param if_stamp: only if the document still has this stamp (see `record`; its text does as well); None: only if
-            there is none. Left out: whatever is there.
-        :raises ConflictError: it was written since; has the record that is there now. Nothing was written.
+        :param if_stamp: set it only if the document still has this stamp (see `record`; the stamp's text works, too);
+            None: only if there is no document. Left out: in any case.
+        :raises ConflictError: it was written since; `record` is what is there now. Nothing was written.
         :raises InvalidDocumentError: it cannot be stored exactly; or fields would be deleted that the store's type does
             not know.
         :raises InvalidNameError: no document can have this id.
         :raises WriteFailedError: nothing was written.
-        :raises CommitUnknownError: it may have been; reopen and check.
+        :raises CommitUnknownError: it may have been written; reopen the store and check.
         """
         if if_stamp is NO_CONDITION:
             self._commit(self._replica.prepare_set(id, document))
@@ -143,32 +144,32 @@ class Store(MutableMapping[str, T], Generic[T]):
     def batch(self) -> AbstractContextManager[Self]:
         """A block whose sets and deletes become one commit: all of them happen, or, after an exception, none.
 
-        Inside the block its own thread sees them; nobody else does before the end. A block inside a block joins it, and
-        can fail alone.
+        Inside the block its own thread sees them; other threads see them after its end. A nested block joins the outer
+        one, and can fail alone.
         """
         return Block(self, self._replica.batches, self._replica.writable_log, self._commit)
 
     def undo(self) -> bool:
-        """Cancel this agent's newest commit that is not cancelled yet, also one of an earlier session; a batch as a
-        whole.
+        """Cancel this agent's newest commit that is not cancelled yet, even if an earlier session wrote it. A batch is
+        cancelled as a whole.
 
-        Whatever would have won without it wins now; later writes of others stay. Reaches back over the store's undo
-        window, counted in commits of this agent, undos included.
+        The document gets the record that would have won without that commit; later writes of others stay. Undo reaches
+        back over the store's undo window, counted in commits of this agent, undos included.
 
         :returns: False when there is nothing left to undo.
         """
         return self._replica.undo()
 
     def flush(self) -> None:
-        """Return when everything written so far is durable. Nothing to do unless `durability="buffered"`.
+        """Return when everything written so far is durable. This does nothing unless `durability="buffered"`.
 
         :raises WriteFailedError: some of it is not in the log.
-        :raises CommitUnknownError: it may not be.
+        :raises CommitUnknownError: some of it may not be in the log.
         """
         self._replica.flush()
 
     def _commit(self, commit: Commit | None) -> None:
-        """Write a commit, if there is one, and have the caller wait."""
+        """Write a commit, if there is one, and let the caller wait."""
         if commit is None:
             return
         replica = self._replica
@@ -181,58 +182,60 @@ class Store(MutableMapping[str, T], Generic[T]):
         if replica.compaction.is_far_behind:
             replica.compaction.wait()
 
-    # -- transactions: what takes effect only if nothing that it rests on was changed meanwhile
+    # -- transactions: writes that take effect only if nothing that they read has changed
 
     def record(self, id: str) -> Set | None:
-        """Who wrote a document last (`author`), when (`ts`), and its `stamp`; None where there is no document. A stamp
-        compares equal as long as nobody has written the document, and can be kept as text. Reads memory, as `get`."""
+        """Who wrote a document last (`author`), when (`ts`), and its `stamp`; None if there is no document. The stamp
+        stays equal as long as nobody writes the document, and can be kept as text. Costs as much as `get`."""
         return self._replica.record(id)
 
     def create(self, id: str, document: T) -> None:
-        """Set a document that does not exist: of all who try, on all machines, one succeeds. Costs a refresh and an
-        append; the document is guarded from then on.
+        """Set a document that does not exist. Of all agents that try, on all machines, one succeeds. Costs a refresh
+        and an append. From then on the document is guarded.
 
-        :raises ExistsError: it exists; has its record. Nothing was written.
+        :raises ExistsError: it exists; `record` says who wrote it. Nothing was written.
         """
         self._replica.deciding_of("create").run(partial(transaction.create, id, document))
 
     def modify(self, id: str, function: Callable[[T | None], T | None]) -> T | None:
-        """Replace a document by what a function makes of it, and nothing comes in between.
+        """Replace a document by what a function makes of it. No other write can come in between.
 
-        :param function: gets the document, None where there is none; returns the new one, None to delete it. It may be
-            called more than once, in any thread; it has no side effects and does not use the store.
+        :param function: gets the document, or None if there is none, and returns the new one, or None to delete it. It
+            may be called more than once, in any thread. It must have no side effects and not use the store.
         :returns: what the function returned last.
-        :raises ConflictError: others were faster each time, `opslog.replica.deciding.ATTEMPTS` times.
+        :raises ConflictError: others wrote first in each of `opslog.replica.deciding.ATTEMPTS` attempts.
         """
         decide = partial(transaction.modify, id, function)
         return self._replica.deciding_of("modify").run(decide, ATTEMPTS)
 
     def transact(self, function: Callable[[Transaction[T]], R], *, attempts: int = ATTEMPTS) -> R:
-        """What a function returns that reads and writes any documents through the transaction that it is given: all of
-        its writes happen, or none, and nothing that it has read has changed in between. An exception leaves nothing.
+        """Run a function that reads and writes any documents through the transaction it is given, and return its
+        result. Either all of its writes happen, and nothing that it read has changed in between, or none. After an
+        exception none happen.
 
         :param function: as of `modify`.
         :param attempts: how often it is called at most.
-        :raises ConflictError: others were faster each time.
+        :raises ConflictError: others wrote first in each attempt.
         """
         return self._replica.deciding_of("transact").run(function, check_attempts(attempts))
 
     def transaction(self) -> AbstractContextManager[Transaction[T]]:
-        """A block that reads and writes through a transaction, which is committed at its end, unless it was left by an
-        exception.
+        """A block that reads and writes through a transaction. The end of the block commits it, unless an exception
+        left the block.
 
-        :raises ConflictError: at the end of the block; something that it has read was changed meanwhile. Nothing was
-            written.
+        :raises ConflictError: at the end of the block: something that it read has changed. Nothing was written.
         """
         return InTransaction(self._replica)
 
     # -- others' writes, and the past
 
     def refresh(self) -> list[Commit]:
-        """Take in what other agents wrote, and return those commits, log by log. Costs what is new.
+        """Read what other agents wrote since, and return those commits, log by log. The cost is that of the new
+        commits.
 
-        Each commit is returned once, by `refresh` or by `watch`. After an absence longer than the grace period, commits
-        that were compacted and collected meanwhile are in the state but not in the list; `watch` reports that.
+        Each commit is returned once, by `refresh` or by `watch`. If the last refresh was longer ago than the grace
+        period, commits that were compacted and collected meanwhile are in the state but not in the list; `watch`
+        reports that.
 
         :raises UsageError: called by a signal handler that came while its own thread was refreshing.
         """
@@ -241,10 +244,10 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self._replica.news.take_all()
 
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
-        """The commits of other agents as they come in, without end; looks for them every `poll_seconds`.
+        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`.
 
-        Each commit is returned once, by one `watch` or by `refresh`: what a watch that is left has not given is there
-        for the next one. Ends when the store is closed.
+        Each commit is returned once, by one `watch` or by `refresh`. If a watch is left early, the next one returns the
+        commits that it has not returned. Ends when the store is closed.
 
         :raises HistoryGoneError: commits were collected before they could be read here; the state is right all the
             same, and a new `watch` goes on from it.
@@ -267,20 +270,21 @@ class Store(MutableMapping[str, T], Generic[T]):
     def changes(self, since: str | None = None, limit: int | None = None) -> Changes[T]:
         """The documents that changed since a token, as they are now, and what each commit since then did.
 
-        Refreshes first, and takes nothing from `refresh` and `watch`. What is in it is durable: a buffered store is
-        flushed. Applied in any order, the changes lead from the documents at the token to those that the store shows.
-        Costs what is new; a token of another process costs as much as to load the logs behind the newest snapshot, too.
+        Refreshes first, and takes nothing from `refresh` and `watch`. All changes are durable: a buffered store is
+        flushed. Applied in any order, they lead from the documents at the token to those that the store shows. The cost
+        is that of the new commits; for a token of another process it includes loading the logs behind the newest
+        snapshot.
 
         :param since: a token of an earlier call, of any process. None: everything there is, as a reset.
-        :param limit: stop behind so many commits; the token says where. (On an object storage behind the append that
-            they end in.) A reset has no limit.
+        :param limit: stop after so many commits; the token says where. (On an object storage: after the append in which
+            the last of them is.) A reset has no limit.
         :raises UsageError: that is no token, or one of another store; or this is a view of the past.
         """
         return self._replica.changes(since, limit)
 
     def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> Iterator[Changes[T]]:
-        """The changes since a token, without end: one `Changes` whenever there is something new, looked for every
-        `poll_seconds`. One without changes has a token that serves for longer than the one before it. Ends when the
+        """The changes since a token, without end: one `Changes` whenever there is something new; refreshes every
+        `poll_seconds`. A `Changes` may be empty: its token is then valid for longer than the one before. Ends when the
         store is closed. Errors as of `changes`.
         """
         replica = self._replica
@@ -300,11 +304,11 @@ class Store(MutableMapping[str, T], Generic[T]):
     def ops(self, since: int | None = None) -> Iterator[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
 
-        A clock is no cursor: an agent that had not refreshed may commit later with a smaller one, and asking from the
-        greatest clock seen so far passes over that. To follow a store without gaps there is `changes`.
+        Do not use a clock as a cursor: an agent that had not refreshed may commit later with a smaller clock, and a
+        call with the greatest clock seen so far misses that commit. To follow a store without gaps, use `changes`.
 
         :param since: None: everything that is retained.
-        :raises HistoryGoneError: some of them were compacted away; says from which clock on all are there.
+        :raises HistoryGoneError: some of them were compacted away; says from which clock on the store has all of them.
         """
         self.flush()
         included = self._replica.included
@@ -321,14 +325,14 @@ class Store(MutableMapping[str, T], Generic[T]):
     def compact(
         self, *, full: bool = False, keep_history: KeepHistory | None = None, progress: Progress | None = None
     ) -> Compaction:
-        """Compact what is settled into the snapshot and collect garbage, while everyone writes. Needs no agent's
-        cooperation.
+        """Move the commits that no undo can reach into the snapshot, and collect garbage. Agents can write meanwhile,
+        and need not cooperate.
 
         :param full: merge the whole snapshot into one run, and remove expired tombstones.
         :param keep_history: from now on keep superseded files this long for `as_of`: seconds, a timedelta or "forever".
             None leaves the store's setting as it is.
         :param progress: called with (records written, records to write at most).
-        :raises LockedError: another compaction is running; there is nothing to do then.
+        :raises LockedError: another compaction is running, so nothing needs to be done.
         """
         replica = self._replica
         replica.writable_log("compact")
@@ -346,8 +350,8 @@ class Store(MutableMapping[str, T], Generic[T]):
     ) -> int:
         """Move the documents that fulfil the predicate into an archive, and return how many.
 
-        They are written there first and then deleted with one commit; a crash in between leaves them in both places.
-        A document that another thread writes to meanwhile stays in the store, as it is then, and does not count.
+        They are first written to the archive and then deleted with one commit; a crash in between leaves them in both.
+        A document that another thread writes meanwhile stays in the store with that value, and is not counted.
 
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
@@ -376,8 +380,8 @@ class Store(MutableMapping[str, T], Generic[T]):
     # -- life
 
     def close(self) -> None:
-        """Write what is buffered, end a compaction under way, and give the agent's name back. Idempotent; what an
-        interrupt kept from being closed, the next call closes."""
+        """Write what is buffered, end a running compaction, and give the agent's name back. Idempotent. If an interrupt
+        ended a call early, the next call closes the rest."""
         self._replica.close()
 
     def __repr__(self) -> str:
@@ -421,12 +425,12 @@ class InTransaction(Generic[T]):
 
 
 class OnReplica(Protocol[T]):
-    """What is made of public calls over a replica: a `Store`, or an `opslog.aio.AsyncStore`."""
+    """Public calls over a replica: a `Store`, or an `opslog.aio.AsyncStore`."""
 
     _replica: Replica[T]
 
 
 def replica_of(store: OnReplica[T]) -> Replica[T]:
-    """What is under a store: for `opslog.aio`, and for tests, which check what the public calls do not show. It is
-    no part of the public interface."""
+    """The replica of a store: for `opslog.aio`, and for tests that check what the public calls do not show. It is not
+    part of the public interface."""
     return store._replica  # noqa: SLF001  (the one place: everybody else comes through here)

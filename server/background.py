@@ -13,7 +13,7 @@ class Background:
 
     :param log: where failures go.
     :param failed: what to say of one.
-    :ivar stopping: nothing new is to begin;.
+    :ivar stopping: nothing new is to begin.
     :ivar tasks: what is under way.
     """
 

@@ -37,9 +37,9 @@ class Histogram:
 
 
 class Metrics:
-    """:ivar requests: by method and status;.
-    :ivar appends: seconds that clients waited for one;.
-    :ivar commits: seconds that one took;.
+    """:ivar requests: by method and status.
+    :ivar appends: seconds that clients waited for one.
+    :ivar commits: seconds that one took.
     :ivar changes: how many requests were committed, several at once.
     """
 
@@ -55,9 +55,9 @@ class Metrics:
 class Gauges:
     """What is measured when somebody asks.
 
-    :param usage: of the storage;.
-    :param followers: how many wait;.
-    :param waiting: how many changes wait;.
+    :param usage: of the storage.
+    :param followers: how many wait.
+    :param waiting: how many changes wait.
     :param buffered: bytes of requests under way.
     """
 

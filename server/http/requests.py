@@ -219,7 +219,7 @@ def _is_true(value: str | None) -> bool:
 class Read(msgspec.Struct, frozen=True):
     """Where a reader wants to begin, and how it wants to be served.
 
-    :ivar position: None for the end, wherever that is;.
+    :ivar position: None for the end, wherever that is.
     :ivar offset: as it was given, or what stands for its absence.
     :ivar live: None, ``long-poll`` or ``sse``.
     :ivar cursor: what the client was given before.

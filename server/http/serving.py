@@ -27,12 +27,12 @@ _SWITCH_SECONDS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """:ivar port: 0 for any that is free;.
-    :ivar certificate: in PEM, with `key`, for TLS;.
-    :ivar max_connections: further ones are answered with 503;.
+    """:ivar port: 0 for any that is free.
+    :ivar certificate: in PEM, with `key`, for TLS.
+    :ivar max_connections: further ones are answered with 503.
     :ivar header_seconds: how long a client may take to send the head of a request, and how long what was sent to it may
         stay unread.
-    :ivar header_bytes: how large a head may be;.
+    :ivar header_bytes: how large a head may be.
     :ivar stop_seconds: how long requests may go on once the server was asked to stop.
     """
 

@@ -27,8 +27,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """:ivar name: for logs and limits;.
-    :ivar sha256: of the token, in hexadecimal digits;.
+    """:ivar name: for logs and limits.
+    :ivar sha256: of the token, in hexadecimal digits.
     :ivar read: prefixes.
     """
 

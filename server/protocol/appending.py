@@ -36,8 +36,8 @@ class Append(msgspec.Struct):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """:ivar stream: as it is afterwards;.
-    :ivar stamp: the highest accepted one of this producer, if it named itself;.
+    """:ivar stream: as it is afterwards.
+    :ivar stamp: the highest accepted one of this producer, if it named itself.
     :ivar duplicate: it had been appended before.
     """
 

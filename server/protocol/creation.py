@@ -16,7 +16,7 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 
 class ForkOf(msgspec.Struct):
-    """:ivar source: path;.
+    """:ivar source: path.
     :ivar position: None for the source's end.
     """
 

@@ -13,7 +13,7 @@ _JITTER_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """:ivar interval_seconds: how long a cursor stays the same;.
+    """:ivar interval_seconds: how long a cursor stays the same.
     :ivar epoch: seconds since 1970 of interval 0, which is also the one of all times before.
     """
 

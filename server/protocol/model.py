@@ -62,11 +62,11 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
     :ivar id: never used again in this storage, also not for a stream that is created under the same path.
     :ivar path: relative to the stream root, percent-decoded: ``events/abc``.
     :ivar content_type: as it was given at creation.
-    :ivar created: seconds since 1970, as all times here;.
+    :ivar created: seconds since 1970, as all times here.
     :ivar accessed: the last read or write that was recorded.
     :ivar tail: the position behind the last byte.
     :ivar seq: the last Stream-Seq; bytes as latin-1, so that comparing them compares bytes.
-    :ivar ttl: seconds after the last access;.
+    :ivar ttl: seconds after the last access.
     :ivar expires_at: the RFC 3339 text that was given.
     :ivar inherited: where a fork's bytes before its own come from, in order and without gaps, flattened: no lookup of
         the source is needed to read.

@@ -49,8 +49,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """:ivar streams: how many, also the deleted ones that forks need;.
-    :ivar bytes: of content, once for all forks;.
+    """:ivar streams: how many, also the deleted ones that forks need.
+    :ivar bytes: of content, once for all forks.
     :ivar stored_bytes: what the storage takes, as far as it knows.
     """
 

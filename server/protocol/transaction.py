@@ -16,8 +16,8 @@ from opslog.server.protocol.storage import Changes, Record, Shard
 class Events:
     """What a commit did, for those who are notified after it.
 
-    :ivar created: new streams, as they were created;.
-    :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too);.
+    :ivar created: new streams, as they were created.
+    :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too).
     :ivar deleted: streams that are gone for clients.
     """
 
