@@ -10,9 +10,9 @@ from importlib import import_module
 import click
 
 import opslog
-from opslog.cli.output import report, report_error
+from opslog.cli.output import report, report_conflict, report_error
 from opslog.cli.session import Session, common_options
-from opslog.errors import OpslogError, UsageError
+from opslog.errors import ConflictError, OpslogError, UsageError
 
 # Name to (module, summary): so that one command does not load the others, nor a list of them any.
 _COMMANDS = {
@@ -64,7 +64,7 @@ class _Group(click.Group):
 app = _Group(
     "opslog",
     help="A store of JSON documents in a directory or bucket, which several processes write to at once.",
-    epilog="Exit code: 0 done, 1 no (not found, nothing to undo), 2 wrong usage, 3 the store failed.",
+    epilog="Exit code: 0 done, 1 no (not found, a conflict, nothing to undo), 2 wrong usage, 3 the store failed.",
     params=common_options(environment=True),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -103,6 +103,8 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
         return _CLOSED_PIPE
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except ConflictError as error:
+        return report_conflict(session, error)
     except OpslogError as error:
         return report_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:

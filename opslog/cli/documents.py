@@ -8,27 +8,48 @@ from collections.abc import Sequence
 import click
 import orjson
 
-from opslog.cli.output import answer, documents, id_text, is_terminal, report_error, say, visible, write, write_json
+from opslog.cli.output import (
+    answer,
+    documents,
+    id_text,
+    is_terminal,
+    records,
+    report_error,
+    say,
+    signed,
+    visible,
+    write,
+    write_json,
+)
 from opslog.cli.session import Session, StoreCommand, complete_id
-from opslog.cli.values import Condition, document_id, matches, parse_document, where
+from opslog.cli.values import Condition, document_id, matches, parse_document, stamp_of_text, where
 from opslog.errors import NotFoundError
+from opslog.format.commits import Stamp
+from opslog.replica.transaction import NO_CONDITION
 
 
 @click.command("get", cls=StoreCommand)
 @click.argument("id", type=document_id, shell_complete=complete_id)
+@click.option("--stamp", is_flag=True, help="Before the document, its stamp (see set --if-stamp) and who wrote it.")
 @click.pass_obj
-def get_command(session: Session, id: str) -> int:
+def get_command(session: Session, id: str, stamp: bool) -> int:
     """Print the document ID as JSON: indented at a terminal, otherwise on one line.
 
     Exit code 1: there is none.
     """
     with session.reading() as store:
-        document = store.get(id)
-    if document is None:
-        return _missing(session, [id])
-    if is_terminal() and not session.json:
-        write(visible(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()))
+        record = store.record(id)
+        if record is None:
+            return _missing(session, [id])
+        document = record.document
+    if stamp and session.json:
+        write_json(signed(record))
+    elif is_terminal() and not session.json:
+        before = f"{record.stamp}  {record.author}\n" if stamp else ""
+        write(before + visible(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()))
     else:
+        if stamp:
+            sys.stdout.buffer.write(f"{record.stamp}\t{record.author}\t".encode())
         write_json(document)
     return 0
 
@@ -36,12 +57,23 @@ def get_command(session: Session, id: str) -> int:
 @click.command("set", cls=StoreCommand)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @click.argument("document", required=False)
+@click.option("--create", is_flag=True, help="Only if there is no such document: of all who try, one succeeds.")
+@click.option(
+    "--if-stamp",
+    type=stamp_of_text,
+    metavar="STAMP",
+    help="Only if the document still has this stamp (see get --stamp).",
+)
 @click.pass_obj
-def set_command(session: Session, id: str, document: str | None) -> None:
+def set_command(session: Session, id: str, document: str | None, create: bool, if_stamp: Stamp | None) -> None:
     """Give the document ID a new value: the JSON object DOCUMENT, or, without it or with -, the one on stdin.
 
     Creates the store where there is none. On return it is on disk.
+
+    Exit code 1: it exists, or has another stamp; nothing was written, and stderr says what is there now.
     """
+    if create and if_stamp is not None:
+        raise click.UsageError("--create is for a document that does not exist, --if-stamp for one that does")
     if document is None and sys.stdin.isatty():
         raise click.UsageError('give the document, as in: opslog set task-1 \'{"title": "Build API"}\'')
     if document is None or document == "-":
@@ -49,27 +81,42 @@ def set_command(session: Session, id: str, document: str | None) -> None:
     else:
         value = parse_document(document.encode(errors="surrogateescape"), "DOCUMENT")
     with session.writing(create=True) as store:
-        store[id] = value
-    if session.json:
-        write_json({"set": id})
+        if create:
+            store.create(id, value)
+        else:
+            store.set(id, value, if_stamp=NO_CONDITION if if_stamp is None else if_stamp)
+        now = store.record(id) if session.json else None
+    if now is not None:
+        write_json({"set": id, "stamp": str(now.stamp)})
 
 
 @click.command("delete", cls=StoreCommand)
 @click.argument("ids", type=document_id, nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
+@click.option(
+    "--if-stamp",
+    type=stamp_of_text,
+    metavar="STAMP",
+    help="Only if the one document still has this stamp (see get --stamp).",
+)
 @click.pass_obj
-def delete_command(session: Session, ids: Sequence[str]) -> int:
+def delete_command(session: Session, ids: Sequence[str], if_stamp: Stamp | None) -> int:
     """Delete documents, all of them in one commit.
 
-    Exit code 1: one of them does not exist, and none was deleted.
+    Exit code 1: one of them does not exist, or has another stamp; nothing was deleted.
     """
     wanted = list(dict.fromkeys(ids))
+    if if_stamp is not None and len(wanted) > 1:
+        raise click.UsageError("--if-stamp is the stamp of one document: delete them one by one")
     with session.writing() as store:
         missing = [id for id in wanted if id not in store]
         if missing:
             return _missing(session, missing)
-        with store.batch():
-            for id in wanted:
-                store.delete(id)
+        if if_stamp is not None:
+            store.delete(wanted[0], if_stamp=if_stamp)
+        else:
+            with store.batch():
+                for id in wanted:
+                    store.delete(id)
     if session.json:
         write_json({"deleted": wanted})
     return 0
@@ -80,7 +127,7 @@ def delete_command(session: Session, ids: Sequence[str]) -> int:
 def undo_command(session: Session) -> int:
     """Take back the newest commit of the agent (see --agent), a batch as a whole; later writes of others stay.
 
-    Exit code 1: there is nothing left to undo.
+    Exit code 1: there is nothing left to undo, or it was a transaction and others have written its documents since.
     """
     with session.writing() as store:
         undone = store.undo()
@@ -102,15 +149,20 @@ def undo_command(session: Session) -> int:
     help="Only documents with this value; may be repeated.",
 )
 @click.option("--ids", is_flag=True, help="Only the ids.")
+@click.option("--stamp", is_flag=True, help="Between id and document, the stamp and who wrote it, as of get.")
 @click.pass_obj
-def ls_command(session: Session, conditions: Sequence[Condition], ids: bool) -> None:
+def ls_command(session: Session, conditions: Sequence[Condition], ids: bool, stamp: bool) -> None:
     """List documents in order of id, one per line: the id, a tab, the document."""
+    if ids and stamp:
+        raise click.UsageError("--ids prints the ids alone: leave one of --ids and --stamp out")
     fulfils = matches(conditions)
     with session.reading() as store:
         found = (record for record in store.records() if not conditions or fulfils(record.document))
         if ids:
             for record in found:
                 answer(session, {"id": record.id}, id_text(record.id))
+        elif stamp:
+            records(session, found)
         else:
             documents(session, ((record.id, bytes(record.data)) for record in found))
 

@@ -74,7 +74,7 @@ def _fields(change: opslog.Change[Any]) -> dict[str, object]:
     is_set = isinstance(record, opslog.Set)
     fields: dict[str, object] = {"op": "set" if is_set else "delete", "id": change.id, "existed": change.existed}
     if record is not None:
-        fields |= {"ts": record.ts, "clock": record.clock, "agent": record.agent}
+        fields |= {"ts": record.ts, "clock": record.clock, "agent": record.agent, "author": record.author}
     if isinstance(record, opslog.Set):
         fields |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
     return fields

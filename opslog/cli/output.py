@@ -20,7 +20,8 @@ import orjson
 
 from opslog.cli.session import Session
 from opslog.environment import REAL
-from opslog.errors import OpslogError
+from opslog.errors import ConflictError, OpslogError
+from opslog.format.commits import Set
 
 # What turns the direction of writing round, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -86,6 +87,17 @@ def report_error(session: Session, error: OpslogError, code: int, **details: obj
     return code
 
 
+def report_conflict(session: Session, error: ConflictError) -> int:
+    """Report that a condition is not true, with what is there now, and return the exit code."""
+    now = None if error.record is None else signed(error.record)
+    if session.json:
+        return report_error(session, error, 1, id=error.id, now=now)
+    report_error(session, error, 1)
+    if error.record is not None:
+        say(f"there now: {bytes(error.record.data).decode()}")
+    return 1
+
+
 def answer(session: Session, value: object, text: str) -> None:
     """A single result: `value` for programs, `text` for people."""
     if session.json:
@@ -137,6 +149,29 @@ def documents(session: Session, found: Iterable[tuple[str, bytes]]) -> None:
             write(document_line(id, data))
     else:
         rows(["id", "document"], ([id_text(id), data.decode()] for id, data in found))
+
+
+def signed(record: Set) -> dict[str, object]:
+    """A document for programs, with who wrote it and when."""
+    return {
+        "id": record.id,
+        "stamp": str(record.stamp),
+        "author": record.author,
+        "ts": record.ts,
+        "data": orjson.Fragment(bytes(record.data)),
+    }
+
+
+def records(session: Session, found: Iterable[Set]) -> None:
+    """Documents with their stamps and authors; otherwise as `documents`."""
+    if session.json:
+        for record in found:
+            write_json(signed(record))
+    else:
+        rows(
+            ["id", "stamp", "author", "document"],
+            ([id_text(record.id), str(record.stamp), record.author, bytes(record.data).decode()] for record in found),
+        )
 
 
 def rows(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> None:

@@ -34,19 +34,19 @@ def history_command(session: Session, id: str) -> int:
         for revision in revisions:
             write_json(_revision(revision))
     else:
-        rows(["clock", "time", "agent", "op", "", "document"], map(_revision_row, revisions))
+        rows(["clock", "time", "author", "op", "", "document"], map(_revision_row, revisions))
     return 0
 
 
 @click.command("ops", cls=StoreCommand)
 @click.option("--since", type=click.IntRange(min=0), metavar="CLOCK", help="Only commits with a greater clock.")
-@click.option("--by", metavar="NAME", help="Only commits of this agent.")
+@click.option("--by", metavar="NAME", help="Only commits that this agent made.")
 @click.pass_obj
 def ops_command(session: Session, since: int | None, by: str | None) -> None:
     """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
     terminal."""
     with session.reading() as store:
-        commits = (commit for commit in store.ops(since) if by is None or commit.agent == by)
+        commits = (commit for commit in store.ops(since) if by is None or commit.author == by)
         _show(session, commits)
 
 
@@ -73,7 +73,7 @@ def watch_command(session: Session, every: float) -> None:
 
 def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
     if is_terminal() and not session.json:
-        rows(["clock", "time", "agent", "op", "what"], map(_commit_row, commits))
+        rows(["clock", "time", "author", "op", "what"], map(_commit_row, commits))
         return
     for commit in commits:
         write(encode_commit(commit))
@@ -86,13 +86,13 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
         what = f"{id_text(commit.id)} {bytes(commit.data).decode()}"
     else:
         what = ", ".join(id_text(record.id) for record in commit.records)
-    return [str(commit.clock), commit.ts, commit.agent, commit.op, what]
+    return [str(commit.clock), commit.ts, commit.author, commit.op, what]
 
 
 def _revision_row(revision: opslog.Revision) -> list[str]:
     record = revision.record
     document = bytes(record.data).decode() if isinstance(record, opslog.Set) else ""
-    return [str(record.clock), record.ts, record.agent, record.op, "undone" if revision.undone else "", document]
+    return [str(record.clock), record.ts, record.author, record.op, "undone" if revision.undone else "", document]
 
 
 def _revision(revision: opslog.Revision) -> dict[str, object]:
@@ -101,6 +101,7 @@ def _revision(revision: opslog.Revision) -> dict[str, object]:
         "ts": record.ts,
         "clock": record.clock,
         "agent": record.agent,
+        "author": record.author,
         "op": record.op,
         "id": record.id,
         "undone": revision.undone,

@@ -11,7 +11,8 @@ import click
 import orjson
 
 from opslog.compaction.compact import KeepHistory
-from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, UsageError
+from opslog.format.commits import Stamp
 from opslog.format.documents import Document, check_id
 from opslog.history import Point
 
@@ -33,6 +34,14 @@ def document_id(text: str) -> str:
     try:
         return check_id(text)
     except InvalidNameError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def stamp_of_text(text: str) -> Stamp:
+    """``1042@planner``: what `get --stamp` prints."""
+    try:
+        return Stamp.parse(text)
+    except UsageError as error:
         raise click.BadParameter(str(error)) from error
 
 

@@ -23,7 +23,16 @@ def test_what_changed_since_a_token(opslog: Opslog, root: Path) -> None:
         reset, *documents, end = lines_of(opslog("changes", "--json"))
         assert (reset, end["op"], end["commits"]) == ({"op": "reset"}, "token", [])
         assert documents == [
-            {"op": "set", "id": id, "existed": False, "clock": clock, "agent": "a", "data": {"n": 1}, "v": 2}
+            {
+                "op": "set",
+                "id": id,
+                "existed": False,
+                "clock": clock,
+                "agent": "a",
+                "author": "a",
+                "data": {"n": 1},
+                "v": 2,
+            }
             for id, clock in (("x", 1), ("y", 2))
         ]
         a["x"] = {"n": 2}
@@ -32,8 +41,8 @@ def test_what_changed_since_a_token(opslog: Opslog, root: Path) -> None:
         a.undo()
     *documents, again = lines_of(opslog("changes", "--since", end["token"], "--json"))
     assert documents == [
-        {"op": "set", "id": "x", "existed": True, "clock": 3, "agent": "a", "data": {"n": 2}, "v": 2},
-        {"op": "delete", "id": "y", "existed": True, "clock": 4, "agent": "a"},
+        {"op": "set", "id": "x", "existed": True, "clock": 3, "agent": "a", "author": "a", "data": {"n": 2}, "v": 2},
+        {"op": "delete", "id": "y", "existed": True, "clock": 4, "agent": "a", "author": "a"},
     ]
     assert [(commit["op"], commit["ids"], commit["author"], commit["won"]) for commit in again["commits"]] == [
         ("set", ["x"], "a", True),

@@ -42,7 +42,8 @@ def fields(result: Result) -> list[str]:
 
 def test_single_answers_have_the_documented_fields(store: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    assert fields(call(store, "set", "c", "{}", "--json")) == documented("set") == ["set"]
+    assert fields(call(store, "set", "c", "{}", "--json")) == documented("set") == ["set", "stamp"]
+    assert fields(call(store, "get", "c", "--stamp", "--json")) == documented("get --stamp")
     assert fields(call(store, "delete", "c", "--json")) == documented("delete") == ["deleted"]
     assert fields(call(store, "undo", "--json")) == documented("undo") == ["undone"]
     assert fields(call(store, "compact", "--json")) == documented("compact")
@@ -62,13 +63,13 @@ def test_streams_have_one_object_per_line(store: Path) -> None:
     assert call(store, "ls", "--json").values == [{"id": "a", "data": {"n": 1}}, {"id": "b", "data": {"n": 2}}]
     assert call(store, "ls", "--ids", "--json").values == [{"id": "a"}, {"id": "b"}]
     assert [list(value) for value in call(store, "history", "a", "--json").values] == [
-        ["ts", "clock", "agent", "op", "id", "undone", "data", "v"]
+        ["ts", "clock", "agent", "author", "op", "id", "undone", "data", "v"]
     ]
     assert call(store, "archive", "--where", "n=2", "--dry-run", "--json").values == [{"id": "b", "data": {"n": 2}}]
     assert call(store, "archive", "--where", "n=2", "--period", "p", "--json").values == [{"archived": 1}]
     assert call(store, "archive", "--load", "p", "--json").values == [{"id": "b", "data": {"n": 2}}]
     assert [list(value) for value in call(store, "history", "b", "--json").values][-1] == [
-        *("ts", "clock", "agent", "op", "id", "undone", "archived")
+        *("ts", "clock", "agent", "author", "op", "id", "undone", "archived")
     ]
     segments = sorted(store.glob("ops/*/*"))
     lines = "".join(path.read_text() for path in segments)

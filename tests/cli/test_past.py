@@ -52,9 +52,9 @@ def test_ops_that_are_gone_are_an_error(opslog: Opslog, root: Path) -> None:
 def test_history(opslog: Opslog) -> None:
     answer = opslog("history", "x", "--json")
     assert [{name: value for name, value in line.items() if name != "ts"} for line in answer.values] == [
-        {"clock": 1, "agent": "a", "op": "set", "id": "x", "undone": False, "data": {"n": 1}, "v": 2},
-        {"clock": 4, "agent": "a", "op": "set", "id": "x", "undone": False, "data": {"n": 2}, "v": 2},
-        {"clock": 5, "agent": "a", "op": "delete", "id": "x", "undone": False, "archived": "old"},
+        {"clock": 1, "agent": "a", "author": "a", "op": "set", "id": "x", "undone": False, "data": {"n": 1}, "v": 2},
+        {"clock": 4, "agent": "a", "author": "a", "op": "set", "id": "x", "undone": False, "data": {"n": 2}, "v": 2},
+        {"clock": 5, "agent": "a", "author": "a", "op": "delete", "id": "x", "undone": False, "archived": "old"},
     ]
     (line,) = opslog("history", "y").out.split("\n")[:-1]
     clock, ts, *rest = line.split("\t")
