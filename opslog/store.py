@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -13,12 +14,12 @@ from opslog import archive, history
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, KeepHistory, Progress
 from opslog.errors import ClosedError, NotFoundError, UsageError
-from opslog.format.commits import Commit, Set
+from opslog.format.commits import Batch, Commit, Record, Set
 from opslog.format.layout import check_name
 from opslog.history import Revision
 from opslog.replica import transaction
 from opslog.replica.batch import Block
-from opslog.replica.deciding import ATTEMPTS, check_attempts
+from opslog.replica.deciding import ATTEMPTS, Deciding, check_attempts
 from opslog.replica.feed import Changes
 from opslog.replica.replica import Replica
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
@@ -145,9 +146,18 @@ class Store(MutableMapping[str, T], Generic[T]):
         """A block whose sets and deletes become one commit: all of them happen, or, after an exception, none.
 
         Inside the block its own thread sees them; other threads see them after its end. A nested block joins the outer
-        one, and can fail alone.
+        one, and can fail alone; a block in a transaction joins that.
         """
-        return Block(self, self._replica.batches, self._replica.writable_log, self._commit)
+        return Block(self, self._replica.batches, self._replica.writable_log, self._commit_batch)
+
+    def _commit_batch(self, batch: Batch | None) -> None:
+        """A batch inside a transaction becomes a part of it."""
+        outer = self._replica.batches.local.transaction()
+        if outer is None:
+            self._commit(batch)
+        elif batch is not None:
+            for record in batch.records:
+                outer.write(record)
 
     def undo(self) -> bool:
         """Cancel this agent's newest commit that is not cancelled yet, even if an earlier session wrote it. A batch is
@@ -401,22 +411,29 @@ class InTransaction(Generic[T]):
 
     def __init__(self, replica: Replica[T]) -> None:
         self._replica = replica
+        self._deciding: Deciding[T] | None = None
         self._made: Transaction[T] | None = None
+
+    def write(self, record: Record) -> None:
+        assert self._made is not None
+        self._made.write(record)
 
     def __enter__(self) -> Transaction[T]:
         if self._made is not None:
             raise UsageError("this transaction has begun already: call store.transaction() for each")
-        self._made = self._replica.deciding_of("transaction").begin()
-        self._replica.batches.local.in_transaction = True
-        return self._made
+        self._deciding = self._replica.deciding_of("transaction")
+        made = self._made = self._deciding.begin()
+        # Weak: should a signal's handler keep the block from being left, it is over when nobody has it any more.
+        self._replica.batches.local.transaction = weakref.ref(self)
+        return made
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        made = self._made
-        assert made is not None
-        self._replica.batches.local.in_transaction = False
-        deciding = self._replica.deciding_of("transaction")
+        deciding, made = self._deciding, self._made
+        if deciding is None or made is None:
+            raise UsageError("this transaction has not begun")
+        del self._replica.batches.local.transaction
         try:
             if kind is None:
                 deciding.commit(made)

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, TypeVar, overload
+from typing import Generic, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -59,10 +59,17 @@ class OpenBatch:
 
 
 class _Local(threading.local):
-    """What each thread has of its own: its innermost batch, and whether it is inside a transaction."""
+    """What each thread has of its own: its innermost batch, and the block of its transaction."""
 
     batch: OpenBatch | None = None
-    in_transaction: bool = False
+    transaction: Callable[[], OpenTransaction | None] = staticmethod(lambda: None)
+
+
+class OpenTransaction(Protocol):
+    """The block of a transaction, for as long as it can still be left."""
+
+    def write(self, record: Record) -> None:
+        """Write a record, still without a stamp."""
 
 
 class Batches:

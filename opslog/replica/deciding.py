@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from opslog.backends import Backend
-from opslog.concurrency.locking import Bell, Section
+from opslog.concurrency.locking import Bell, Section, reentered
 from opslog.errors import (
     ClosedError,
     CommitUnknownError,
@@ -69,7 +69,11 @@ class Replica(Protocol[T]):
     # The thread that calls a user's function.
     deciding: int | None
 
+    # Whether what this store wrote may be in memory and not in its log yet.
+    is_buffered: bool
+
     def check_open(self) -> None: ...
+    def check_may_wait(self) -> None: ...
     def flush(self) -> None: ...
     def refresh(self) -> None: ...
     def replace(self, state: State, missing: MissingFileError | None) -> None: ...
@@ -215,7 +219,7 @@ class Deciding(Generic[T]):
 
     def begin(self) -> Transaction[T]:
         """A transaction that the caller makes in its own time, and ends by `commit` or `leave`."""
-        self._replica.flush()
+        self._flush()
         self._replica.refresh()
         return Transaction(self._replica.schema, self._sight(self._replica.freeze(), {}), self._replica.backend.url)
 
@@ -249,8 +253,15 @@ class Deciding(Generic[T]):
         attempts: int | None = None,
         notify: Callable[[], None] = lambda: None,
     ) -> Waiting[T, R]:
-        """Queue a transaction; somebody has to call `decide_all`."""
+        """Queue a transaction; somebody has to call `decide_all`.
+
+        :raises ClosedError: the store is closed.
+        :raises UsageError: called by a signal handler that interrupted another call of this store.
+        """
         self._replica.check_open()
+        self._replica.check_may_wait()
+        if self._alone.holder == threading.get_ident():
+            raise reentered()
         waiting = Waiting(decide, attempts, notify)
         self._queue.append(waiting)
         return waiting
@@ -265,7 +276,10 @@ class Deciding(Generic[T]):
         self._alone.run(self._decide_queued)
 
     def close(self) -> None:
-        """Nothing that is queued will be decided any more."""
+        """Let what is being decided end; nothing else that is queued will be decided any more."""
+        self._alone.run(self._abandon)
+
+    def _abandon(self) -> None:
         while self._queue:
             self._queue.popleft().end(ClosedError("this store was closed meanwhile, and nothing was written"))
 
@@ -290,15 +304,15 @@ class Deciding(Generic[T]):
         while self._queue:
             group.append(self._queue.popleft())
         try:
-            self._replica.flush()
+            self._flush()
             while remaining := [waiting for waiting in group if not waiting.done]:
                 with suppress(_Again):
                     self._attempt(remaining)
         except OpslogError as error:
             for waiting in group:
                 waiting.end(copy(error))
-        except BaseException:
-            self._interrupt(group, leader)
+        except BaseException as error:
+            self._interrupt(group, leader, error)
             raise
         finally:
             for waiting in group:
@@ -306,12 +320,20 @@ class Deciding(Generic[T]):
                     waiting.sight.view.release()
             self._group = []
 
-    def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None) -> None:
+    def _flush(self) -> None:
+        if self._replica.is_buffered:
+            self._replica.flush()
+
+    def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None, error: BaseException) -> None:
+        """The thread that leads was interrupted. Others of the group go on without it, unless it leads for all of them:
+        then nobody else would see the error."""
         for waiting in reversed(group):
             if waiting.done:
                 continue
             if self._is_appending and waiting.commit is not None:
                 waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
+            elif leader is None:
+                waiting.end(error)
             elif waiting is not leader:
                 self._queue.appendleft(waiting)
 
@@ -381,6 +403,8 @@ class Deciding(Generic[T]):
         if not self._replica.backend.segments_grow:
             return
         agents = {agent for waiting in group if waiting.sight is not None for agent in waiting.sight.agents}
+        if self._replica.agent in agents:
+            self._flush()  # another thread may have written since
         paths, known = [], {}
         for agent in sorted(agents - {self._replica.agent or "", "" if not appends else TRANSACTIONS}):
             cursor = view.end if agent == TRANSACTIONS else view.state.cursors.get(agent)
@@ -419,7 +443,7 @@ class Deciding(Generic[T]):
         return False
 
     def _append_at_end(self, commits: list[Commit], view: View) -> bool:
-        lines = self._log.stamp(commits, _last_ts(view.state))
+        lines = self._log.stamp(commits, view.state.shared_ts)
         data = b"".join(lines)
         self._lines = lines
         self._is_appending = True
@@ -476,11 +500,3 @@ def first_difference(reads: Reads, old: Sight[T], now: Sight[T]) -> str | None:
         if not is_same(before, after) and (reads.matches(before) or reads.matches(after)):
             return id
     return None
-
-
-def _last_ts(state: State) -> str:
-    """The ts of the last line of the shared log, or a later one."""
-    recent = state.merge.recent.get(TRANSACTIONS)
-    if recent:
-        return recent[-1].commit.ts
-    return state.manifest.ts if state.has_transactions else ""

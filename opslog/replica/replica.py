@@ -186,7 +186,7 @@ class Replica(Following, Generic[T]):
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.writable_log(call)
-        if self.batches.local.in_transaction:
+        if self.batches.local.transaction() is not None:
             raise UsageError(f"{call} cannot be part of another transaction: use that one")
         assert self.transactions is not None
         return self.transactions

@@ -60,6 +60,8 @@ class State:
         self.tail_cost = found.log_cost
         self.cursors = found.cursors
         self.listed = found.listed
+        # The greatest ts of the shared log.
+        self.shared_ts = manifest.ts if TRANSACTIONS in manifest.cut else ""
         self.passed = manifest
         self._documents = manifest.documents
         # Whether `_documents` counts a document; those that are not in here as the snapshot has them.
@@ -132,6 +134,8 @@ class State:
         before = self.clock
         self.clock = max(before, commit.clock)
         self.commits += 1
+        if commit.agent == TRANSACTIONS:
+            self.shared_ts = max(self.shared_ts, commit.ts)
         for record in self.merge.apply(commit):
             # What is newer than everything before it wins; an undo takes away what is older.
             winner = record if record.clock > before else self.merge.winner(record.id)
@@ -153,6 +157,8 @@ class State:
             self.commits += len(commits)
             if commits:
                 self.clock = max(self.clock, commits[-1].clock)
+                if agent == TRANSACTIONS:
+                    self.shared_ts = max(self.shared_ts, *(commit.ts for commit in commits))
             yield agent, commits
 
     @property

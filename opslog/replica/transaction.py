@@ -6,7 +6,7 @@ stamps, and the documents that a query matched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from enum import Enum
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 from opslog.errors import ConflictError, ExistsError, NotFoundError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
 from opslog.format.documents import Schema, check_id
+from opslog.replica.views import Items, Values
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -46,8 +47,12 @@ class Reads(NamedTuple):
         return next((id for id, read in self.documents.items() if not is_same(read, now(id))), None)
 
     def matches(self, record: Set | None) -> bool:
-        """Whether a query looked for a document with this record."""
-        return record is not None and any(query(record) for query in self.queries)
+        """Whether a query looked for a document with this record; also where it fails on it, and so has to be asked
+        again."""
+        try:
+            return record is not None and any(query(record) for query in self.queries)
+        except Exception:  # noqa: BLE001  (the function that asks again raises it itself)
+            return True
 
 
 def is_same(read: Set | None, now: Set | None) -> bool:
@@ -114,6 +119,18 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def count(self, predicate: Callable[[T], object] | None = None) -> int:
         """How many documents fulfil the predicate; without one, how many there are."""
         return len(self) if predicate is None else len(self.filter(predicate))
+
+    def items(self) -> ItemsView[str, T]:
+        """(id, document) pairs in order of id."""
+        return Items(self, self._documents)
+
+    def values(self) -> ValuesView[T]:
+        """Documents in order of id."""
+        return Values(self, self._documents)
+
+    def _documents(self) -> Iterator[tuple[str, T]]:
+        decode = self._schema.decode
+        return ((record.id, decode(record)) for record in self._records(_every))
 
     def _records(self, query: Callable[[Set], object]) -> Iterator[Set]:
         self._reads.queries.append(query)
