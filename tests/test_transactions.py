@@ -1,0 +1,552 @@
+"""Transactions: what they see, what they rest on, and what becomes of plain writes beside them.
+
+Races are made, not waited for: a function that decides calls another store, which then comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends.local.fs import FsBackend
+from opslog.environment import Environment
+from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError, WriteFailedError
+from opslog.format.commits import TRANSACTIONS
+from opslog.store import replica_of
+from tests.support import bucket
+
+assert bucket  # registers the scheme
+
+Store = opslog.Store[dict[str, Any]]
+Document = dict[str, Any]
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["directory", "memory", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "directory" else f"{request.param}://tx-{next(_numbers)}"
+
+
+def open_writer(url: str, agent: str, **options: Any) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None, **options)
+
+
+def increment(document: Document | None) -> Document:
+    return {"n": (document or {"n": 0})["n"] + 1}
+
+
+def shared(store: Store) -> list[opslog.Commit]:
+    return [commit for commit in store.ops() if commit.agent == TRANSACTIONS]
+
+
+# -- what each call does
+
+
+def test_one_of_all_who_create_a_document_succeeds(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("task", {"by": "a"})
+        with pytest.raises(ExistsError, match="a wrote it") as failed:
+            b.create("task", {"by": "b"})
+        assert failed.value.id == "task"
+        assert failed.value.record.author == "a"
+        assert failed.value.record.document == {"by": "a"}
+        assert b["task"] == {"by": "a"}  # it has been read by then
+        a.delete("task")
+        b.create("task", {"by": "b"})
+        assert [commit.author for commit in shared(a)] == ["a", "a", "b"]
+
+
+def test_a_stamp_names_the_last_write_and_can_be_kept_as_text(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        assert a.record("x") is None
+        a["x"] = {"n": 1}
+        record = a.record("x")
+        assert record is not None
+        assert (record.author, str(record.stamp), record.stamp) == ("a", "1@a", (1, "a"))
+        b.refresh()
+        b.set("x", {"n": 2}, if_stamp="1@a")
+        with pytest.raises(ConflictError, match="b wrote what is there now") as failed:
+            a.set("x", {"n": 3}, if_stamp=record.stamp)
+        assert failed.value.record.stamp == b.record("x").stamp  # type: ignore[union-attr]
+        a.set("x", {"n": 3}, if_stamp=failed.value.record.stamp)
+        with pytest.raises(ConflictError):
+            b.delete("x", if_stamp="1@a")
+        b.delete("x", if_stamp=str(a.record("x").stamp))  # type: ignore[union-attr]
+        b.set("x", {"n": 4}, if_stamp=None)
+        with pytest.raises(ConflictError, match="exists"):
+            b.set("x", {"n": 5}, if_stamp=None)
+        with pytest.raises(UsageError, match="1042@planner"):
+            b.set("x", {"n": 5}, if_stamp="yesterday")
+        assert b["x"] == {"n": 4}
+
+
+def test_modify_gets_the_document_and_gives_the_new_one(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        assert a.modify("n", increment) == {"n": 1}
+        assert b.modify("n", increment) == {"n": 2}
+        assert a.modify("n", lambda document: None) is None
+        assert "n" not in a
+        assert b.modify("n", lambda document: document) is None
+        assert b.modify("none", lambda document: document) is None  # neither there before nor after
+        assert len(shared(a)) == 3
+
+
+def test_a_function_is_called_again_only_where_something_it_has_read_has_changed(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("x", {"n": 0})
+        calls: list[int] = []
+
+        def with_race(id: str) -> Any:
+            def function(transaction: opslog.Transaction[Document]) -> None:
+                calls.append(transaction["x"]["n"])
+                if len(calls) == 1:
+                    b.modify(id, increment)
+                transaction["x"] = increment(transaction["x"])
+
+            return function
+
+        a.transact(with_race("other"))
+        assert (calls, a["x"]) == ([0], {"n": 1})
+        calls.clear()
+        a.transact(with_race("x"))
+        assert (calls, a["x"]) == ([1, 2], {"n": 3})
+
+
+def test_a_transaction_gives_up_after_its_attempts(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        calls: list[None] = []
+
+        def lose(transaction: opslog.Transaction[Document]) -> None:
+            calls.append(None)
+            transaction["x"] = increment(transaction.get("x"))
+            b.modify("x", increment)
+
+        with pytest.raises(ConflictError) as failed:
+            a.transact(lose, attempts=3)
+        assert len(calls) == 3
+        assert failed.value.record.author == "b"
+        with pytest.raises(UsageError):
+            a.transact(lose, attempts=0)
+        assert a["x"] == b["x"] == {"n": 3}
+
+
+def test_an_exception_leaves_nothing_and_is_raised(url: str) -> None:
+    with open_writer(url, "a") as a:
+
+        def fail(transaction: opslog.Transaction[Document]) -> None:
+            transaction["x"] = {}
+            raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            a.transact(fail)
+        with pytest.raises(LookupError), a.transaction() as transaction:
+            transaction["x"] = {}
+            raise LookupError
+        assert (len(a), shared(a)) == (0, [])
+
+
+def test_a_transaction_reads_one_moment_and_its_own_writes(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"], a["y"], a["z"] = {"n": 1}, {"n": 1}, {"n": 5}
+        with pytest.raises(ConflictError), a.transaction() as transaction:
+            assert transaction["x"] == {"n": 1}
+            b.refresh()
+            with b.batch():
+                b["x"], b["y"] = {"n": 2}, {"n": 2}
+            a.refresh()
+            assert a["y"] == {"n": 2}
+            assert transaction["y"] == {"n": 1}
+            assert list(transaction) == ["x", "y", "z"]
+            transaction["w"] = {"n": 0}
+            del transaction["z"]
+            assert "z" not in transaction
+            assert dict(transaction.items()) == {"w": {"n": 0}, "x": {"n": 1}, "y": {"n": 1}}
+            assert [document["n"] for document in transaction.values()] == [0, 1, 1]
+            assert (len(transaction), transaction.count(), transaction.count(lambda it: it["n"])) == (3, 3, 2)
+            assert transaction.filter(lambda it: not it["n"]) == [("w", {"n": 0})]
+            with pytest.raises(NotFoundError):
+                del transaction["z"]
+            with pytest.raises(NotFoundError):
+                transaction["z"]
+        assert dict(a.items()) == {"x": {"n": 2}, "y": {"n": 2}, "z": {"n": 5}}
+
+
+def test_a_query_conflicts_only_with_documents_that_match_before_or_after(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"], a["done"] = {"open": True}, {"open": False}
+        b.refresh()
+
+        def count_with(change: str, document: Document) -> None:
+            with a.transaction() as transaction:
+                found = transaction.filter(lambda it: it["open"])
+                transaction["count"] = {"open": False, "n": len(found)}
+                b.set(change, document)
+
+        count_with("done", {"open": False, "n": 1})
+        with pytest.raises(ConflictError):
+            count_with("done", {"open": True})
+        with pytest.raises(ConflictError):
+            count_with("done", {"open": False})
+        with pytest.raises(ConflictError):
+            count_with("new", {"open": True})
+        assert a["count"]["n"] == 1
+
+
+def test_a_transaction_that_only_read_is_checked_and_not_written(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["x"] = {"n": 1}
+        with a.transaction() as transaction:
+            assert transaction["x"] == {"n": 1}
+        b.refresh()
+        with pytest.raises(ConflictError), a.transaction() as transaction:
+            assert transaction["x"] == {"n": 1}
+            b["x"] = {"n": 2}
+        assert shared(a) == []
+
+
+def test_it_sees_plain_commits_that_were_acknowledged_before_it_began(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        b["n"] = {"n": 7}
+        assert a.modify("n", increment) == {"n": 8}
+
+
+def test_a_plain_write_that_has_not_seen_a_transaction_loses(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("x", {"by": "a"})
+        b["y"] = {}
+        b["x"] = {"by": "b"}  # without having read it
+        a.refresh()
+        b.refresh()
+        assert a["x"] == b["x"] == {"by": "a"}
+        assert a.record("x").clock == 1000  # type: ignore[union-attr]
+
+
+# -- guarded documents
+
+
+def test_plain_writes_of_a_guarded_document_go_through_the_shared_log(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("x", {"n": 0})
+        b.refresh()
+        b["x"] = {"n": 1}
+        with b.batch():
+            b["x"], b["plain"] = {"n": 2}, {"n": 2}
+        b["plain"] = {"n": 3}  # it came there with the batch
+        del b["x"]
+        assert [(commit.by, commit.op) for commit in shared(b)] == [
+            ("a", "set"),
+            ("b", "set"),
+            ("b", "batch"),
+            ("b", "set"),
+            ("b", "delete"),
+        ]
+        b["other"] = {}
+        assert b.record("other").agent == "b"  # type: ignore[union-attr]
+        a["x"] = {"n": 4}  # the tombstone guards it, too, for those who have read it; this one has not
+        assert a.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
+
+
+def test_a_plain_write_of_a_guarded_document_is_decided_on_by_those_who_come_later(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("x", {"n": 0})
+        b.refresh()
+        with pytest.raises(ConflictError), a.transaction() as transaction:
+            transaction["x"] = increment(transaction["x"])
+            b["x"] = {"n": 10}
+        assert a["x"] == {"n": 10}
+
+
+# -- undo
+
+
+def test_undo_takes_back_the_newest_commit_wherever_it_stands(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["plain"] = {"n": 1}
+        a.create("x", {"n": 1})
+        a["plain"] = {"n": 2}
+        assert a.undo()
+        assert (a["plain"], a["x"]) == ({"n": 1}, {"n": 1})
+        assert a.undo()
+        assert "x" not in a
+        assert a.undo()
+        assert len(a) == 0
+        assert not a.undo()
+        b.refresh()
+        assert len(b) == 0
+
+
+def test_what_others_have_built_on_is_not_taken_back(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a["older"] = {}
+        a.create("x", {"n": 1})
+        stamp = a.record("x").stamp  # type: ignore[union-attr]
+        b.modify("x", increment)
+        with pytest.raises(ConflictError, match="b wrote"):
+            a.undo()
+        assert b.undo()
+        a.refresh()
+        assert a.record("x").stamp == stamp  # type: ignore[union-attr]  # valid again
+        a.set("x", {"n": 9}, if_stamp=stamp)
+        assert "older" in a
+
+
+def test_an_undo_never_passes_a_transaction_that_is_out_of_reach(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=3)) as a, open_writer(url, "b") as b:
+        a["older"] = {}
+        a.create("x", {"n": 1})
+        for _ in range(3):
+            b.modify("y", increment)
+        assert not a.undo()
+        assert "older" in a
+        assert b.undo()
+    with open_writer(url, "a") as a:
+        assert not a.undo()
+
+
+# -- where they cannot be
+
+
+def test_batches_and_transactions_in_each_other(url: str) -> None:
+    with open_writer(url, "a") as a:
+        with a.batch(), pytest.raises(UsageError, match="batch"):
+            a.create("x", {})
+        with a.batch(), pytest.raises(UsageError, match="batch"), a.transaction():
+            pass
+        with a.transaction() as transaction:
+            transaction["x"] = {}
+            with pytest.raises(UsageError, match="another transaction"):
+                a.create("y", {})
+            with pytest.raises(UsageError, match="another transaction"), a.transaction():
+                pass
+            with a.batch():
+                a["z"] = {}
+            assert "z" in transaction
+            assert "z" not in a
+        assert sorted(a) == ["x", "z"]
+        assert len(shared(a)) == 1
+        a.create("y", {})
+
+
+def test_a_function_does_not_use_the_store(url: str) -> None:
+    with open_writer(url, "a") as a:
+        a["x"] = {}
+        with pytest.raises(UsageError, match="does not use the store"):
+            a.transact(lambda transaction: a["x"])
+        with pytest.raises(UsageError, match="does not use the store"):
+            a.modify("x", lambda document: a.set("x", {}))  # type: ignore[func-returns-value]
+        assert a["x"] == {}
+
+
+def test_stores_that_cannot_write_refuse_them(url: str) -> None:
+    with open_writer(url, "a") as a:
+        a.create("x", {"n": 1})
+        clock = a.stats().clock
+        a.modify("x", increment)
+    for options in ({"read_only": True}, {"as_of": clock}):
+        with opslog.open(url, **options) as store:  # type: ignore[arg-type]
+            assert store.record("x").author == "a"  # type: ignore[union-attr]
+            assert store["x"] == ({"n": 1} if "as_of" in options else {"n": 2})
+            for call in (
+                lambda store=store: store.create("y", {}),
+                lambda store=store: store.modify("y", increment),
+                lambda store=store: store.transact(len),
+                lambda store=store: store.transaction().__enter__(),
+                lambda store=store: store.set("y", {}, if_stamp=None),
+            ):
+                with pytest.raises(opslog.ReadOnlyError):
+                    call()
+    with pytest.raises(opslog.InvalidNameError, match="transactions"):
+        open_writer(url, "transactions")
+    with pytest.raises(opslog.ClosedError):
+        a.create("y", {})
+
+
+def test_a_buffered_store_writes_what_it_has_first_and_waits(url: str) -> None:
+    with open_writer(url, "a", durability="buffered", buffer_seconds=3600.0) as a, open_writer(url, "b") as b:
+        a["n"] = {"n": 1}
+        assert a.modify("n", increment) == {"n": 2}
+        b.refresh()
+        assert b["n"] == {"n": 2}
+        a["m"] = {"n": 1}
+        with a.transaction() as transaction:
+            assert transaction["m"] == {"n": 1}
+
+
+def test_types_are_checked_in_transactions(url: str) -> None:
+    @dataclass
+    class Task:
+        title: str
+
+    with opslog.open(url, agent="a", type=Task) as a:
+        a.create("x", Task("one"))
+        assert a.modify("x", lambda task: Task(task.title + "!") if task else None) == Task("one!")
+        with pytest.raises(opslog.InvalidDocumentError), a.transaction() as transaction:
+            transaction["x"] = "no task"  # type: ignore[assignment]
+        assert a["x"] == Task("one!")
+
+
+# -- threads and tasks
+
+
+def test_threads_share_appends_and_lose_nothing(url: str) -> None:
+    with open_writer(url, "a") as a:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: a.modify("n", increment), range(64)))
+        assert a["n"] == {"n": 64}
+        assert len(shared(a)) == 64
+
+
+def test_tasks_share_appends_and_lose_nothing(url: str) -> None:
+    async def main() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            outcomes = await asyncio.gather(
+                *(store.modify("n", increment) for _ in range(64)),
+                *(store.create("x", {"n": number}) for number in range(8)),
+                return_exceptions=True,
+            )
+            assert sum(isinstance(outcome, ExistsError) for outcome in outcomes) == 7
+            assert await store.get("n") == {"n": 64}
+            async with store.transaction() as transaction:
+                transaction["y"] = {"n": len(transaction)}
+            assert await store.get("y") == {"n": 2}
+            assert (await store.record("y")).author == "a"  # type: ignore[union-attr]
+            await store.set("y", {"n": 3})
+            stamp = (await store.record("y")).stamp  # type: ignore[union-attr]
+            assert stamp.agent == TRANSACTIONS
+            await store.delete("y", if_stamp=stamp)
+            with pytest.raises(ConflictError):
+                await store.set("y", {}, if_stamp=stamp)
+            assert await store.transact(len) == 2
+            cancelled = asyncio.ensure_future(store.modify("n", increment))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            assert (await store.modify("n", increment)) in ({"n": 65}, {"n": 66})
+
+    asyncio.run(main())
+
+
+def test_what_is_news_to_others_is_none_to_its_author(url: str) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("x", {})
+        b.create("y", {})
+        a.refresh()
+        a.create("z", {})
+        assert [commit.author for commit in b.refresh()] == ["a", "a"]
+        assert a.refresh() == []
+        assert "y" in a
+
+
+# -- compaction, and what is on storage
+
+
+def test_records_keep_their_author_in_a_snapshot(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0)) as a:
+        a.create("x", {"n": 1})
+        a.create("gone", {"n": 1})
+        a.delete("gone")
+        before = a.record("x")
+        a.compact()
+        with opslog.open(url, read_only=True) as reader:
+            assert reader.record("x") == before
+        with open_writer(url, "b") as b:
+            b["x"] = {"n": 2}  # still guarded
+            assert b.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
+        a.modify("x", increment)
+        assert a["x"] == {"n": 3}
+
+
+def test_ts_of_the_shared_log_never_goes_back(url: str) -> None:
+    times = itertools.cycle([1_800_000_000.0, 1_700_000_000.0])
+    environment = Environment(time=lambda: next(times))
+    with open_writer(url, "a", environment=environment) as a, open_writer(url, "b", environment=environment) as b:
+        for store in (a, b, a, b):
+            store.modify("n", increment)
+        stamps = [commit.ts for commit in shared(a)]
+        assert stamps == sorted(stamps)
+        assert [commit.clock for commit in shared(a)] == [1000, 2000, 3000, 4000]
+        assert len({commit.tx for commit in shared(a)}) == 4
+
+
+def test_what_a_transaction_has_read_is_durable_before_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persisted: list[str] = []
+    persist = FsBackend.persist
+
+    def noted(self: FsBackend, paths: Any) -> None:
+        paths = list(paths)
+        persisted.extend(paths)
+        persist(self, paths)
+
+    with open_writer(str(tmp_path / "s"), "a") as a, open_writer(str(tmp_path / "s"), "b") as b:
+        b["x"], b["y"] = {"n": 1}, {"n": 1}
+        monkeypatch.setattr(FsBackend, "persist", noted)
+        a.modify("x", increment)
+        assert any(path.startswith("ops/b/") for path in persisted)
+        persisted.clear()
+        a.modify("x", increment)
+        assert not any(path.startswith("ops/b/") for path in persisted)
+        b.create("z", {})
+        with pytest.raises(ExistsError):
+            a.create("z", {})
+        assert any(path.startswith("ops/transactions/") for path in persisted)
+
+
+def test_an_append_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_writer(str(tmp_path / "s"), "a") as a:
+        a.create("x", {"n": 0})
+        with monkeypatch.context() as patched:
+            patched.setattr(FsBackend, "append_at", _fail)
+            with pytest.raises(WriteFailedError, match="disk full"):
+                a.modify("x", increment)
+        assert a["x"] == {"n": 0}
+        assert a.modify("x", increment) == {"n": 1}
+
+
+def _fail(*_: object) -> None:
+    raise WriteFailedError("disk full")
+
+
+def test_an_interrupt_in_a_function_leaves_nothing_and_others_go_on(url: str) -> None:
+    with open_writer(url, "a") as a:
+        entered, leave = threading.Event(), threading.Event()
+
+        def interrupted(transaction: opslog.Transaction[Document]) -> None:
+            transaction["x"] = {}
+            entered.set()
+            leave.wait(30)
+            raise KeyboardInterrupt
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(a.transact, interrupted)
+            assert entered.wait(30)
+            second = pool.submit(a.modify, "n", increment)
+            leave.set()
+            with pytest.raises(KeyboardInterrupt):
+                first.result(30)
+            assert second.result(30) == {"n": 1}
+        assert sorted(a) == ["n"]
+        assert replica_of(a).transactions is not None
+
+
+def test_a_plain_set_of_another_document_reads_nothing_more(tmp_path: Path) -> None:
+    with open_writer(f"bucket://tx-{next(_numbers)}", "a") as a:
+        a["plain"] = {}
+        before = replica_of(a).backend.requests
+        a["plain"] = {}
+        without = replica_of(a).backend.requests - before
+        a.create("x", {})
+        before = replica_of(a).backend.requests
+        a["plain"] = {}
+        assert replica_of(a).backend.requests - before == without
