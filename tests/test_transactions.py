@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,11 @@ def open_writer(url: str, agent: str, **options: Any) -> Store:
 
 def increment(document: Document | None) -> Document:
     return {"n": (document or {"n": 0})["n"] + 1}
+
+
+def in_block(store: Store, block: Callable[[opslog.Transaction[Document]], object]) -> None:
+    with store.transaction() as transaction:
+        block(transaction)
 
 
 def shared(store: Store) -> list[opslog.Commit]:
@@ -148,16 +154,16 @@ def test_an_exception_leaves_nothing_and_is_raised(url: str) -> None:
 
         with pytest.raises(LookupError, match="mine"):
             a.transact(fail)
-        with pytest.raises(LookupError), a.transaction() as transaction:
-            transaction["x"] = {}
-            raise LookupError
+        with pytest.raises(LookupError):
+            in_block(a, fail)
         assert (len(a), shared(a)) == (0, [])
 
 
 def test_a_transaction_reads_one_moment_and_its_own_writes(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["x"], a["y"], a["z"] = {"n": 1}, {"n": 1}, {"n": 5}
-        with pytest.raises(ConflictError), a.transaction() as transaction:
+
+        def read(transaction: opslog.Transaction[Document]) -> None:
             assert transaction["x"] == {"n": 1}
             b.refresh()
             with b.batch():
@@ -177,6 +183,9 @@ def test_a_transaction_reads_one_moment_and_its_own_writes(url: str) -> None:
                 del transaction["z"]
             with pytest.raises(NotFoundError):
                 transaction["z"]
+
+        with pytest.raises(ConflictError):
+            in_block(a, read)
         assert dict(a.items()) == {"x": {"n": 2}, "y": {"n": 2}, "z": {"n": 5}}
 
 
@@ -207,9 +216,13 @@ def test_a_transaction_that_only_read_is_checked_and_not_written(url: str) -> No
         with a.transaction() as transaction:
             assert transaction["x"] == {"n": 1}
         b.refresh()
-        with pytest.raises(ConflictError), a.transaction() as transaction:
+
+        def read(transaction: opslog.Transaction[Document]) -> None:
             assert transaction["x"] == {"n": 1}
             b["x"] = {"n": 2}
+
+        with pytest.raises(ConflictError):
+            in_block(a, read)
         assert shared(a) == []
 
 
@@ -259,9 +272,13 @@ def test_a_plain_write_of_a_guarded_document_is_decided_on_by_those_who_come_lat
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a.create("x", {"n": 0})
         b.refresh()
-        with pytest.raises(ConflictError), a.transaction() as transaction:
+
+        def write(transaction: opslog.Transaction[Document]) -> None:
             transaction["x"] = increment(transaction["x"])
             b["x"] = {"n": 10}
+
+        with pytest.raises(ConflictError):
+            in_block(a, write)
         assert a["x"] == {"n": 10}
 
 

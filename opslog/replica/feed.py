@@ -265,7 +265,7 @@ def _effects(commits: list[tuple[Commit, tuple[str, ...]]], state: State) -> Ite
         if isinstance(commit, Seal):
             continue
         won = bool(ids) if isinstance(commit, Undo) else all(_is_of(state.record(id), commit) for id in ids)
-        yield Effect(commit.stamp, commit.agent, commit.ts, commit.op, ids, won)
+        yield Effect(commit.stamp, commit.author, commit.ts, commit.op, ids, won)
 
 
 def _is_of(record: Record | None, commit: Commit) -> bool:
