@@ -18,19 +18,18 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 class Histogram:
     """How many observations were at most so large."""
 
-    def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(_SECONDS, value)] += 1
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
         """As Prometheus has them: each counts what the ones before it count, too."""
         total, found = 0, []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, _SECONDS), "+Inf"), self.counts, strict=True):
             total += count
             found.append((bound, float(total)))
         return found

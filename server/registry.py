@@ -85,9 +85,8 @@ class Registry:
                 messages.append(self._queue.get_nowait())
             try:
                 await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
-            except (
-                OpslogError
-            ) as error:  # somebody deleted the registry, or the storage fails: the next start makes up for it
+            # Somebody deleted the registry, or the storage fails: the next start makes up for it.
+            except OpslogError as error:
                 _log.warning("the registry could not be written", extra={"error": str(error)})
             for _ in messages:
                 self._queue.task_done()

@@ -190,9 +190,9 @@ class Streams:
 
     # What other parts of the server do
 
-    async def transact(self, work: Work[T], shard: int = 0) -> T:
-        """Run a work of one's own in a transaction of a shard; see `Writer.run`."""
-        return await self._writers[shard].run(work)
+    async def transact(self, work: Work[T]) -> T:
+        """Run a work of one's own in a transaction of the first shard; see `Writer.run`."""
+        return await self._writers[0].run(work)
 
     def list(self, after: str = "") -> Iterator[Stream]:
         """All streams that clients can use, shard by shard; behind `after` in each."""

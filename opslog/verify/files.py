@@ -154,13 +154,13 @@ def _decode_one(
 
 def _faults(commit: Commit, line: bytes) -> Iterator[str]:
     """What is wrong in a line that can be read."""
-    if encode_commit(commit) != line + b"\n" and (inexact := _inexactness(line)):
+    if encode_commit(commit) != line + b"\n" and (inexact := _fault(loads, line)):
         yield f"this line can be read in more than one way ({inexact}): {line[:80]!r}. Restore it from a copy"
     if not _is_ts(commit.ts):
         yield f"ts is {commit.ts!r}, not a time in the form 2026-11-20T12:00:00.123456Z"
     for op in commit.ops if isinstance(commit, Batch) else (commit,):
         if isinstance(op, Set | SetOp):
-            fault = _document_fault(bytes(op.data))
+            fault = _fault(load_document, bytes(op.data))
             if fault:
                 yield f"the document {op.id!r} cannot be read: {fault}. Restore it from a copy, or set it anew"
         elif isinstance(op, Delete | DeleteOp) and op.archived is not None:
@@ -172,17 +172,10 @@ def _faults(commit: Commit, line: bytes) -> Iterator[str]:
         yield f"folded is {commit.folded!r}, not a time in the form 2026-11-20T12:00:00.123456Z"
 
 
-def _inexactness(line: bytes) -> str | None:
+def _fault(load: Callable[[bytes], object], data: bytes) -> str | None:
+    """Why these bytes cannot be loaded; None where they can be."""
     try:
-        loads(line)
-    except InexactError as error:
-        return str(error)
-    return None
-
-
-def _document_fault(text: bytes) -> str | None:
-    try:
-        load_document(text)
+        load(data)
     except InexactError as error:
         return str(error)
     return None

@@ -38,10 +38,9 @@ def is_content_type(value: object) -> bool:
     return isinstance(value, str) and _CONTENT_TYPE.fullmatch(value) is not None
 
 
-def whole_number(name: str, value: object, least: int, most: int = INTEGER_MAX) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        upper = "" if most == INTEGER_MAX else f", at most {most}"
-        raise UsageError(f"{name} is a whole number, at least {least}{upper}, not {value!r}")
+def whole_number(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INTEGER_MAX:
+        raise UsageError(f"{name} is a whole number, at least {least}, not {value!r}")
     return value
 
 
