@@ -7,8 +7,9 @@ without an index, which is garbage. A document that changed meanwhile is not del
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,12 +17,13 @@ import msgspec
 from opslog.backends import Backend
 from opslog.environment import format_ts
 from opslog.errors import NotFoundError
-from opslog.format.commits import Batch, DeleteOp, Record, Set, Stamp, encode_commit
+from opslog.format.commits import TRANSACTIONS, Batch, Delete, DeleteOp, Record, Set, Stamp, encode_commit
 from opslog.format.layout import ARCHIVE, archive_of, archive_path, check_name, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
 from opslog.merge.stamps import newer
 from opslog.replica.replica import Replica
 from opslog.replica.state import State
+from opslog.replica.transaction import Transaction
 from opslog.snapshot.runs import read_blocks
 
 T = TypeVar("T")
@@ -57,6 +59,8 @@ def archive_documents(
     if not chosen.records:
         return 0
     write_archive(replica.backend, period, environment.nonce(), chosen.records)
+    if any(record.agent == TRANSACTIONS for record in chosen.records):
+        return replica.deciding_of("archive").run(partial(_delete_unchanged, chosen.records, period))
     moved: list[Set] = []
 
     def delete(state: State) -> Batch | None:
@@ -67,6 +71,18 @@ def archive_documents(
     while not replica.commit_decided("archive", delete) and not chosen.is_of(replica.state):
         chosen = chosen.in_another(replica.state, replica.record)
     return len(moved)
+
+
+def _delete_unchanged(records: Sequence[Set], period: str, transaction: Transaction[T]) -> int:
+    """How many of these are still what they were; deletes those. As with every batch, one guarded document takes all of
+    them to the shared log."""
+    moved = 0
+    for record in records:
+        now = transaction.record(record.id)
+        if now is not None and now.stamp == record.stamp:
+            transaction.write(Delete("", 0, "", record.id, period))
+            moved += 1
+    return moved
 
 
 def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[Set]) -> None:

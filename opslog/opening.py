@@ -8,10 +8,9 @@ from typing import Any, TypeVar, Unpack, overload
 from opslog.backends import Appender, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
 from opslog.environment import REAL, Environment
-from opslog.errors import InvalidNameError, UsageError
-from opslog.format.commits import TRANSACTIONS
+from opslog.errors import UsageError
 from opslog.format.documents import Document, Migrate, Schema, check_version
-from opslog.format.layout import check_name
+from opslog.format.layout import check_agent
 from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
 from opslog.log.session import take_name
@@ -89,9 +88,7 @@ def open(
     included = None if as_of is None else conditions(as_of)[1]
     writes = not read_only and as_of is None
     if writes:
-        check_name(agent, "agent")
-        if agent == TRANSACTIONS:
-            raise InvalidNameError(f"no agent is called {TRANSACTIONS!r}: that is the log of all agents' transactions")
+        check_agent(agent)
     backend = open_backend(url, create=writes, **storage_options)
     appender: Appender | None = None
     try:

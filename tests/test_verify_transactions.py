@@ -42,7 +42,7 @@ def plain(clock: int, **fields: Any) -> bytes:
         ([shared(1000), plain(1001, ts="2026-11-24T11:00:00.000000Z"), shared(2001)], None),
         ([shared(1000, tx="n"), shared(2000, tx="n")], "that of an earlier transaction"),
         ([shared(1000, by="../b")], "by: "),
-        ([shared(1000, by="transactions")], "no agent has that name"),
+        ([shared(1000, by="transactions")], "no agent is called"),
         ([shared(1000, tx="")], "a transaction has both"),
         ([shared(1000, by="")], "a transaction has both"),
         ([shared(1000), plain(2000, op="set", id="x", data={})], "no author"),

@@ -14,11 +14,12 @@ import msgspec
 
 from opslog.archive import write_archive
 from opslog.backends import Backend
+from opslog.bulk.guarded import GuardedWriter
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import AgentFencedError, MissingFileError, RetryError, UsageError
-from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
+from opslog.format.commits import TRANSACTIONS, Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
 from opslog.format.documents import Document, check_id, check_version, encode
-from opslog.format.layout import check_name
+from opslog.format.layout import check_agent, check_name
 from opslog.format.manifest import START, Cut, Manifest, Settings
 from opslog.format.torn import joined
 from opslog.importers import ImportedCommit, ImportedOp
@@ -55,10 +56,12 @@ def ingest(
     write.
 
     They come after everything that is in the store: where a document exists already, the imported one wins. So an
-    import that stopped half-way may simply be run again.
+    import that stopped half-way may simply be run again. Commits that write guarded documents go to the shared log,
+    with their agent as author, and with the time of the import: times do not go back there.
 
     :param agent: who writes the commits that name no agent.
     :param progress: called every thousand commits, with how many were read so far.
+    :raises InvalidNameError: an agent is called ``transactions``.
     :raises AgentBusyError: a live process writes under one of the agents' names.
     :raises RetryError: one of them came and wrote meanwhile, or was sealed.
     :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refuses. What was
@@ -67,7 +70,7 @@ def ingest(
         whether the last agent's commits are in its log.
     """
     names: set[str] = set()
-    writer = _Writer(backend, environment)
+    writer = _Writer(backend, agent, environment)
     chunk: list[Commit] = []
     chunk_bytes = count = ops = 0
     for imported in commits:
@@ -91,7 +94,7 @@ def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> C
     """The commit, still without its clock."""
     ts = imported.ts or format_ts(environment.time())
     try:
-        agent = check_name(imported.agent or agent, "agent")
+        agent = check_agent(imported.agent or agent)
         ops = [_op(op) for op in imported.ops]
     except UsageError as error:
         raise error.reworded(f"{imported.source}: {error}") from error
@@ -126,7 +129,7 @@ def ingest_archives(
     for period, id, document in documents:
         data = msgspec.Raw(encode(document))
         records = periods.setdefault(check_name(period, "period"), {})
-        records[check_id(id)] = Set(ts, max(clock, 1), check_name(agent, "agent"), id, data)
+        records[check_id(id)] = Set(ts, max(clock, 1), check_agent(agent), id, data)
     if periods:
         ManifestStore(backend).create_first(Settings(), environment)
     for period, records in sorted(periods.items()):
@@ -140,12 +143,15 @@ class _Writer:
     :ivar clock: has observed everything that was read.
     """
 
-    def __init__(self, backend: Backend, environment: Environment) -> None:
+    def __init__(self, backend: Backend, agent: str, environment: Environment) -> None:
         self.clock = LamportClock()
         self._backend = backend
+        self._agent = agent
         self._environment = environment
         self._manifests = ManifestStore(backend)
         self._cursors: dict[str, Cursor] = {}
+        # Where there are transactions.
+        self._guarded: GuardedWriter | None = None
 
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
@@ -153,13 +159,27 @@ class _Writer:
         # What lies before a cut is in the manifest's clock.
         newest = survey(self._manifests, self._read_to_ends, begin=lambda manifest: at_cut(manifest, self._cursors))
         freshness = Freshness(self._manifests, self._environment, newest, read_at)
+        plain, shared = self._split(commits)
         lines: dict[str, list[bytes]] = {}
-        for commit in commits:
+        for commit in plain:
             commit.clock = self.clock.tick()
             lines.setdefault(commit.agent, []).append(encode_commit(commit))
         for agent, own in lines.items():
             lines_of_one_append = b"".join([own[0], *map(joined, own[1:])])
             self._append(agent, lines_of_one_append, freshness)
+        if shared:
+            assert self._guarded is not None
+            self._guarded.write(shared, self.clock.value)
+            self.clock.observe(self._guarded.clock)
+
+    def _split(self, commits: list[Commit]) -> tuple[list[Commit], list[Commit]]:
+        """As of `GuardedWriter.split`."""
+        if TRANSACTIONS not in self._cursors:
+            return commits, []
+        if self._guarded is None:
+            self._guarded = GuardedWriter(self._backend, self._agent, self._environment)
+        self._guarded.refresh()
+        return self._guarded.split(commits)
 
     def _read_to_ends(self, found: Survey) -> Manifest:
         """Read what is new in all logs, for its clocks."""

@@ -76,6 +76,19 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
+def check_agent(name: object) -> str:
+    """The name itself, if an agent may have it.
+
+    :raises InvalidNameError: otherwise.
+    """
+    agent = check_name(name, "agent")
+    if agent == SHARED_LOG:
+        raise InvalidNameError(
+            f"no agent is called {SHARED_LOG!r}: that is the log of all agents' transactions. Choose another name"
+        )
+    return agent
+
+
 def manifest_path(number: int) -> str:
     return f"{MANIFESTS}{number:020d}.json"
 

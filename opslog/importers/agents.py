@@ -11,6 +11,7 @@ import unicodedata
 from itertools import count
 
 from opslog.errors import InvalidNameError
+from opslog.format.commits import TRANSACTIONS
 from opslog.format.layout import check_name
 
 _LONGEST = 128
@@ -21,7 +22,7 @@ class AgentNames:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._taken = {TRANSACTIONS}  # no agent is called that
 
     def name(self, identity: str, *wishes: str) -> str:
         """The agent name of the writer whom `identity` identifies.

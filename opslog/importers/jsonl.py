@@ -6,7 +6,8 @@ A line with the field ``op`` is an opslog line, as ``opslog export`` and the log
     {"op":"delete","id":"task-1"}
     {"op":"batch","ops":[{"op":"set","id":"a","data":{}},{"op":"delete","id":"b"}]}
 
-``ts``, ``agent``, ``clock`` and ``v`` (schema version) are optional. The order of the file counts, not the clock. A
+``ts``, ``agent``, ``clock`` and ``v`` (schema version) are optional. A line that was a transaction, or part of one, has
+its author in ``by``, and is taken as that agent's. The order of the file counts, not the clock. A
 delete marked ``archived`` is imported as a plain delete: the archive itself is not part of the file. Unknown fields are
 refused, since their values would be lost.
 
@@ -42,6 +43,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
     ts: str | None = None
     agent: str | None = None
+    by: str | None = None
+    tx: str | None = None
     clock: int | None = None
 
 
@@ -143,7 +146,8 @@ def _opslog_commit(line: Line, value: dict[str, Any]) -> ImportedCommit:
                 'write it as {"op":"set","id":…,"data":{…}}'
             )
     try:
-        agent = None if entry.agent is None else check_name(entry.agent, "agent")
+        author = entry.by or entry.agent
+        agent = None if author is None else check_name(author, "agent")
         ts = None if entry.ts is None else from_text(entry.ts)
     except (InvalidNameError, ValueError) as error:
         raise line.corrupt(str(error)) from error

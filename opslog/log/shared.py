@@ -29,7 +29,7 @@ class SharedLog:
     """Appends to the shared log. Used by one thread at a time.
 
     :param clock: has observed all that is read.
-    :param author: under whose name.
+    :param author: under whose name, of commits that do not say.
     """
 
     def __init__(self, backend: Backend, freshness: Freshness, clock: LamportClock, author: str) -> None:
@@ -47,7 +47,7 @@ class SharedLog:
         environment = self._freshness.environment
         lines: list[bytes] = []
         for commit in commits:
-            commit.agent, commit.by, commit.tx = TRANSACTIONS, self._author, environment.nonce()
+            commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
             commit.ts = last_ts = max(last_ts, format_ts(environment.time()))
             commit.clock = self._clock.tick(CLOCK_STEP)
             line = encode_commit(commit)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from opslog.errors import InvalidNameError
 from opslog.format.commits import TRANSACTIONS, Batch, Commit, Seal, Undo
-from opslog.format.layout import check_name
+from opslog.format.layout import check_agent
 from opslog.merge.clock import CLOCK_STEP
 from opslog.merge.undo import reachable_after
 
@@ -39,11 +39,9 @@ def author_faults(commit: Commit) -> Iterator[str]:
         yield f"by is {commit.by!r}, and the agent {commit.agent!r}: only transactions have an author of their own"
     if not (commit.by and commit.tx):
         yield f"by is {commit.by!r} and tx {commit.tx!r}: a transaction has both"
-    elif commit.by == TRANSACTIONS:
-        yield f"by is {commit.by!r}, and no agent has that name"
     else:
         try:
-            check_name(commit.by, "agent")
+            check_agent(commit.by)
         except InvalidNameError as error:
             yield f"by: {error}"
 

@@ -72,6 +72,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     :param source: what it reads from.
     :param where: names the store, for messages.
+    :ivar author: in whose name, where that is not the store's agent.
     """
 
     def __init__(self, schema: Schema[T], source: Source, where: str) -> None:
@@ -81,6 +82,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._reads = Reads({}, [])
         self._written: dict[str, Record] = {}
         self._undo: Undo | None = None
+        self.author = ""
 
     # -- reading
 
@@ -208,9 +210,12 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         if self._undo is not None:
             return msgspec.structs.replace(self._undo)
         records = [msgspec.structs.replace(record) for record in self._written.values()]
-        if len(records) == 1:
-            return records[0]
-        return Batch("", 0, "", [_op_of(record) for record in records]) if records else None
+        if len(records) > 1:
+            return Batch("", 0, "", [_op_of(record) for record in records], by=self.author)
+        for record in records:
+            record.by = self.author
+            return record
+        return None
 
     def __repr__(self) -> str:
         return f"<opslog.Transaction of {self._where}>"
@@ -276,7 +281,8 @@ def modify(id: str, function: Callable[[T | None], T | None], transaction: Trans
 
 
 def write(commit: Commit, transaction: Transaction[T]) -> None:
-    """Write what a plain commit writes, whatever is there."""
+    """Write what a plain commit writes, whatever is there, in the name of its agent, if it has one already."""
+    transaction.author = commit.agent
     for record in commit.records:
         transaction.write(record)
 

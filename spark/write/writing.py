@@ -30,7 +30,7 @@ from opslog.chunks import packed
 from opslog.environment import REAL, format_ts
 from opslog.errors import AgentFencedError, NotFoundError, UsageError
 from opslog.format.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
-from opslog.format.layout import STAGING, check_name
+from opslog.format.layout import STAGING, check_agent
 from opslog.format.manifest import Settings
 from opslog.log.session import WriterSession, take_name
 from opslog.merge.clock import LamportClock
@@ -60,7 +60,7 @@ class Staged(WriterCommitMessage):
 
 def writer_of(options: Mapping[str, str], schema: StructType, overwrite: bool) -> OpslogWriter:
     """The writer that the options of ``df.write`` ask for."""
-    agent = check_name(options.get("agent", "spark"), "agent")
+    agent = check_agent(options.get("agent", "spark"))
     return OpslogWriter(url_of(options), storage_options(options), agent, Columns.of(schema), overwrite)
 
 

@@ -1,0 +1,96 @@
+"""Writing guarded documents without an open store, for those who write in the name of others: imports and Spark's jobs.
+
+Which documents are guarded is asked of a store that only reads. What is written goes the way of every transaction
+(`opslog.replica.deciding`), each commit under the name of its author. A store without transactions costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from opslog.backends import Backend
+from opslog.chunks import batched
+from opslog.environment import Environment
+from opslog.format.commits import Commit
+from opslog.format.documents import Schema
+from opslog.log.shared import SharedLog
+from opslog.replica.deciding import Deciding
+from opslog.replica.replica import Replica
+from opslog.replica.state import Loader
+from opslog.replica.transaction import Transaction, write
+
+R = TypeVar("R")
+
+# How many commits are decided together: each begins with a copy of what those before it write.
+_TOGETHER = 1000
+
+
+class GuardedWriter:
+    """Finds out which commits go to the shared log, and writes them there. Used by one thread at a time.
+
+    :param agent: in whose name what says nothing else is written.
+    :ivar clock: the greatest that was read or written here.
+    """
+
+    def __init__(self, backend: Backend, agent: str, environment: Environment) -> None:
+        loader = Loader(backend)
+        read_at = environment.monotonic()
+        self._replica = replica = Replica[Any](
+            loader,
+            loader.load(),
+            read_at=read_at,
+            agent=None,
+            appender=None,
+            schema=Schema(),
+            buffer=None,
+            compact_after=None,
+            environment=environment,
+            included=None,
+        )
+        self._deciding = Deciding(replica, SharedLog(backend, replica.freshness, replica.clock, agent))
+
+    @property
+    def clock(self) -> int:
+        return self._replica.clock.value
+
+    def refresh(self) -> None:
+        """Take in what others wrote; to be called before `split`."""
+        self._replica.refresh()
+        self._replica.news.take_all()
+
+    def split(self, commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
+        """Those that go to their agents' logs, and those that go to the shared log: they write a guarded document, or
+        one that has become guarded by a commit before them. So what is to come first may all be written first, and no
+        document gets its commits in another order.
+        """
+        plain: list[Commit] = []
+        shared: list[Commit] = []
+        taken: set[str] = set()
+        for commit in commits:
+            ids = [record.id for record in commit.records]
+            if not taken.isdisjoint(ids) or self._replica.guards(commit):
+                taken.update(ids)
+                shared.append(commit)
+            else:
+                plain.append(commit)
+        return plain, shared
+
+    def write(self, commits: Sequence[Commit], above: int = 0) -> None:
+        """Write commits to the shared log, whatever is there, each in the name of its agent, with the time of now.
+
+        :param above: the least clock that they come after.
+        :raises WriteFailedError: some of them may be in the log: those before the one that failed.
+        :raises LockedError, CommitUnknownError: likewise.
+        """
+        self._replica.clock.observe(above)
+        for some in batched(iter(commits), _TOGETHER):
+            waiting = [self._deciding.submit(partial(write, commit)) for commit in some]
+            self._deciding.decide_all()
+            for each in waiting:
+                each.outcome()
+
+    def run(self, decide: Callable[[Transaction[Any]], R]) -> R:
+        """What one transaction decides; as of `Deciding.run`."""
+        return self._deciding.run(decide)
