@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import click
@@ -59,11 +59,8 @@ class Session(msgspec.Struct):
     @contextmanager
     def storage(self, *, create: bool = False) -> Iterator[Backend]:
         """What the store is on, whatever is there."""
-        backend = open_backend(self.url, create=create)
-        try:
+        with closing(open_backend(self.url, create=create)) as backend:
             yield backend
-        finally:
-            backend.close()
 
     @contextmanager
     def existing(self) -> Iterator[Backend]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,8 @@ def check(directory: Path) -> tuple[Findings, dict[str, list[Call]]]:
 
 def damage(store: Path) -> list[str]:
     """What `opslog verify` calls an error."""
-    backend = open_backend(store, create=False)
-    try:
+    with closing(open_backend(store, create=False)) as backend:
         return [str(problem) for problem in verify(backend).problems if problem.severity == "error"]
-    finally:
-        backend.close()
 
 
 def compare(journals: dict[str, list[Call]], history: list[Commit], states: dict[str, Documents]) -> Findings:

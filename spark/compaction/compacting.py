@@ -74,17 +74,13 @@ def compact(
     :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
     address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
-    backend = address.open()
-    try:
-        with backend.lock(LOCK), _Frames() as frames:
+    with address.open() as backend, backend.lock(LOCK), _Frames() as frames:
+        tails = read_ends(backend, environment)
+        sealed = tails.seal_idle(backend)
+        if sealed:
             tails = read_ends(backend, environment)
-            sealed = tails.seal_idle(backend)
-            if sealed:
-                tails = read_ends(backend, environment)
-            read = _Merging(spark, address, tails, sealed, frames).read
-            return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
-    finally:
-        backend.close()
+        read = _Merging(spark, address, tails, sealed, frames).read
+        return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
 
 
 class _Frames:
@@ -266,11 +262,8 @@ def _others_first(address: StoreAddress, manifest: Manifest) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        backend = address.open()
-        try:
+        with address.open() as backend:
             number = ManifestStore(backend).newest_number()
-        finally:
-            backend.close()
         if number != manifest.number:
             raise MissingFileError(f"manifest {number} came first: {error}") from error
         raise

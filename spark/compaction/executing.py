@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -54,13 +55,13 @@ WRITTEN = "number int, id string, deleted string, line binary, part binary"
 
 
 class StoreAddress(msgspec.Struct, frozen=True):
-    """A store, as each task opens it."""
+    """A store, as each task opens it: ``with address.open() as backend``."""
 
     url: str
     options: dict[str, Any]
 
-    def open(self) -> Backend:
-        return open_store(self.url, self.options)
+    def open(self) -> AbstractContextManager[Backend]:
+        return closing(open_store(self.url, self.options))
 
 
 class PartSlice(NamedTuple):
@@ -80,8 +81,7 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
     :returns: as `MERGED`.
     """
     schema = _schema(MERGED)
-    backend = address.open()
-    try:
+    with address.open() as backend:
         for task in _numbers(batches):
             reader, commits = LogReader(backend, tasks[task], window), 0
             for split in tasks[task]:
@@ -91,8 +91,6 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
                 counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts)
                 yield from _batched([counted], schema, None)
                 commits = reader.commits
-    finally:
-        backend.close()
 
 
 def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
@@ -102,8 +100,7 @@ def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
     :returns: as `ROWS`.
     """
     range_number = _range_number()
-    backend = address.open()
-    try:
+    with address.open() as backend:
         lookups = [BlockRun(backend, run).get for run in runs]
 
         def winners() -> Iterator[tuple[Any, ...]]:
@@ -117,8 +114,6 @@ def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
                     yield range_number, id, deleted, line, (deleted is None) - _is_live(stored)
 
         yield from _batched(winners(), _schema(ROWS), 3)
-    finally:
-        backend.close()
 
 
 def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, Part]]) -> Batches:
@@ -127,15 +122,12 @@ def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, P
     :returns: as `STORED`.
     """
     schema = _schema(STORED)
-    backend = address.open()
-    try:
+    with address.open() as backend:
         for number in _numbers(batches):
             age, part = parts[number]
             for data, offset in read_part(backend, part):
                 rows = ((row.id, row.deleted, row.line, age) for row in decode_rows(data, part.path, offset))
                 yield from _batched(rows, schema, 2)
-    finally:
-        backend.close()
 
 
 def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches:
@@ -180,7 +172,6 @@ def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[
     :param slices: per range, how its rows go into parts.
     :returns: as `WRITTEN`.
     """
-    backend = address.open()
 
     def written() -> Iterator[tuple[Any, ...]]:
         rows = _rows(batches, "range", "id", "deleted", "line")
@@ -195,10 +186,8 @@ def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[
             else:
                 yield from ((slice_.number, row.id, row.deleted, row.line, None) for row in own)
 
-    try:
+    with address.open() as backend:
         yield from _batched(written(), _schema(WRITTEN), 3)
-    finally:
-        backend.close()
 
 
 def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
@@ -206,7 +195,6 @@ def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
 
     :param batches: as `WRITTEN`, as is what it returns.
     """
-    backend = address.open()
 
     def written() -> Iterator[tuple[Any, ...]]:
         rows = _rows(batches, "number", "id", "deleted", "line", "part")
@@ -218,10 +206,8 @@ def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
                 own = (Row(id, line, deleted) for _, id, deleted, line, _ in chain([first], group))
                 yield _written(write_part(backend, run, number, own))
 
-    try:
+    with address.open() as backend:
         yield from _batched(written(), _schema(WRITTEN), 3)
-    finally:
-        backend.close()
 
 
 def write_part(backend: Backend, run: str, number: int, rows: Iterable[Row]) -> tuple[int, Part]:
