@@ -29,6 +29,7 @@ from opslog.errors import (
     HistoryGoneError,
     InvalidDocumentError,
     InvalidNameError,
+    LeaseLostError,
     LockedError,
     MissingFileError,
     NotFoundError,
@@ -43,6 +44,7 @@ from opslog.errors import (
 from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Stamp, Undo
 from opslog.format.manifest import Settings
 from opslog.history import Revision
+from opslog.lease import Lease
 from opslog.opening import open
 from opslog.replica.feed import Change, Changes, Effect
 from opslog.replica.transaction import Transaction
@@ -74,6 +76,8 @@ __all__ = [
     "HistoryGoneError",
     "InvalidDocumentError",
     "InvalidNameError",
+    "Lease",
+    "LeaseLostError",
     "LockedError",
     "MissingFileError",
     "NotFoundError",

@@ -33,6 +33,7 @@ from opslog.errors import ClosedError, UsageError
 from opslog.format.commits import Commit, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
+from opslog.lease import AsyncLease
 from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
 from opslog.replica import transaction
@@ -43,7 +44,7 @@ from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transacti
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
 
-__all__ = ["AsyncBatch", "AsyncChanges", "AsyncStore", "open"]
+__all__ = ["AsyncBatch", "AsyncChanges", "AsyncLease", "AsyncStore", "open"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,7 +13,8 @@ OpslogError
 │   ├── LockedError                     another process holds this lock
 │   ├── AlreadyExistsError              (backends) somebody else created that path first
 │   ├── ConflictError                   a document that the call read has changed: read it again, then decide
-│   │   └── ExistsError                 the document that was to be created exists
+│   │   ├── ExistsError                 the document that was to be created exists
+│   │   └── LeaseLostError              the lease was taken over, or released: leave what was done for it
 │   └── WriteFailedError                the commit is definitely not in the log (disk full, directory gone, read-only)
 │       └── SealedError                 (internal) a seal came first; the store repeats the commit with a new clock
 ├── ReopenError                         close the store and open it again, then check
@@ -155,6 +156,11 @@ class ConflictError(RetryError):
 
 class ExistsError(ConflictError):
     """The document that was to be created exists; `record` says who wrote it."""
+
+
+class LeaseLostError(ConflictError):
+    """A lease is not held any more: it was not renewed in time and taken over, or it was released. Nothing was written;
+    `record` says who has it now, `id` names the document of the lease."""
 
 
 class WriteFailedError(RetryError):

@@ -40,6 +40,7 @@ ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
     errors.AlreadyExistsError: {"path": "manifests/1"},
     errors.ConflictError: {"id": "x", "record": None},
     errors.ExistsError: {"id": "x", "record": None},
+    errors.LeaseLostError: {"id": "lease/x", "record": None},
     errors.WriteFailedError: {"durable": 7},
     errors.SealedError: {"durable": 0},
     errors.CorruptError: {"path": "ops/a/1", "offset": 42},

@@ -31,7 +31,7 @@ FLOORS: Floors = [
     ("opslog.history", "opslog.archive", "opslog.stats", "opslog.verify"),
     ("opslog.options",),
     ("opslog.store",),
-    ("opslog.opening",),
+    ("opslog.opening", "opslog.lease"),
     ("opslog.aio",),
     ("opslog",),  # the public page
     ("opslog.importers",),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import threading
 from contextlib import suppress
@@ -154,6 +155,48 @@ def hold(url: str, agent: str) -> None:
         store["held"] = {"pid": os.getpid()}
         say(os.getpid())
         hear()
+
+
+def hold_lease(url: str, agent: str, id: str, seconds: float) -> None:
+    """Claim a document for some seconds; when asked, finish it, and report whether that was done."""
+    with opslog.open(url, agent=agent) as store:
+        lease = opslog.Lease(store, id, seconds)
+        say(lease.claim(_is_open))
+        hear()
+        try:
+            lease.finish({"status": "done", "by": agent})
+        except opslog.LeaseLostError as error:
+            say({"lost to": error.record.author if error.record else None})
+        else:
+            say("finished")
+
+
+def share_out(url: str, agent: str, seconds: float) -> None:
+    """Do open documents, by leases of some seconds, until none is left. Each claim, each finish and each loss is
+    reported."""
+    chosen = random.Random(agent)
+    leases: dict[str, opslog.Lease] = {}
+    with opslog.open(url, agent=agent) as store:
+        while tasks := [id for id, _ in store.filter(_is_open)]:
+            id = chosen.choice(tasks)
+            lease = leases.setdefault(id, opslog.Lease(store, id, seconds))
+            try:
+                if not lease.claim(_is_open):
+                    continue
+                say({"claimed": id})
+                lease.set(f"{id}/part", {"by": agent})
+                lease.finish({"status": "done", "by": agent})
+            except opslog.LeaseLostError:
+                say({"lost": id})
+            except opslog.LockedError:  # somebody was stopped while appending
+                say({"locked out of": id})
+            else:
+                say({"finished": id})
+    say("none is left")
+
+
+def _is_open(document: Document | None) -> bool:
+    return document is not None and document.get("status") == "open"
 
 
 def measure(action: str, url: str) -> None:

@@ -1,0 +1,368 @@
+"""Leases: a document is claimed for a time, by one worker of all that share a store.
+
+A lease is a document of its own, ``lease/ID`` beside the document ID, and only transactions write it. It says who
+claimed it and for how long, and its stamp changes with each renewal:
+
+    lease/task-1    {"holder": "worker-1", "seconds": 30.0, "claim": "5f0c6a…"}
+
+What holds:
+
+1. A document has one holder at most, on all machines: a claim is a transaction that rests on the lease.
+2. No wall clock decides. A lease is over when somebody who wants it has seen the same stamp for `seconds` by a clock
+   of its own that never goes back. Nobody has to agree on what time it is, only on how long a second takes.
+3. Clocks only decide when a lease may be taken over, never who may write: what a holder writes through its lease is a
+   transaction that rests on it. A holder that was stopped, and wakes up when the lease is somebody else's, gets
+   `LeaseLostError` and has written nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from opslog.environment import Environment
+from opslog.errors import LeaseLostError, UsageError
+from opslog.format.commits import Set, Stamp
+from opslog.format.documents import Document, check_id
+from opslog.replica.transaction import Transaction
+from opslog.store import Store, replica_of
+
+R = TypeVar("R")
+
+Documents = Transaction[Document]
+Predicate = Callable[[Document | None], object]
+
+# Before the id of what is claimed.
+PREFIX: Final = "lease/"
+
+
+class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the document of a lease has.
+
+    :ivar holder: the agent that claimed it, for people to read.
+    :ivar seconds: for how long, without a renewal.
+    :ivar claim: differs for each claim; stays the same when it is renewed.
+    """
+
+    holder: str
+    seconds: float
+    claim: str
+
+
+class _Seen(NamedTuple):
+    """A lease of somebody else.
+
+    :ivar at: since when this stamp has been there at the latest, by our monotonic clock.
+    """
+
+    stamp: Stamp
+    author: str
+    at: float
+
+
+class _Refused(NamedTuple):
+    """There is no claim.
+
+    :ivar seen: the lease that somebody else has; None: nobody does, and the document is not one to be claimed.
+    """
+
+    seen: _Seen | None
+
+
+class _Claim:
+    """One party's view of a lease: what it decides inside transactions, which has no side effects, and what it keeps of
+    their outcomes. The same for threads and for asyncio."""
+
+    def __init__(self, store: Any, id: str, seconds: float) -> None:
+        replica = replica_of(store)
+        if replica.schema.type is not None:
+            raise UsageError(
+                f"a lease is a document that {replica.schema.type.__name__} cannot hold: open the store without `type`"
+            )
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"a lease lasts for some seconds, more than 0, not {seconds!r}")
+        self._id = check_id(id)
+        self._seconds = float(seconds)
+        self._lease_id = check_id(PREFIX + id)
+        self._environment: Environment = replica.environment
+        self._holder = replica.agent or ""
+        # Of our claim; also of one whose outcome is unknown.
+        self._nonce: str | None = None
+        self._stamp: Stamp | None = None
+        self._until = -math.inf
+        self._seen: _Seen | None = None
+
+    def __repr__(self) -> str:
+        state = f"held, {self.remaining:.1f} s left" if self._stamp else "not held"
+        return f"<{type(self).__name__} of {self._id!r}: {state}>"
+
+    @property
+    def id(self) -> str:
+        """Of the document that is claimed."""
+        return self._id
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """That of the last claim or renewal; None where the lease is not held, as far as is known here."""
+        return self._stamp
+
+    @property
+    def token(self) -> int | None:
+        """The clock of `stamp`, for systems outside of the store: it only grows, over all holders, so that what refuses
+        a smaller one than it has seen refuses late workers."""
+        return None if self._stamp is None else self._stamp.clock
+
+    @property
+    def remaining(self) -> float:
+        """For how many seconds more nobody takes the lease over, by this machine's clock; 0.0: somebody may have, or it
+        is not held. It is not asked of the storage."""
+        return max(0.0, self._until - self._environment.monotonic()) if self._stamp else 0.0
+
+    @property
+    def holder(self) -> str | None:
+        """Which agent had it at the last call; None: nobody."""
+        if self._stamp is not None:
+            return self._holder
+        return None if self._seen is None else self._seen.author
+
+    # -- inside transactions
+
+    def _decide_claim(self, predicate: Predicate | None, transaction: Documents) -> _Refused | None:
+        """Claim, or say why not. What is held already is renewed, whatever its document has become."""
+        record = transaction.record(self._lease_id)
+        seen = None
+        if record is None or not self._is_ours(record):
+            if record is not None:
+                seen = self._see(record)
+                if self._environment.monotonic() - seen.at < self._terms(record).seconds:
+                    return _Refused(seen)
+            if predicate is not None and not predicate(transaction.get(self._id)):
+                return _Refused(seen)
+        self._write(transaction)
+        return None
+
+    def _see(self, record: Set) -> _Seen:
+        """A lease of somebody else, and since when it has been seen as it is."""
+        if self._seen is not None and self._seen.stamp == record.stamp:
+            return self._seen
+        return _Seen(record.stamp, record.author, self._environment.monotonic())
+
+    def _decide_renewal(self, transaction: Documents) -> None:
+        self._check(transaction)
+        self._write(transaction)
+
+    def _decide_release(self, transaction: Documents) -> None:
+        self._check(transaction)
+        transaction.delete(self._lease_id)
+
+    def _decide_finish(self, document: Document | None, transaction: Documents) -> None:
+        self._decide_release(transaction)
+        if document is not None:
+            transaction.set(self._id, document)
+        elif self._id in transaction:
+            transaction.delete(self._id)
+
+    def _decide_set(self, id: str, document: Document, transaction: Documents) -> None:
+        self._check(transaction)
+        transaction.set(id, document)
+
+    def _decide(self, function: Callable[[Documents], R], transaction: Documents) -> R:
+        self._check(transaction)
+        return function(transaction)
+
+    def _check(self, transaction: Documents) -> None:
+        """Rest on the lease.
+
+        :raises LeaseLostError: somebody else has it, or nobody.
+        """
+        record = transaction.record(self._lease_id)
+        if record is None or not self._is_ours(record):
+            now = "nobody has it now" if record is None else f"{record.author} has it now, with stamp {record.stamp}"
+            raise LeaseLostError(
+                f"the lease of {self._id!r} is not held here: {now}. Nothing was written; leave what was done for it",
+                self._lease_id,
+                record,
+            )
+
+    def _write(self, transaction: Documents) -> None:
+        assert self._nonce is not None
+        transaction.set(self._lease_id, {"holder": self._holder, "seconds": self._seconds, "claim": self._nonce})
+
+    def _is_ours(self, record: Set) -> bool:
+        return self._nonce is not None and self._terms(record).claim == self._nonce
+
+    def _terms(self, record: Set) -> _Terms:
+        try:
+            return msgspec.convert(record.document, _Terms)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"document {self._lease_id!r}, written by {record.author}, is no lease ({error}): ids that begin with "
+                f"{PREFIX} are for leases; delete it, or claim another document"
+            ) from error
+
+    # -- around them
+
+    def _begin(self) -> float:
+        """Before a claim or a renewal. Returns when it began: the lease lasts from then on at the least."""
+        if self._nonce is None:
+            self._nonce = self._environment.nonce()
+        return self._environment.monotonic()
+
+    def _written(self, begun: float, record: Set | None) -> bool:
+        """A claim or a renewal happened, and the lease has this record now; whether it is still ours."""
+        if record is None or not self._is_ours(record):  # taken over since, or taken back
+            self._ended()
+            return False
+        self._stamp, self._until, self._seen = record.stamp, begun + self._seconds, None
+        return True
+
+    def _claimed(self, begun: float, refused: _Refused | None, record: Set | None) -> bool:
+        """What came of a claim."""
+        if refused is None:
+            return self._written(begun, record)
+        self._ended()
+        self._seen = refused.seen
+        return False
+
+    def _ended(self) -> None:
+        """It is not held any more."""
+        self._nonce = self._stamp = None
+        self._until = -math.inf
+
+
+class Lease(_Claim):
+    """A claim on a document for a time, and what its holder writes.
+
+        lease = opslog.Lease(store, "task-1", seconds=30)
+        if lease.claim(lambda task: task["status"] == "open"):
+            ...  # lease.renew() now and then
+            lease.finish({"status": "done"})
+
+    Keep the object of a lease that somebody else has, and claim again later: it remembers since when it has seen the
+    same stamp, which is how it finds out that the holder is gone. It is not for two threads at once, but that one may
+    `renew` while another works. All calls are transactions, in a store of plain documents (without `type`): each costs
+    a refresh, and if it writes an append.
+
+    :param id: of the document to be claimed, which may but need not exist. The lease itself is the document
+        ``lease/ID``; to delete that frees it by force.
+    :param seconds: for how long it is claimed, without a renewal: longer than the holder ever stops for, and as short
+        as others may wait after it was killed. Each lease lasts as long as its holder said.
+    :raises UsageError: the store has a `type`; or this is no duration.
+    """
+
+    def __init__(self, store: Store[Document], id: str, seconds: float = 30.0) -> None:
+        super().__init__(store, id, seconds)
+        self._store = store
+
+    def claim(self, predicate: Predicate | None = None) -> bool:
+        """Claim it, if nobody has it, or if who has it was seen not to renew it in time. Renews a lease that is held.
+
+        :param predicate: claim it only if the document (None where there is none) fulfils this: whether there is
+            something left to be done is decided in the same transaction. As the function of `Store.transact`.
+        :returns: whether it is held now. If not, `holder` says who has it; None: the predicate refused.
+        """
+        begun = self._begin()
+        refused = self._store.transact(partial(self._decide_claim, predicate))
+        return self._claimed(begun, refused, self._store.record(self._lease_id))
+
+    def renew(self) -> None:
+        """Hold it for another `seconds` from now on; also one that is overdue, if nobody has taken it over.
+
+        :raises LeaseLostError: it is not held any more. From then on all calls but `claim` say so.
+        """
+        begun = self._begin()
+        self._transact(self._decide_renewal)
+        if not self._written(begun, self._store.record(self._lease_id)):
+            self._transact(self._check)  # says who has it
+
+    def set(self, id: str, document: Document) -> None:
+        """Give a document a new value, if the lease is still held. Errors as of `renew` and `Store.set`."""
+        self._transact(partial(self._decide_set, id, document))
+
+    def transact(self, function: Callable[[Documents], R]) -> R:
+        """As `Store.transact`, if the lease is still held: what the function writes rests on that.
+
+        :raises LeaseLostError: it is not held any more; nothing was written.
+        """
+        return self._transact(partial(self._decide, function))
+
+    def finish(self, document: Document | None) -> None:
+        """Give the document its last value (None: delete it) and release the lease, in one transaction.
+
+        :raises LeaseLostError: it is not held any more; nothing was written.
+        """
+        self._transact(partial(self._decide_finish, document))
+        self._ended()
+
+    def release(self) -> None:
+        """Let others have it at once.
+
+        :raises LeaseLostError: it is not held any more.
+        """
+        self._transact(self._decide_release)
+        self._ended()
+
+    def _transact(self, function: Callable[[Documents], R]) -> R:
+        try:
+            return self._store.transact(function)
+        except LeaseLostError:
+            self._ended()
+            raise
+
+
+class AsyncDocuments(Protocol):
+    """What a lease needs of an `opslog.aio.AsyncStore`."""
+
+    async def record(self, id: str) -> Set | None: ...
+
+    async def transact(self, function: Callable[[Documents], R], *, attempts: int = ...) -> R: ...
+
+
+class AsyncLease(_Claim):
+    """As `Lease`, over an `opslog.aio.AsyncStore`, with calls that are awaited."""
+
+    def __init__(self, store: AsyncDocuments, id: str, seconds: float = 30.0) -> None:
+        super().__init__(store, id, seconds)
+        self._store = store
+
+    async def claim(self, predicate: Predicate | None = None) -> bool:
+        """As `Lease.claim`."""
+        begun = self._begin()
+        refused = await self._store.transact(partial(self._decide_claim, predicate))
+        return self._claimed(begun, refused, await self._store.record(self._lease_id))
+
+    async def renew(self) -> None:
+        """As `Lease.renew`."""
+        begun = self._begin()
+        await self._transact(self._decide_renewal)
+        if not self._written(begun, await self._store.record(self._lease_id)):
+            await self._transact(self._check)
+
+    async def set(self, id: str, document: Document) -> None:
+        """As `Lease.set`."""
+        await self._transact(partial(self._decide_set, id, document))
+
+    async def transact(self, function: Callable[[Documents], R]) -> R:
+        """As `Lease.transact`."""
+        return await self._transact(partial(self._decide, function))
+
+    async def finish(self, document: Document | None) -> None:
+        """As `Lease.finish`."""
+        await self._transact(partial(self._decide_finish, document))
+        self._ended()
+
+    async def release(self) -> None:
+        """As `Lease.release`."""
+        await self._transact(self._decide_release)
+        self._ended()
+
+    async def _transact(self, function: Callable[[Documents], R]) -> R:
+        try:
+            return await self._store.transact(function)
+        except LeaseLostError:
+            self._ended()
+            raise
