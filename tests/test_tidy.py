@@ -85,10 +85,10 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_tests_mirror_the_folders() -> None:
     """A test is in the folder named like the one it tests; what concerns the whole is directly in tests/, in
     tests/store/ where it holds an open store, from outside, to what it promises, or in the folder of a kind of
-    test: simulation, power cuts, fuzzing."""
+    test: simulation, power cuts, fuzzing, transactions of processes."""
     tested = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*") if path.is_dir()}
     folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
-    kinds = {"store", "simulation", "fuzz", "interrupts", "powercut", "benchmarks", "docs"}
+    kinds = {"store", "simulation", "fuzz", "interrupts", "powercut", "benchmarks", "docs", "transactions"}
     strangers = folders - tested - {*SOURCES, "tests"} - kinds
     assert not strangers, f"name these folders of tests/ after the source folders they test: {strangers}"
 

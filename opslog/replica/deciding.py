@@ -4,7 +4,8 @@ Callers queue what they want to decide. The first of them to come takes all that
 decides each on what is there and on what those before it in the group have changed, and appends what they write with
 one append, if the shared log still ends where it was read (`opslog.log.shared`). If another process was faster, it
 reads on: who has read nothing that has changed keeps what was decided, and gets another stamp; all others are decided
-again. Functions of users run while no lock is held that another process waits for.
+again. Functions of users run while no lock is held that another process needs; who decides again has a place in a
+queue (`opslog.replica.queueing`), for which nobody waits long.
 
 What holds, whatever ends a call:
 
@@ -28,6 +29,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from opslog.backends import Backend
 from opslog.concurrency.locking import Bell, Section, reentered
+from opslog.environment import Environment
 from opslog.errors import (
     ClosedError,
     CommitUnknownError,
@@ -42,6 +44,7 @@ from opslog.format.documents import Schema
 from opslog.format.layout import segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
 from opslog.log.shared import SharedLog
+from opslog.replica.queueing import Queueing
 from opslog.replica.state import State, View
 from opslog.replica.transaction import Reads, Transaction, conflict, is_same, live
 
@@ -64,6 +67,7 @@ class Replica(Protocol[T]):
 
     backend: Backend
     schema: Schema[T]
+    environment: Environment
     agent: str | None
 
     # The thread that calls a user's function.
@@ -85,7 +89,7 @@ class Replica(Protocol[T]):
 
 
 class _Again(Exception):
-    """What was read is not there any more; decide again on what has replaced it."""
+    """Decide again: what was read is not there any more, or others come first."""
 
 
 class Sight(Generic[T]):
@@ -186,6 +190,7 @@ class Deciding(Generic[T]):
         self._replica = replica
         self._log = log
         self._alone = Section()
+        self._queueing = Queueing(replica.backend, replica.environment)
         self._queue: deque[Waiting[T, Any]] = deque()
         # What is under way, and whether its append is.
         self._group: list[Waiting[T, Any]] = []
@@ -306,7 +311,7 @@ class Deciding(Generic[T]):
         try:
             self._flush()
             while remaining := [waiting for waiting in group if not waiting.done]:
-                with suppress(_Again):
+                with self._queueing.place(), suppress(_Again):
                     self._attempt(remaining)
         except OpslogError as error:
             for waiting in group:
@@ -370,6 +375,8 @@ class Deciding(Generic[T]):
         if old is not None and changed is None:
             sight.agents |= old.agents
         else:
+            if old is not None and self._queueing.has_to_queue():
+                raise _Again
             if waiting.attempts is not None and old is not None:
                 waiting.attempts -= 1
             waiting.error = waiting.result = None

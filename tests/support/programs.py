@@ -230,5 +230,20 @@ def peak_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
+def increment(document: Document | None) -> Document:
+    assert document is not None
+    return {"number": document["number"] + 1}
+
+
+def count(url: str, agent: str, times: int) -> None:
+    """Increment one counter so many times, when asked."""
+    with opslog.open(url, agent=agent) as store:
+        say("ready")
+        hear()
+        for _ in range(times):
+            store.modify("counter", increment)
+        say("done")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*json.loads(sys.argv[2]))
