@@ -22,7 +22,7 @@ from opslog.backends import open_backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Tail
 from opslog.errors import AlreadyExistsError, MissingFileError
-from opslog.format.commits import Batch, Commit, Set, Stamp, Undo
+from opslog.format.commits import TRANSACTIONS, Batch, Commit, Set, Stamp, Undo
 from opslog.log.reader import Cursor, list_log
 from opslog.log.survey import survey
 from opslog.merge.merge import reference
@@ -95,14 +95,23 @@ class Agents(RuleBasedStateMachine):
         self.before: list[set[Stamp]] = [set(), set()]
 
     def note_commits(self, name: str, count: int) -> list[Commit]:
-        """Read what an agent has just written from its log, apart from the store, into the model."""
+        """Read what an agent has just written from its log, or from the shared one, apart from the store, into the
+        model."""
+        written = self.note_log(name) if list_log(self.backend, name) else []
+        if list_log(self.backend, TRANSACTIONS):
+            shared = self.note_log(TRANSACTIONS)
+            assert all(commit.by == name for commit in shared)
+            written += shared
+        assert len(written) == count
+        return written
+
+    def note_log(self, name: str) -> list[Commit]:
         cursor = self.cursors.setdefault(name, Cursor(name))
         listed = list_log(self.backend, name)
         if listed and cursor.segment < listed[0].number:  # what was read here before was compacted and collected since
             cursor.segment, cursor.offset = listed[0].number, 0
         new = [commit for _, commit in cursor.read(self.backend, listed)]
         written: list[opslog.Commit] = [commit for commit in new if not isinstance(commit, opslog.Seal)]
-        assert len(written) == count
         for commit in written:
             assert commit.clock > self.clocks.get(name, 0), "a clock went back"
             self.clocks[name] = commit.clock
@@ -148,10 +157,10 @@ class Agents(RuleBasedStateMachine):
                     raise ZeroDivisionError
         except ZeroDivisionError:
             assert plain(store) == before
-            self.note_commits(name, 0) if list_log(self.backend, name) else None
+            self.note_commits(name, 0)
             return
         (commit,) = self.note_commits(name, 1)
-        assert isinstance(commit, Batch)
+        assert isinstance(commit, Batch) or commit.by
         assert store[ids[-1]] == {"value": self.value}
 
     @rule(name=AGENTS)
@@ -284,7 +293,7 @@ class AgentsWithLargeSnapshots(AgentsOnObjects):
     loaded_bytes = 0
 
 
-def _tests(machine: type[Agents], examples: int) -> type:
+def for_examples(machine: type[Agents], examples: int) -> type:
     """Of this many histories. A class of its own, since its settings are its own."""
     own: type[Agents] = type(machine.__name__, (machine,), {})
     own.TestCase.settings = settings(
@@ -297,9 +306,9 @@ def _tests(machine: type[Agents], examples: int) -> type:
     return tests
 
 
-TestAgents = _tests(Agents, 60)
-TestAgentsOnObjects = _tests(AgentsOnObjects, 60)
-TestAgentsWithLargeSnapshots = _tests(AgentsWithLargeSnapshots, 60)
-TestAgentsForLong = pytest.mark.long(_tests(Agents, 200))
-TestAgentsOnObjectsForLong = pytest.mark.long(_tests(AgentsOnObjects, 200))
-TestAgentsWithLargeSnapshotsForLong = pytest.mark.long(_tests(AgentsWithLargeSnapshots, 200))
+TestAgents = for_examples(Agents, 60)
+TestAgentsOnObjects = for_examples(AgentsOnObjects, 60)
+TestAgentsWithLargeSnapshots = for_examples(AgentsWithLargeSnapshots, 60)
+TestAgentsForLong = pytest.mark.long(for_examples(Agents, 200))
+TestAgentsOnObjectsForLong = pytest.mark.long(for_examples(AgentsOnObjects, 200))
+TestAgentsWithLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithLargeSnapshots, 200))
