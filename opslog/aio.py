@@ -29,7 +29,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.concurrency.background import Worker
-from opslog.errors import ClosedError, UsageError
+from opslog.errors import ClosedError, SealedError, UsageError
 from opslog.format.commits import Commit, Set
 from opslog.format.documents import Document
 from opslog.history import Revision
@@ -292,12 +292,20 @@ class AsyncStore(Generic[T]):
         log = replica.writable_log()
         if replica.freshness.is_stale:
             await _in_thread(replica.refresh_if_stale)
-        if replica.state.has_transactions and await self._read(partial(replica.guards, commit)):
+        while (guards := await self._unguarded(commit)) is not None:
+            with suppress(SealedError):  # a transaction may have come in between
+                await self._finish(log, log.queue(commit, guards))
+                break
+        else:
             await self._decide("set", partial(transaction.write, commit))
             return
-        await self._finish(log, log.queue(commit))
         if replica.compaction.is_far_behind:
             await _in_thread(replica.compaction.wait)
+
+    async def _unguarded(self, commit: Commit) -> int | None:
+        if not self._replica.state.has_transactions:
+            return self._replica.unguarded(commit)
+        return await self._read(partial(self._replica.unguarded, commit))
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:
         if self._replica.is_buffered:

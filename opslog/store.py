@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, Self, TypeVar, overload
 from opslog import archive, history
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, KeepHistory, Progress
-from opslog.errors import ClosedError, NotFoundError, UsageError
+from opslog.errors import ClosedError, NotFoundError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Record, Set
 from opslog.format.layout import check_name
 from opslog.history import Revision
@@ -185,10 +185,13 @@ class Store(MutableMapping[str, T], Generic[T]):
         replica = self._replica
         log = replica.writable_log()
         replica.refresh_if_stale()
-        if replica.guards(commit):
+        while (guards := replica.unguarded(commit)) is not None:
+            with suppress(SealedError):  # a transaction may have come in between
+                log.finish(log.queue(commit, guards))
+                break
+        else:
             replica.decide_plain(commit)
             return
-        log.finish(log.queue(commit))
         if replica.compaction.is_far_behind:
             replica.compaction.wait()
 

@@ -270,6 +270,8 @@ class Log:
         session = WriterSession(backend, self.disk, Cursor("a"), freshness, self.clock)
         self.writer = LogWriter(session, self, Buffer(0.1, 1000) if buffered else None)
 
+    guards = 0
+
     def apply(self, commits: Iterable[Commit]) -> None:
         self.applied.extend(commit.clock for commit in commits)
 

@@ -37,8 +37,9 @@ class AgentsWithTransactions(Agents):
         try:
             self.agents[name].create(id, {"value": self.value})
         except ExistsError as error:
+            found = error.record
             assert there is not None
-            assert error.record.stamp == there.stamp
+            assert found.stamp == there.stamp
             self.note_commits(name, 0)
         else:
             assert there is None
@@ -69,8 +70,9 @@ class AgentsWithTransactions(Agents):
         try:
             store.set(id, {"value": self.value}, if_stamp=stamp)
         except ConflictError as error:
+            found = error.record
             assert stamp != (None if there is None else str(there.stamp))
-            assert (error.record and error.record.stamp) == (there and there.stamp)
+            assert (found and found.stamp) == (there and there.stamp)
             self.note_commits(name, 0)
         else:
             assert stamp == (None if there is None else str(there.stamp))

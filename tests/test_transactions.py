@@ -281,6 +281,28 @@ def test_a_plain_write_of_a_guarded_document_is_decided_on_by_those_who_come_lat
         assert a["x"] == {"n": 10}
 
 
+def test_a_transaction_that_comes_in_while_a_plain_set_is_stamped_guards_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        b.create("other", {})
+        a.refresh()
+        log = replica_of(a).log
+        assert log is not None
+        queue = log.queue
+
+        def after_a_refresh(*args: Any) -> Any:
+            monkeypatch.undo()
+            b.create("x", {"n": 1})
+            a.refresh()
+            return queue(*args)
+
+        monkeypatch.setattr(log, "queue", after_a_refresh)
+        a["x"] = {"n": 2}
+        assert a.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
+        assert [commit.agent for commit in a.ops() if commit.agent == "a"] == []
+
+
 # -- undo
 
 

@@ -70,7 +70,7 @@ class GuardedWriter:
         taken: set[str] = set()
         for commit in commits:
             ids = [record.id for record in commit.records]
-            if not taken.isdisjoint(ids) or self._replica.guards(commit):
+            if not taken.isdisjoint(ids) or self._replica.unguarded(commit) is None:
                 taken.update(ids)
                 shared.append(commit)
             else:

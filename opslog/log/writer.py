@@ -59,6 +59,7 @@ class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
     :ivar read_at: when what it rests on was read.
+    :ivar guards: what `Memory.guards` was when nothing that it writes was guarded; None: that does not matter.
     :ivar applied: whether it is in memory.
     :ivar done: whether its outcome is known.
     :ivar error: what went wrong, if anything did.
@@ -68,6 +69,7 @@ class Pending(msgspec.Struct, eq=False):
     commit: Commit
     line: bytes
     read_at: float
+    guards: int | None = None
     applied: bool = False
     done: bool = False
     error: OpslogError | None = None
@@ -143,6 +145,9 @@ class Memory(Protocol):
     return as soon as its own is in the log, so the leader alone can put them into memory first, and in their order.
     """
 
+    # How often documents may have become guarded, counted up before the clock has observed what guards them.
+    guards: int
+
     def apply(self, commits: Iterable[Commit]) -> None:
         """Take these commits in, the next ones of the log. What ends this early leaves the memory to be loaded anew."""
 
@@ -193,15 +198,17 @@ class LogWriter:
         if me in (self._alone.holder, self._queueing.holder):
             raise reentered()
 
-    def queue(self, commit: Commit) -> Pending:
+    def queue(self, commit: Commit, guards: int | None = None) -> Pending:
         """Put a commit at the end of the queue. It gets its ts, clock and agent there, whatever it came with.
 
+        :param guards: what `Memory.guards` was when it was found that no document of the commit is guarded.
+        :raises SealedError: it is not that any more, so one may be; nothing was queued.
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         :raises ClosedError: closed by another thread meanwhile.
         :raises UsageError, CorruptError: as of `encode_commit`; or as of `check_entry`. Nothing was queued.
         """
         self.check_entry()
-        return self._queueing.run(self._append, commit)
+        return self._queueing.run(self._append, commit, guards)
 
     def quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
         """What `work` returns, called when all commits so far are in the log and in memory, while others wait. It is
@@ -392,7 +399,7 @@ class LogWriter:
 
     # -- inside `_queueing`
 
-    def _append(self, commit: Commit) -> Pending:
+    def _append(self, commit: Commit, guards: int | None = None) -> Pending:
         if self._closed:
             raise ClosedError(f"nothing was written: {_CLOSED}")
         if self._broken is not None:
@@ -401,7 +408,9 @@ class LogWriter:
             )
         self._apply_last()
         read_at = self.session.freshness.read_at
-        pending = Pending(commit, self.session.stamp(commit), read_at)
+        pending = Pending(commit, self.session.stamp(commit), read_at, guards)
+        # After the stamp: what came before it was counted by now, and what comes later has a clock of its own.
+        self._check_guards(pending)
         try:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
@@ -411,6 +420,10 @@ class LogWriter:
             self._apply_last()
             raise
         return pending
+
+    def _check_guards(self, pending: Pending) -> None:
+        if pending.guards is not None and pending.guards != self._memory.guards:
+            raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
 
     def _apply_last(self) -> None:
         """With a buffer, all that is queued is in memory, but for the last one if it was interrupted just then."""
@@ -437,6 +450,9 @@ class LogWriter:
         for pending in group.pendings:
             if isinstance(pending.commit, Undo):
                 pending.end(SealedError("a seal came first, and what is in front of it cannot be undone"))
+                continue
+            if self._buffer is None and pending.guards not in (None, self._memory.guards):
+                pending.end(SealedError("a seal came first, and transactions that may guard what is behind it"))
                 continue
             # A copy: memory may hold the other one, until it is loaded anew.
             commit = msgspec.structs.replace(pending.commit)

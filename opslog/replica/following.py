@@ -14,7 +14,7 @@ from typing import TypeVar
 from opslog.compaction.automatic import AutoCompaction
 from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
-from opslog.format.commits import Commit
+from opslog.format.commits import TRANSACTIONS, Commit
 from opslog.format.layout import segment_path
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segments, cost_after, list_log
@@ -38,6 +38,7 @@ class Following(Memory):
     :ivar clock: has observed everything that is in memory.
     :ivar news: what others wrote and nobody has asked for yet.
     :ivar freshness: how recent all this is.
+    :ivar guards: how often documents may have become guarded.
     :ivar log: the writer of the agent's log, None where nothing is written.
     :ivar compaction: the automatic one.
     :ivar is_closed: whether somebody has begun to close the store.
@@ -66,6 +67,7 @@ class Following(Memory):
         self.clock = LamportClock(state.clock)
         self.news = News(state.cursors)
         self.freshness = Freshness(loader.manifests, environment, state.manifest, read_at)
+        self.guards = 0
         self._refresh_lock = threading.RLock()
         # Whether somebody is in a block under `_refresh_lock`; see `_in_state`.
         self._is_refreshing = False
@@ -179,6 +181,8 @@ class Following(Memory):
 
         def take(state: State) -> None:
             if commits:
+                if cursor.agent == TRANSACTIONS:
+                    self.note_guards()
                 # First, or a thread could read them, and answer with a smaller clock.
                 self.clock.observe(commits[-1].clock)
             state.apply(commits, partial(self.news.add, self._of_others(commits), cursor))
@@ -190,6 +194,11 @@ class Following(Memory):
         return [commit for commit in commits if not (commit.by and commit.by == self.agent)]
 
     # -- transactions, which this store has in memory before the next refresh reads their log
+
+    def note_guards(self) -> None:
+        """Documents may be guarded from now on. To be called before the clock observes what guards them."""
+        with self._state_lock:
+            self.guards += 1
 
     def freeze(self) -> View:
         """What is there now, for as long as it takes to decide on it."""
@@ -270,6 +279,8 @@ class Following(Memory):
         if log is not None:
             self._read_own(state, log)
         with self._state_lock:
+            if state.has_transactions:
+                self.note_guards()
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
             self.state = state

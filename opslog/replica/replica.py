@@ -191,11 +191,13 @@ class Replica(Following, Generic[T]):
         assert self.transactions is not None
         return self.transactions
 
-    def guards(self, commit: Commit) -> bool:
-        """Whether a commit goes to the shared log, because it writes a document whose last writer did that."""
-        if not self.state.has_transactions:
-            return False
-        return self.read(State.guards, [record.id for record in commit.records])
+    def unguarded(self, commit: Commit) -> int | None:
+        """None: a document that it writes was last written by a transaction, so a commit goes to the shared log.
+        Otherwise `guards`, for the queue of the own log: that stays so until it has changed."""
+        guards = self.guards
+        if self.state.has_transactions and self.read(State.guards, [record.id for record in commit.records]):
+            return None
+        return guards
 
     def decide_plain(self, commit: Commit) -> None:
         """Write what a plain commit writes, in the order of the shared log, whatever is there."""
