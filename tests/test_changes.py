@@ -21,6 +21,7 @@ from opslog.environment import Environment
 from opslog.format.layout import STORE, segment_path
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.reader import Cursor
+from opslog.replica.feed import Feed
 from opslog.replica.token import Position, Token
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
@@ -70,7 +71,12 @@ def test_then_come_what_changed_and_what_each_commit_did(url: str) -> None:
         del a["brief"]
         changes = b.changes(token)
         assert not changes.reset
-        assert seen(changes) == [("gone", None, True), ("new", {}, False), ("x", {"n": 3}, True)]
+        assert seen(changes) == [
+            ("brief", None, False),
+            ("gone", None, True),
+            ("new", {}, False),
+            ("x", {"n": 3}, True),
+        ]
         assert [tuple(effect)[:2] + tuple(effect)[3:] for effect in changes.commits] == [
             ((3, "a"), "a", "set", ("x",), False),
             ((3, "b"), "b", "batch", ("x", "new"), True),
@@ -95,15 +101,51 @@ def test_an_undo_says_what_it_gave_back(url: str) -> None:
         assert [(effect.op, effect.ids, effect.won) for effect in changes.commits] == [("undo", ("x", "y"), True)]
 
 
-def test_what_an_undo_took_back_has_not_won_and_is_no_change(url: str) -> None:
+def test_what_an_undo_took_back_has_not_won_and_is_as_it_was(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["x"] = {"n": 1}
         token = b.changes().token
         a["x"] = {"n": 2}
         a.undo()
         changes = b.changes(token)
-        assert seen(changes) == []
+        assert seen(changes) == [("x", {"n": 1}, True)]
         assert [(effect.op, effect.won) for effect in changes.commits] == [("set", False), ("undo", True)]
+
+
+def test_who_was_stopped_half_way_and_begins_again_from_the_old_token_gets_it_right(url: str) -> None:
+    """Of what it had applied some was taken back since, and is as it was at the token."""
+    with open_writer(url, "a") as a, opslog.open(url, read_only=True) as reader:
+        a["x"] = {"n": 1}
+        changes = reader.changes()
+        held = {change.id: change.document for change in changes}
+        a["x"] = {"n": 2}
+        a["brief"] = {}
+        held |= {change.id: change.document for change in reader.changes(changes.token)}  # and not its token
+        a.undo()
+        a.undo()
+        held |= {change.id: change.document for change in reader.changes(changes.token)}
+        assert held == {"x": {"n": 1}, "brief": None}
+
+
+def test_changes_are_those_that_the_store_shows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no newer ones, though the log has grown since it was listed."""
+    with open_writer(url, "a") as a, opslog.open(url, read_only=True) as reader:
+        consumer = Consumer()
+        consumer.take(reader.changes())
+        real = Feed.changes
+
+        def changes(self: Feed[Any], *arguments: Any) -> Any:
+            a["x"] = {"n": 3}
+            return real(self, *arguments)
+
+        a["x"] = {"n": 1}
+        a["x"] = {"n": 2}
+        with monkeypatch.context() as patched:
+            patched.setattr(Feed, "changes", changes)
+            consumer.take(reader.changes(consumer.token))
+        assert consumer.documents == dict(reader.items()) == {"x": {"n": 2}}
+        consumer.take(reader.changes(consumer.token))
+        assert consumer.documents == dict(reader.items()) == {"x": {"n": 3}}
 
 
 def test_a_commit_that_comes_late_with_a_smaller_clock_is_there(url: str) -> None:
@@ -371,6 +413,22 @@ def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> N
         assert consumer.resets == 1
         assert sum(agent == "b" for _, agent in consumer.stamps) == 5
         assert consumer.documents == dict(a.items()) == {"again": {}}
+
+
+def test_a_snapshot_may_have_an_undo_that_is_behind_its_cut(url: str) -> None:
+    """A consumer stopped early, right at the cut. In the newest snapshot the next commit has been applied already."""
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=1, grace_seconds=1e6)) as a:
+        a["x"] = {"n": 1}
+        consumer = Consumer()
+        consumer.take(a.changes())
+        a["x"] = {"n": 2}
+        a.undo()
+        a.compact()
+        assert ManifestStore(open_backend(url)).newest().cut["a"].commits == 2
+        consumer.take(a.changes(consumer.token, limit=1))
+        assert consumer.documents == {"x": {"n": 2}}
+        consumer.take(a.changes(consumer.token))
+        assert consumer.documents == dict(a.items()) == {"x": {"n": 1}}
 
 
 def test_as_long_as_its_manifest_is_retained_a_token_serves(url: str) -> None:

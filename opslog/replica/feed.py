@@ -26,7 +26,7 @@ from opslog.format.manifest import START, Manifest
 from opslog.log.reader import Segment, Segments, log_source
 from opslog.log.survey import at_cut, list_logs, unread
 from opslog.replica.state import Loader, State
-from opslog.replica.token import Token, has_reached
+from opslog.replica.token import Token
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ Ends = Mapping[str, tuple[int, int]]
 class Effect(NamedTuple):
     """What one commit did.
 
-    :ivar stamp: its clock and its agent.
-    :ivar author: who wrote it.
+    :ivar stamp: its clock, and the agent in whose log it stands.
+    :ivar author: who wrote it: that agent, or, of a transaction, the one who made it.
     :ivar ts: when, by its author's clock.
     :ivar op: set, delete, batch or undo.
     :ivar ids: the documents that it wrote; of an undo those that it gave back.
@@ -58,7 +58,8 @@ class Effect(NamedTuple):
 
 
 class Change(NamedTuple, Generic[T]):
-    """A document that changed.
+    """A document that changed. It may be as it was at the token, where a change was taken back, or what was new was
+    deleted: a program that was stopped while it applied earlier changes from that token on may have the one in between.
 
     :ivar id: its id.
     :ivar document: as it is now; None if it is gone.
@@ -79,7 +80,8 @@ class Changes(Generic[T]):
     :ivar token: the later one. Keep it when all changes were applied, and not before; `since=` takes it. It serves
         until the store was compacted and its grace period (`Settings.grace_seconds`, or `keep_history`) is over.
     :ivar reset: whether these are all documents there are, in place of everything that was known before: with the first
-        call, or where what lay between was collected. Forget what you have and apply them.
+        call, or where what lay between was collected. Forget what you have,
+        the old token too, and apply them.
     :ivar commits: what each commit between the tokens did, in the order of their stamps; none with a reset.
     """
 
@@ -117,6 +119,10 @@ class _At(NamedTuple):
     state: State
 
 
+class _CollectedError(Exception):
+    """A manifest is not retained any more."""
+
+
 class Feed(Generic[T]):
     """Computes changes. Used by one thread at a time.
 
@@ -130,8 +136,11 @@ class Feed(Generic[T]):
         # Where the last call ended, if that is known.
         self._last: _At | None = None
 
-    def changes(self, store: str, since: str | None, newest: Manifest, ends: Ends, limit: int | None) -> Changes[T]:
-        """What changed since a token.
+    def changes(
+        self, store: str, since: str | None, newest: Manifest, ends: Ends, limit: int | None
+    ) -> Changes[T] | None:
+        """What changed since a token. None where everything is asked for, and compactions have collected some of it
+        since the newest manifest was found: find it again.
 
         :param store: the id of this store; empty where it has none.
         :param newest: the newest manifest.
@@ -155,11 +164,16 @@ class Feed(Generic[T]):
                     return found
         return self._reset(store, newest, ends)
 
-    def _reset(self, store: str, newest: Manifest, ends: Ends) -> Changes[T]:
-        state = self._loader.manifests.read_consistently(
-            lambda: newest if self._is_retained(newest.number) else self._loader.manifests.newest(),
-            lambda manifest: self._load_at(manifest, _not_before(ends, manifest)),
-        )
+    def _reset(self, store: str, newest: Manifest, ends: Ends) -> Changes[T] | None:
+        def choose() -> Manifest:
+            if not self._is_retained(newest.number):
+                raise _CollectedError
+            return newest
+
+        try:
+            state = self._loader.manifests.read_consistently(choose, lambda manifest: self._load_at(manifest, ends))
+        except _CollectedError:
+            return None
         self._persist(state.manifest, {}, state)
         token = self._keep(store, state, state.manifest)
         records = state.snapshot()
@@ -188,22 +202,25 @@ class Feed(Generic[T]):
         before = state.ends
         listed = list_logs(self._backend, newest, state.cursors).segments
         clipped = {agent: _until(segments, ends[agent]) for agent, segments in listed.items() if agent in ends}
-        commits, touched = self._read(state, unread(state.cursors, clipped), limit)
+        commits, touched, is_all = self._read(state, unread(state.cursors, clipped), ends, limit)
         if commits:
             self._persist(newest, before, state)
         if (commits or newest.number != token.manifest) and not self._is_retained(token.manifest):
             return None
-        base = newest if has_reached(state.cursors, newest.cut) else self._loader.manifests.read(token.manifest)
+        # Its cut alone does not say what a snapshot has: an undo behind the cut is in it if its target is before. But
+        # all that a compaction read was there when its manifest was found.
+        base = newest if is_all else self._loader.manifests.read(token.manifest)
         effects = tuple(sorted(_effects(commits, state)))
         changed = tuple(_changed(touched, state))
         return Changes(self._keep(store, state, base), partial(iter, changed), self._decode, commits=effects)
 
     def _read(
-        self, state: State, logs: Segments, limit: int | None
-    ) -> tuple[list[tuple[Commit, tuple[str, ...]]], dict[str, Record | None]]:
-        """Read logs on into a state.
+        self, state: State, logs: Segments, ends: Ends, limit: int | None
+    ) -> tuple[list[tuple[Commit, tuple[str, ...]]], dict[str, Record | None], bool]:
+        """Read logs on into a state, up to their ends.
 
-        :returns: the commits, with the ids that they touched; and what counted before for all these ids.
+        :returns: the commits, with the ids that they touched; what counted before for all these ids; and whether all
+            was read.
         """
         commits: list[tuple[Commit, tuple[str, ...]]] = []
         touched: dict[str, Record | None] = {}
@@ -216,11 +233,14 @@ class Feed(Generic[T]):
             for some in self._stops(logs[agent]):
                 for _, commit in cursor.read(source, some):
                     commits.append((commit, state.take(commit, touched)))
-                    if len(commits) == limit and self._backend.segments_grow:
-                        return commits, touched
+                    if self._backend.segments_grow:
+                        if len(commits) == limit:
+                            return commits, touched, False
+                        if cursor.position >= ends[agent]:
+                            break  # it may have grown since
                 if limit is not None and len(commits) >= limit:
-                    return commits, touched
-        return commits, touched
+                    return commits, touched, False
+        return commits, touched, True
 
     def _stops(self, listed: list[Segment]) -> Iterable[list[Segment]]:
         """A log in parts, behind each of which one may stop. Where each append is a segment, the position after one is
@@ -273,22 +293,13 @@ def _is_of(record: Record | None, commit: Commit) -> bool:
 
 
 def _changed(touched: dict[str, Record | None], state: State) -> Iterator[tuple[str, Record | None, bool]]:
-    """Of the documents that were touched those that are not as they were, given what counted before."""
+    """The documents that were touched, given what counted before.
+
+    Those too that are as they were: who was stopped while applying earlier changes from the same token on may have
+    applied what was taken back since, and nothing else would correct that.
+    """
     for id in sorted(touched):
-        before, now = touched[id], state.record(id)
-        existed = isinstance(before, Set)
-        if (existed or isinstance(now, Set)) and not _is_same(before, now):
-            yield id, now, existed
-
-
-def _is_same(before: Record | None, now: Record | None) -> bool:
-    return before is not None and now is not None and before.stamp == now.stamp
-
-
-def _not_before(ends: Ends, manifest: Manifest) -> Ends:
-    """These ends, or the cut where that is farther on: a newer manifest may have been found since."""
-    cuts = {agent: cut.position for agent, cut in manifest.cut.items()}
-    return {agent: max(ends.get(agent, (0, 0)), cuts.get(agent, (0, 0))) for agent in {*ends, *cuts}}
+        yield id, state.record(id), isinstance(touched[id], Set)
 
 
 def _until(segments: list[Segment], end: tuple[int, int]) -> list[Segment]:

@@ -278,13 +278,15 @@ class Replica(Following, Generic[T]):
         self.batches.check_none("changes")
         if self.included is not None:
             raise UsageError("a view of the past does not change: open the store without as_of for its changes")
-        found: list[Changes[T]] = []
+        found: list[Changes[T] | None] = []
         self.flush()
-        self.refresh()
-        self._one_at_a_time(lambda: found.append(self._changes(since, limit)))
-        return found[0]
+        while True:
+            self.refresh()
+            self._one_at_a_time(lambda: found.append(self._changes(since, limit)))
+            if (changes := found.pop()) is not None:
+                return changes
 
-    def _changes(self, since: str | None, limit: int | None) -> Changes[T]:
+    def _changes(self, since: str | None, limit: int | None) -> Changes[T] | None:
         own = {} if self.agent is None else {self.agent: EVERYTHING}
         newest, ends = self.read(lambda state: (state.passed, state.ends | own))
         return self.feed.changes(self._store_id(), since, newest, ends, limit)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from opslog.errors import UsageError
-from opslog.format.manifest import START, Cut, Manifest
+from opslog.format.manifest import START, Manifest
 from opslog.log.reader import Cursor
 
 # Nothing that a program keeps as a token is longer, and nobody can make this process unpack more.
@@ -103,11 +103,3 @@ class Token(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"{str(text)[:40]!r} is no token of changes: keep the text of `Changes.token` as it is ({error})"
             ) from error
-
-
-def has_reached(cursors: Mapping[str, Cursor], cut: Mapping[str, Cut]) -> bool:
-    """Whether everything before a cut was read. Commits are counted: a cut at the beginning of a segment says nothing
-    of where in the one before it a reader is."""
-    return all(
-        (agent in cursors and cursors[agent].commits >= at.commits) or at.commits == 0 for agent, at in cut.items()
-    )

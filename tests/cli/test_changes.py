@@ -43,6 +43,7 @@ def test_what_changed_since_a_token(opslog: Opslog, root: Path) -> None:
     assert documents == [
         {"op": "set", "id": "x", "existed": True, "clock": 3, "agent": "a", "author": "a", "data": {"n": 2}, "v": 2},
         {"op": "delete", "id": "y", "existed": True, "clock": 4, "agent": "a", "author": "a"},
+        {"op": "delete", "id": "z", "existed": False},
     ]
     assert [(commit["op"], commit["ids"], commit["author"], commit["won"]) for commit in again["commits"]] == [
         ("set", ["x"], "a", True),

@@ -20,6 +20,7 @@ from opslog.testing.simulation import EPOCH, Process, Simulation
 from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
 from tests.simulation import ledger_invariants
+from tests.simulation.consumers import Consumer
 from tests.simulation.shared import Shared, left_to_do, must_be_opened_again, view
 
 # After which the lease of a compaction that is gone has run out.
@@ -36,6 +37,7 @@ class Audit:
     """Checks everything that can be checked from outside.
 
     :param undoing: agents whose commits are undone, one by one, to see that each undo is exact.
+    :ivar consumers: who followed the store by its feed.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Audit:
         self.shared = shared
         self.undoing = undoing
         self.commits = 0
+        self.consumers: Sequence[Consumer] = ()
 
     def run(self) -> None:
         """:raises ViolationError: an invariant does not hold."""
@@ -66,6 +69,7 @@ class Audit:
         states = {"a reader": self._read(process)}
         invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
         states |= self._refreshed()
+        states |= self._consumed(process)
         invariants.readers_converge(states)
         self._check_handouts()
         self._check_past(process, commits)
@@ -77,12 +81,14 @@ class Audit:
             name = "a reader after a full compaction" if full else "a reader after a compaction"
             states[name] = self._read(process)
             states |= self._refreshed(f" after a {'full ' if full else ''}compaction")
+            states |= self._consumed(process)
         invariants.readers_converge(states)
         for time, state in self._past_by_time(process, past).items():
             invariants.the_past_does_not_change(past[time], state, time)
         self.shared.close_all()
         for name in self.undoing:
             self._undo_all(process, name)
+        invariants.readers_converge({"a reader": self._read(process), **self._consumed(process)})
         self._check_past(process, self._check_logs())
         invariants.verify_is_clean(verify(backend))
         self._repair(process, backend)
@@ -141,6 +147,13 @@ class Audit:
                     raise
                 self.shared.abandon(process)
         return states
+
+    def _consumed(self, process: Process) -> dict[str, State]:
+        """What those hold who follow the store by its feed."""
+        if not self.consumers:
+            return {}
+        with self.shared.open(process, read_only=True) as store:
+            return {consumer.name: consumer.finish(process, store) for consumer in self.consumers}
 
     def _check_handouts(self) -> None:
         logs = all_commits(self.storage)

@@ -99,6 +99,7 @@ def likely(
             "buffered": 0,
             "imports": 0,
             "inspectors": 0,
+            "consumers": 0,
             "odd": False,
             "threaded": 0,
             "asynchronous": 0,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.simulation.breakages import ALL
 from tests.simulation.concurrent_breakages import CONCURRENT
+from tests.simulation.feed_breakages import FEED
 from tests.simulation.fence_breakages import FENCES
 from tests.simulation.program_breakages import PROGRAM
 
-EVERY = [*ALL, *FENCES, *CONCURRENT, *PROGRAM]
+EVERY = [*ALL, *FENCES, *CONCURRENT, *PROGRAM, *FEED]

@@ -6,12 +6,12 @@ What a store and its logs show by themselves is in `opslog.testing.invariants`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from opslog.format.commits import Record, Seal, Stamp
 from opslog.merge.stamps import is_greater
 from opslog.store import replica_of
-from opslog.testing.invariants import Logs, invariant
+from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Handout, content_of
 
 
@@ -88,6 +88,37 @@ def commits_are_handed_out_once(handout: Handout) -> str | None:
             if seen.setdefault(commit.stamp, thread) != thread:
                 return f"{handout.who} was handed {commit.stamp} by {seen[commit.stamp]!r} and {thread!r}"
     return None
+
+
+@invariant
+def consumers_hold_the_state(held: State, shown: State, who: str) -> str | None:
+    """Whoever applies changes, and goes on from the token of those that were applied last, holds what the store
+    shows."""
+    wrong = sorted(id for id in held.keys() | shown.keys() if held.get(id) != shown.get(id))
+    if wrong:
+        return f"{who} holds {held.get(wrong[0])!r} as {wrong[0]!r}, where the store shows {shown.get(wrong[0])!r}"
+    return None
+
+
+@invariant
+def consumers_get_each_commit_once(taken: Set[Stamp], more: Set[Stamp], who: str) -> str | None:
+    """Between two tokens that follow each other is each commit that was not in before the first, and no other."""
+    return f"{who} was given {min(taken & more)} again" if taken & more else None
+
+
+@invariant
+def consumers_miss_no_commit(begun: Set[Stamp], taken: Set[Stamp], logs: Logs, who: str) -> str | None:
+    """What was committed after a consumer had begun anew is in the changes that it was given since."""
+    written = {commit.stamp for log in logs.values() for commit in log if not isinstance(commit, Seal)}
+    missing = written - begun - taken
+    return f"{who} was never given {min(missing)}" if missing else None
+
+
+@invariant
+def consumers_are_given_what_lasts(given: Set[Stamp], logs: Logs, who: str) -> str | None:
+    """What a consumer was given stays in its log, whatever the power does."""
+    lost = given - {commit.stamp for log in logs.values() for commit in log}
+    return f"{who} was given {min(lost)}, which is in no log" if lost else None
 
 
 @invariant

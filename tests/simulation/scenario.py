@@ -22,6 +22,7 @@ from opslog.testing.storages import make_storage
 from tests.simulation.agents import Agent, Reader
 from tests.simulation.asynchronous import AsyncAgent
 from tests.simulation.audit import Audit
+from tests.simulation.consumers import Consumer
 from tests.simulation.jobs import Compactor, Importer, Inspector
 from tests.simulation.names import random_ids, random_names
 from tests.simulation.preemption import preempting
@@ -91,6 +92,7 @@ class Scenario:
     :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
+    :ivar consumers: processes that follow the store by its feed.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
     :ivar threaded: how many of the agents have several threads, so many: `threads`.
     :ivar leaving: how likely one that watches leaves its loop, and begins another one, at each commit.
@@ -116,6 +118,7 @@ class Scenario:
     buffered: int = 0
     imports: int = 0
     inspectors: int = 0
+    consumers: int = 0
     odd: bool = False
     compact_after: int | None = None
     threaded: int = 0
@@ -158,6 +161,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
     world = random.Random(f"world {seed}")
     threads = random.Random(f"threads {seed}")
     programs = random.Random(f"programs {seed}")
+    feed = random.Random(f"feed {seed}")
     storage = storage or choices.choice(["posix", "s3"])
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
@@ -204,6 +208,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         buffered=choices.choice([0, 0, 1, agents]),
         imports=world.choice([0, 0, 0, 1, 2]),
         inspectors=world.choice([0, 0, 1]),
+        consumers=feed.choice([0, 0, 1, 2]),
         odd=world.random() < 0.4,
         compact_after=threads.choice([None, None, None, 20, 60]),
         threaded=threads.choice([1, agents] if concurrent else [0, 0, 1, agents]),
@@ -245,7 +250,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         _unlogged(),
         shared.ledger.listening(),
     ):
-        _start_all(simulation, shared, scenario, names)
+        audit.consumers = _start_all(simulation, shared, scenario, names)
         try:
             _judged(simulation.run)
             _judged(audit.run)
@@ -294,7 +299,9 @@ def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
     return names, random_ids(choices, scenario.documents), random_names(choices, 4)
 
 
-def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> None:
+def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> list[Consumer]:
+    consumers = []
+
     def agent(number: int) -> Agent:
         is_buffered = number < scenario.buffered
         if scenario.agents - number <= scenario.threaded:
@@ -317,6 +324,11 @@ def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names
         simulation.start(f"import-{number}", Importer(shared, name, agents, scenario.calls // 3))
     for number in range(scenario.inspectors):
         simulation.start(f"inspector-{number}", Inspector(shared, f"inspector-{number}", scenario.calls))
+    for number in range(scenario.consumers):
+        consumer = Consumer(shared, f"consumer-{number}", scenario.calls)
+        consumers.append(consumer)
+        simulation.start(consumer.name, consumer)
+    return consumers
 
 
 def _judged(action: object) -> None:

@@ -36,7 +36,7 @@ class Consumer:
             else:
                 assert change.existed is (change.id in self.documents), change
             if change.document is None:
-                del self.documents[change.id]
+                self.documents.pop(change.id, None)  # it may have come and gone in between
             else:
                 assert isinstance(change.record, opslog.Set)
                 self.documents[change.id] = change.document
