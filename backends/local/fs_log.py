@@ -84,8 +84,10 @@ def goes_on(backend: Directory, agent: str, end: Position) -> bool:
 
 def _has_line(descriptor: int, start: int, size: int) -> bool:
     """Whether there is a line after `start` in an open segment, and not only a torn tail."""
+    if size == start:
+        return False
     found = posix.read_open(descriptor, start, min(start + _CHUNK_BYTES, size))
-    return _begins_with_line(found) or (bool(found) and sound_length(posix.read_open(descriptor, start, size)) > 0)
+    return _begins_with_line(found) or sound_length(posix.read_open(descriptor, start, size)) > 0
 
 
 def _begins_with_line(data: bytes) -> bool:
