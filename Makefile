@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 .PHONY: demo
-demo: $(STAMP)  ## several processes write to one store at once, one is killed; nothing is lost
+demo: $(STAMP)  ## several processes share a store and its tasks, one is killed; nothing is lost
 	$(BIN)/opslog demo $(ARGS)
 
 .PHONY: test

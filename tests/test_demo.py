@@ -21,6 +21,7 @@ import opslog.format.commits
 from opslog.demo.check import Documents, check, compare
 from opslog.demo.journal import Begin, Call, Change, End
 from opslog.demo.spark import replay
+from opslog.demo.tasks import TakenOver, TaskFindings, check_tasks
 from opslog.demo.workers import DemoError
 from opslog.format.commits import Commit
 
@@ -63,6 +64,31 @@ def test_the_killed_agent_came_back_and_wrote(finished: tuple[Path, dict[str, An
         written = [commit for commit in store.ops() if commit.agent == back and b'"session":2' in _data(commit)]
     assert written
     assert {call["agent"] for call in summary["in_flight"]} <= {back}
+
+
+def test_tasks_are_done_once_and_that_of_the_killed_agent_too(finished: tuple[Path, dict[str, Any]]) -> None:
+    directory, summary = finished
+    finishes = sum(agent["tasks"] for agent in summary["agents"].values())
+    unheard = sum(call["call"] == "finish" and call["in_history"] for call in summary["in_flight"])
+    assert summary["tasks"] == finishes + unheard > 4
+    (killed,) = [path.name.partition(".")[0] for path in (directory / "journals").iterdir() if ".002." in path.name]
+    taken_over = [found["task"] for found in summary["taken_over"] if found["holder"] == killed]
+    assert taken_over
+    with opslog.open(directory / "store", read_only=True) as store:
+        assert {store[task]["status"] for task in taken_over} == {"done"}
+        tasks = store.filter(lambda document: "call" not in document)
+    assert [document["status"] for _, document in tasks] == ["done"] * summary["tasks"]
+
+
+def test_a_commit_missing_from_the_shared_log_is_found(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    copy = _copy(finished[0], tmp_path)
+    newest = sorted((copy / "store" / "ops" / "transactions").iterdir())[-1]
+    *kept, dropped = newest.read_bytes().splitlines(keepends=True)
+    newest.write_bytes(b"".join(kept))
+    findings, _ = check(copy)
+    assert findings.lost == 1
+    clock = json.loads(dropped)["clock"]
+    assert [problem for problem in findings.problems if problem.startswith("lost") and problem.endswith(str(clock))]
 
 
 def _data(commit: Commit) -> bytes:
@@ -222,6 +248,92 @@ def test_the_check_finds(damage: Callable[[list[Call], list[Commit]], None], wor
     damage(calls, history)
     problems = compare({"x": calls}, history, {}).problems
     assert [problem for problem in problems if words in problem], problems
+
+
+# The check of tasks, on one that x made and claimed, and y took over and did.
+
+OPEN_TASK = {"status": "open"}
+DONE_TASK = {"status": "done"}
+
+
+def _task_journals() -> dict[str, list[Call]]:
+    return {
+        "x": [
+            Call(Begin("create", [Change("t", OPEN_TASK)]), End(True, [1000])),
+            Call(Begin("claim", task="t"), End(True, [2000])),
+            Call(Begin("finish", [Change("t", DONE_TASK)], "t"), End(False, [])),
+        ],
+        "y": [
+            Call(Begin("create", [Change("t", OPEN_TASK)]), End(False, [])),
+            Call(Begin("claim", task="t"), End(True, [3000])),
+            Call(Begin("finish", [Change("t", DONE_TASK)], "t"), End(True, [4000])),
+        ],
+    }
+
+
+def _shared(commit: Commit, by: str) -> Commit:
+    return msgspec.structs.replace(commit, agent="transactions", by=by, tx="0")
+
+
+def _lease(clock: int, by: str) -> Commit:
+    data = json.dumps({"holder": by, "seconds": 1.0, "claim": by}).encode()
+    return _shared(opslog.Set("", clock, "", "lease/t", msgspec.Raw(data)), by)
+
+
+def _task_set(clock: int, by: str, status: str) -> Commit:
+    return _shared(opslog.Set("", clock, "", "t", msgspec.Raw(json.dumps({"status": status}).encode())), by)
+
+
+def _finish(clock: int, by: str) -> Commit:
+    data = msgspec.Raw(b'{"status":"done"}')
+    batch = opslog.Batch(
+        "", clock, "", [opslog.format.commits.DeleteOp("lease/t"), opslog.format.commits.SetOp("t", data)]
+    )
+    return _shared(batch, by)
+
+
+def _task_history() -> list[Commit]:
+    return [_task_set(1000, "x", "open"), _lease(2000, "x"), _lease(3000, "y"), _finish(4000, "y")]
+
+
+def test_the_check_of_tasks_accepts_what_is_right() -> None:
+    history = _task_history()
+    right = TaskFindings(history, [], 0, [], 1, {"t": 1}, [TakenOver("t", "x", "y")])  # type: ignore[arg-type]
+    assert check_tasks(_task_journals(), history) == right
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_an_interrupted_claim_may_have_happened(happened: bool) -> None:
+    journals, history = _task_journals(), _task_history()
+    journals["x"] = [journals["x"][0], Call(Begin("claim", task="t"), None)]
+    findings = check_tasks(journals, history if happened else [history[0], *history[2:]])
+    assert (findings.problems, findings.in_flight) == ([], [("x", "claim", happened)])
+    assert len(findings.taken_over) == happened
+
+
+@pytest.mark.parametrize(
+    ("place", "commits", "words"),
+    [
+        (3, [], "lost: y's finish at clock 4000"),
+        (3, [], "t was done 0 times"),
+        (3, [_finish(3500, "x"), _finish(4000, "y")], "t was done 2 times"),
+        (2, [_lease(3000, "x")], "is in the history as"),
+        (3, [_task_set(4000, "y", "done")], "is in the history as"),
+        (0, [_task_set(1000, "x", "open"), _task_set(1500, "y", "open")], "t was made 2 times"),
+    ],
+)
+def test_the_check_of_tasks_finds(place: int, commits: list[Commit], words: str) -> None:
+    history = _task_history()
+    history[place : place + 1] = commits
+    problems = check_tasks(_task_journals(), history).problems
+    assert [problem for problem in problems if words in problem], problems
+
+
+def test_a_transaction_that_nobody_made_is_found() -> None:
+    history = [*_task_history(), _shared(opslog.Delete("", 5000, "", "t"), "z")]
+    findings = compare(_task_journals(), history, {})
+    assert (findings.unknown, findings.lost, findings.tasks) == (1, 0, 1)
+    assert compare(_task_journals(), _task_history(), {"y": {"t": DONE_TASK}}).problems == []
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])

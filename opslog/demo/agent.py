@@ -5,6 +5,7 @@ python -m opslog.demo.agent DIRECTORY NAME SESSION
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Iterable
@@ -17,7 +18,8 @@ import orjson
 import opslog
 from opslog.backends import open_backend
 from opslog.demo.journal import Begin, Change, End, Journal, Kind, journal_path
-from opslog.demo.workers import REPORT, STOP, Conductor, Status
+from opslog.demo.tasks import KINDS, Tasks
+from opslog.demo.workers import REPORT, STAY, STOP, Conductor, Status
 from opslog.environment import REAL
 from opslog.format.commits import Commit
 from opslog.log.reader import Cursor, list_log
@@ -28,6 +30,7 @@ SETTINGS = opslog.Settings(keep_history_seconds=None)
 _SHARED = [f"shared-{number}" for number in range(8)]
 _OWN_DOCUMENTS = 40
 _STATUS_SECONDS = 0.2
+_PAUSE_SECONDS = 0.01
 
 _WEIGHTS: dict[Kind, int] = {"set": 70, "delete": 8, "batch": 8, "rollback": 2, "undo": 8, "refresh": 4}
 
@@ -53,6 +56,9 @@ class Agent:
         self._ids = [f"{name}/{number}" for number in range(_OWN_DOCUMENTS)]
         self._calls = 0
         self._touched: set[str] = set()
+        self._tasks = Tasks(self.store, name)
+        # How many plain commits an undo may take back, before it would reach a transaction.
+        self._undoable = 0
 
     def work(self, conductor: Conductor) -> None:
         """Call after call until asked to stop; the first writes a document that says that this session was there."""
@@ -60,16 +66,38 @@ class Agent:
         conductor.report(self.status)
         reported_at = REAL.monotonic()
         while not conductor.says(STOP):
-            self.call(self._next())
+            stays = conductor.said(STAY)
+            self.call(self._tasks.next(stays=stays) or self._next())
+            holds = stays and bool(self._tasks.held)
+            if holds != (self.status.state == "holding"):
+                self.status = msgspec.structs.replace(self.status, state="holding" if holds else "running")
+                reported_at = -math.inf
             if REAL.monotonic() - reported_at > _STATUS_SECONDS:
                 conductor.report(self.status)
                 reported_at = REAL.monotonic()
+        self._finish_tasks()
+
+    def _finish_tasks(self) -> None:
+        """Return when all tasks are done, those of agents that are gone included."""
+        self.call(Begin("refresh"))
+        while not self._tasks.are_done:
+            begin = self._tasks.next(ends=True)
+            if begin is None:
+                REAL.sleep(_PAUSE_SECONDS)
+            else:
+                self.call(begin)
 
     def call(self, begin: Begin) -> None:
         """Make a call, journaled before and after."""
         self._calls += 1
         self.journal.write(begin)
-        end = self._refresh() if begin.kind == "refresh" else End(self._write(begin), self._new_clocks())
+        if begin.kind == "refresh":
+            end = self._refresh()
+        elif begin.kind in KINDS:
+            end = self._do_task(begin)
+        else:
+            end = End(self._write(begin), self._new_clocks())
+            self._undoable += end.done if begin.kind != "undo" else -end.done
         self.journal.write(end)
         self._count(begin.kind, end)
 
@@ -80,6 +108,8 @@ class Agent:
 
     def _next(self) -> Begin:
         (kind,) = self._random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+        if kind == "undo" and not self._undoable:
+            kind = "set"
         match kind:
             case "set":
                 return Begin(kind, [Change(self._any_id(), self._document())])
@@ -132,6 +162,12 @@ class Agent:
             else:
                 self.store.set(change.id, change.data)
 
+    def _do_task(self, begin: Begin) -> End:
+        clock = self._tasks.make(begin)
+        if clock is not None:
+            self._undoable = 0
+        return End(clock is not None, self._new_clocks() + ([] if clock is None else [clock]))
+
     def _refresh(self) -> End:
         commits: list[Commit] = self.store.refresh()
         conflicts = self._touched & {record.id for commit in commits for record in commit.records}
@@ -152,6 +188,8 @@ class Agent:
             batches=status.batches + (kind == "batch" and end.done),
             conflicts=status.conflicts + end.conflicts,
             lag=end.seen if kind == "refresh" else status.lag,
+            tasks=self._tasks.done,
+            task=self._tasks.held,
         )
 
 

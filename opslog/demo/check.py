@@ -2,6 +2,7 @@
 
 - Every acknowledged call that changed something is in the history exactly once, as it was made and with the clock that
   the agent found in its log right after the call.
+- Each task was done once, whoever was killed.
 - Nothing else is in the history, but for at most the one call that was under way when its process was killed.
 - The plain merge of the calls in the journals, the state of each agent and that of a fresh open are the same documents.
 - `opslog verify` finds no damage.
@@ -22,7 +23,8 @@ import orjson
 
 import opslog
 from opslog.backends import open_backend
-from opslog.demo.journal import Begin, Call, Change, Kind, read_journals
+from opslog.demo.journal import Begin, Call, Change, read_journals
+from opslog.demo.tasks import KINDS, TakenOver, check_tasks
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, Undo, encode_commit
 from opslog.merge.merge import reference
 from opslog.verify.verify import verify
@@ -40,13 +42,17 @@ class Findings:
     :ivar lost: acknowledged commits that are not in the history.
     :ivar unknown: commits in it that nobody made.
     :ivar in_flight: calls that a kill interrupted, as (agent, kind, whether it is in the history).
+    :ivar tasks: how many tasks there were, each done once if there is no problem.
+    :ivar taken_over: those that were claimed and then taken over.
     :ivar agreeing: whose states were compared with the replay and are the same.
     """
 
     problems: list[str] = field(default_factory=list)
     lost: int = 0
     unknown: int = 0
-    in_flight: list[tuple[str, Kind, bool]] = field(default_factory=list)
+    in_flight: list[tuple[str, str, bool]] = field(default_factory=list)
+    tasks: int = 0
+    taken_over: list[TakenOver] = field(default_factory=list)
     documents: int = 0
     digest: str = ""
     agreeing: list[str] = field(default_factory=list)
@@ -77,9 +83,16 @@ def compare(journals: dict[str, list[Call]], history: list[Commit], states: dict
     clocks: dict[str, list[int]] = {agent: [] for agent in journals}
     for commit in history:
         clocks.setdefault(commit.agent, []).append(commit.clock)
-    made = [
-        commit for agent, calls in journals.items() for commit in _Replay(agent, clocks[agent], findings).run(calls)
-    ]
+    made: list[Commit] = []
+    for agent, calls in journals.items():
+        plain = [call for call in calls if call.begin.kind not in KINDS]
+        made += _Replay(agent, clocks[agent], findings).run(plain)
+    tasks = check_tasks(journals, history)
+    made += tasks.commits
+    findings.problems += _first(tasks.problems)
+    findings.lost += tasks.lost
+    findings.in_flight += tasks.in_flight
+    findings.tasks, findings.taken_over = tasks.made, tasks.taken_over
     _compare_commits(made, history, findings)
     wanted = {id: record.document for id, record in reference(made).items() if isinstance(record, Set)}
     findings.documents, findings.digest = len(wanted), digest(wanted)
@@ -179,7 +192,8 @@ def _compare_commits(made: list[Commit], history: list[Commit], findings: Findin
     lost, unknown = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     changed = [stamp for stamp in wanted.keys() & found.keys() if wanted[stamp] != found[stamp]]
     twice = [stamp for stamp, times in Counter(commit.stamp for commit in history).items() if times > 1]
-    findings.lost, findings.unknown = len(lost), len(unknown)
+    findings.lost += len(lost)
+    findings.unknown += len(unknown)
     findings.problems += _first(f"lost: {wanted[stamp]}" for stamp in sorted(lost))
     findings.problems += _first(f"nobody made this commit: {found[stamp]}" for stamp in sorted(unknown))
     findings.problems += _first(f"made as {wanted[stamp]}, found as {found[stamp]}" for stamp in sorted(changed))

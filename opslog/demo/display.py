@@ -70,8 +70,9 @@ class Display:
         )
         table.add_column("agent")
         table.add_column("state")
-        for heading in ("commits", "commits/s", "lag", "undos", "batches", "conflicts"):
+        for heading in ("commits", "commits/s", "lag", "undos", "batches", "conflicts", "tasks"):
             table.add_column(heading, justify="right")
+        table.add_column("at")
         for worker in sorted(agents, key=lambda worker: worker.name):
             status = worker.status
             numbers = (
@@ -81,21 +82,23 @@ class Display:
                 status.undos,
                 status.batches,
                 status.conflicts,
+                status.tasks,
             )
             state = _state(worker, sessions)
             style = {"killed": "bold red", "back": "green"}.get(state, "")
-            table.add_row(worker.name, state, *(f"{number:,.0f}" for number in numbers), style=style)
+            table.add_row(worker.name, state, *(f"{number:,.0f}" for number in numbers), status.task, style=style)
         return table
 
     def _line(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> str:
         commits = sum(worker.status.commits for worker in agents)
         rate = sum(self._rates.of(worker) for worker in agents)
+        tasks = sum(worker.status.tasks for worker in agents)
         lag = max(worker.status.lag for worker in agents)
         states = ", ".join(
             f"{worker.name} {_state(worker, sessions)}" for worker in sorted(agents, key=lambda w: w.name)
         )
         return (
-            f"{commits:,} commits, {rate:,.0f} per second, lag at most {lag}, "
+            f"{commits:,} commits, {rate:,.0f} per second, lag at most {lag}, {tasks:,} tasks done, "
             f"{compactor.status.compactions} compactions; {states}"
         )
 
@@ -130,13 +133,20 @@ def describe(summary: Summary) -> str:
     """The outcome, for a person."""
     lines = [
         f"{name}: {agent.commits:,} commits acknowledged ({agent.sets:,} sets, {agent.deletes:,} deletes, "
-        f"{agent.batches:,} batches, {agent.undos:,} undos), {agent.conflicts:,} conflicts"
+        f"{agent.batches:,} batches, {agent.undos:,} undos), {agent.conflicts:,} conflicts; "
+        f"{agent.tasks:,} tasks done, {agent.refused_claims:,} claims refused"
         for name, agent in summary.agents.items()
     ]
     for call in summary.in_flight:
         outcome = "is in the history, whole" if call.in_history else "did not happen"
         lines.append(f"{call.agent} was killed during a {call.call}, which {outcome}")
     lines += [
+        f"{found.by} took {found.task} over from {found.holder}, and it was done once" for found in summary.taken_over
+    ]
+    lines += [
+        f"{summary.tasks:,} tasks shared out by transactions, each of them done once"
+        if summary.ok
+        else f"{summary.tasks:,} tasks shared out by transactions",
         f"{summary.commits:,} commits in {summary.writing_seconds:.1f} s, {summary.commits_per_second:,.0f} a second, "
         f"with {summary.kills} kill and {summary.compactions} compactions",
         f"lost: {summary.lost}; commits that nobody made: {summary.unknown}",

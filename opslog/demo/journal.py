@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["set", "delete", "batch", "rollback", "undo", "refresh"]
+# The last four are those of tasks; see `opslog.demo.tasks`.
+Kind = Literal["set", "delete", "batch", "rollback", "undo", "refresh", "create", "claim", "renew", "finish"]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -31,18 +32,21 @@ class Change(msgspec.Struct, frozen=True):
 class Begin(msgspec.Struct, frozen=True, tag_field="line", tag="begin"):
     """A call that is about to be made.
 
-    :ivar changes: none for an undo and a refresh.
+    :ivar changes: none for an undo and a refresh; nor what becomes of a lease.
+    :ivar task: whose lease is claimed, renewed or released.
     """
 
     kind: Kind
     changes: list[Change] = []
+    task: str = ""
 
 
 class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
     """What came of the call.
 
-    :ivar done: False when the store said that there is nothing to do (no such document, nothing to undo, rolled back).
-    :ivar clocks: of the commits that appeared in the agent's own log meanwhile.
+    :ivar done: False when the store said that there is nothing to do (no such document, nothing to undo, rolled back,
+        others have the task).
+    :ivar clocks: of the commits that appeared in the agent's own log meanwhile, and of that in the shared log.
     :ivar seen: commits of others that a refresh brought.
     :ivar conflicts: documents that this agent and, unseen by it, others changed since its last refresh.
     """

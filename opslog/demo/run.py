@@ -17,7 +17,7 @@ from opslog.demo.display import Display, describe
 from opslog.demo.journal import Call
 from opslog.demo.spark import replay
 from opslog.demo.summary import AgentSummary, InFlight, Summary
-from opslog.demo.workers import REPORT, STOP, DemoError, Worker
+from opslog.demo.workers import REPORT, STAY, STOP, DemoError, Worker
 from opslog.environment import REAL
 from opslog.errors import OpslogError, UsageError
 
@@ -88,6 +88,7 @@ class _Demo:
         self._sessions = Counter[str]()
         self._started = REAL.monotonic()
         self._kills = 0
+        self._killed_at: list[tuple[str, str]] = []  # who, and at which task
 
     def run(self, keep: bool, spark: bool) -> Summary:
         """:raises DemoError: a worker failed."""
@@ -106,6 +107,7 @@ class _Demo:
             self._display.say("everybody is done; Spark replays the store from its files")
             without_spark = replay(self._directory)
         findings, journals = check(self._directory)
+        findings.problems += self._not_taken_over(findings)
         summary = self._summary(
             findings,
             journals,
@@ -136,7 +138,11 @@ class _Demo:
         kill_at = begun + self._seconds * random.uniform(0.35, 0.55)
         back_at = kill_at + self._seconds * 0.15
         self._watch(compactor, until=lambda: REAL.monotonic() >= kill_at)
+        self._agents[victim].say(STAY)
+        deadline = REAL.monotonic() + _END_SECONDS
+        self._watch(compactor, until=lambda: self._agents[victim].is_in("holding", deadline))
         self._agents[victim].kill()
+        self._killed_at.append((victim, self._agents[victim].status.task))
         self._kills += 1
         killed = self._agents.pop(victim)
         self._watch(compactor, until=lambda: REAL.monotonic() >= back_at, killed=killed)
@@ -150,6 +156,14 @@ class _Demo:
                 worker.check_alive()
             self._display.show([*self._agents.values(), *([killed] if killed else [])], compactor, self._sessions)
             REAL.sleep(_TICK_SECONDS)
+
+    def _not_taken_over(self, findings: Findings) -> list[str]:
+        taken_over = {(found.holder, found.task) for found in findings.taken_over}
+        return [
+            f"{agent} was killed at {task}, which nobody took over"
+            for agent, task in self._killed_at
+            if (agent, task) not in taken_over
+        ]
 
     def _finish(self, compactor: Worker) -> None:
         """Everybody stops writing, and only then reports what it sees. Compaction goes on until all have."""
@@ -195,6 +209,8 @@ class _Demo:
             kills=self._kills,
             in_flight=[InFlight(*call) for call in findings.in_flight],
             compactions=compactions,
+            tasks=findings.tasks,
+            taken_over=findings.taken_over,
             documents=findings.documents,
             digest=findings.digest,
             agreeing=findings.agreeing,
@@ -212,6 +228,8 @@ def _summarise(calls: list[Call]) -> AgentSummary:
         deletes=done["delete"],
         batches=done["batch"],
         undos=done["undo"],
+        tasks=done["finish"],
+        refused_claims=sum(kind == "claim" and not end.done for kind, end in ended),
         no_change=sum(not end.done for _, end in ended),
         refreshes=done["refresh"],
         conflicts=sum(end.conflicts for _, end in ended),

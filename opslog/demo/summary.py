@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from opslog.demo.tasks import TakenOver
+
 
 class InFlight(msgspec.Struct, frozen=True):
     """The call that a kill interrupted.
@@ -20,7 +22,8 @@ class AgentSummary(msgspec.Struct, frozen=True):
     """What an agent did, by its journal.
 
     :ivar commits: acknowledged to it, and of which kind.
-    :ivar no_change: calls that changed nothing: no such document, nothing to undo, or rolled back.
+    :ivar tasks: which it has done; and how many claims were in vain, because others had the task.
+    :ivar no_change: calls that changed nothing: no such document, nothing to undo, rolled back, or others were faster.
     :ivar conflicts: documents that it and, unseen by it, others changed between two of its refreshes.
     """
 
@@ -29,6 +32,8 @@ class AgentSummary(msgspec.Struct, frozen=True):
     deletes: int
     batches: int
     undos: int
+    tasks: int
+    refused_claims: int
     no_change: int
     refreshes: int
     conflicts: int
@@ -42,6 +47,8 @@ class Summary(msgspec.Struct, frozen=True):
     :ivar commits: acknowledged by the store.
     :ivar lost: of them not found.
     :ivar unknown: found, and made by nobody.
+    :ivar tasks: how many there were; each was done once, unless `problems` says otherwise.
+    :ivar taken_over: tasks that were taken over from who had claimed them; that of the killed agent is among them.
     :ivar agreeing: whose states equal the plain replay of the journals.
     :ivar without_spark: why Spark's replay of the store is not among them; None if it is.
     :ivar digest: SHA-256 of that state.
@@ -63,6 +70,8 @@ class Summary(msgspec.Struct, frozen=True):
     kills: int
     in_flight: list[InFlight]
     compactions: int
+    tasks: int
+    taken_over: list[TakenOver]
     documents: int
     digest: str
     agreeing: list[str]

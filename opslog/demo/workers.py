@@ -18,6 +18,7 @@ import msgspec
 from opslog.environment import REAL
 
 STOP = b"s"
+STAY = b"t"
 REPORT = b"r"
 
 
@@ -28,7 +29,9 @@ class DemoError(Exception):
 class Status(msgspec.Struct, frozen=True):
     """What a worker says of itself now and then. Counts are of this session.
 
+    :ivar state: "holding" means running, and not finishing the task that it has.
     :ivar lag: how many commits of others the last refresh found.
+    :ivar tasks: how many it has done; `task`: the one that it has.
     """
 
     state: str
@@ -38,6 +41,8 @@ class Status(msgspec.Struct, frozen=True):
     conflicts: int = 0
     lag: int = 0
     compactions: int = 0
+    tasks: int = 0
+    task: str = ""
 
 
 class Conductor:
@@ -55,6 +60,10 @@ class Conductor:
             self._words += words
             self._gone = not words
         return self._heard(word)
+
+    def said(self, word: bytes) -> bool:
+        """Whether this word was heard already."""
+        return word in self._words
 
     def wait_for(self, word: bytes) -> None:
         while not self.says(word, wait_seconds=1.0):
@@ -110,11 +119,17 @@ class Worker:
 
         :raises DemoError: it ended instead, or did not get there before `deadline` (monotonic seconds).
         """
-        while self.status.state != state:
-            self.check_alive()
-            if REAL.monotonic() > deadline:
-                raise DemoError(f"{self.name} is still {self.status.state}, and should be {state} by now")
+        while not self.is_in(state, deadline):
             REAL.sleep(0.02)
+
+    def is_in(self, state: str, deadline: float) -> bool:
+        """Whether the worker is in this state. Errors as of `wait_until`."""
+        if self.status.state == state:
+            return True
+        self.check_alive()
+        if REAL.monotonic() > deadline:
+            raise DemoError(f"{self.name} is still {self.status.state}, and should be {state} by now")
+        return False
 
     def wait(self, timeout_seconds: float) -> None:
         """Return when the process has ended well.
