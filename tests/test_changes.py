@@ -566,3 +566,29 @@ def test_where_the_end_is_not_reached_the_token_keeps_its_manifest(url: str) -> 
         assert consumer.resets == 1
         assert len(consumer.stamps) == 5
         assert consumer.documents == {"x": {"n": 4}}
+
+
+def test_transactions_and_what_they_undo_are_in_the_changes(url: str) -> None:
+    """Of its own process too, and with who made them."""
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        followers = [Consumer() for _ in range(2)]
+        for store, consumer in zip((a, b), followers, strict=True):
+            consumer.take(store.changes())
+        a.create("x", {"n": 1})
+        b.modify("x", lambda document: {"n": document["n"] + 1 if document else 0})
+        a["y"] = {}
+        for store, consumer in zip((a, b), followers, strict=True):
+            changes = store.changes(consumer.token)
+            assert [(effect.author, effect.ids, effect.won) for effect in changes.commits] == [
+                ("a", ("x",), False),
+                ("a", ("y",), True),
+                ("b", ("x",), True),
+            ]
+            consumer.take(changes)
+            assert consumer.documents == {"x": {"n": 2}, "y": {}}
+        assert b.undo()
+        for store, consumer in zip((a, b), followers, strict=True):
+            changes = store.changes(consumer.token)
+            assert [(effect.author, effect.op, effect.ids) for effect in changes.commits] == [("b", "undo", ("x",))]
+            consumer.take(changes)
+            assert consumer.documents == {"x": {"n": 1}, "y": {}}
