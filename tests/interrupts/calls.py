@@ -102,6 +102,45 @@ def sets(before: Documents) -> States:
     return [before, before | {"x": {"v": 3}}]
 
 
+# Transactions
+
+
+def _modified(documents: Documents, id: str) -> Documents:
+    return documents | {id: {"v": documents[id]["v"] + 10}}
+
+
+def _modify(stage: Stage) -> None:
+    stage.store.modify("b-2", lambda document: {"v": (document or {"v": 0})["v"] + 10})
+
+
+def _transact(stage: Stage) -> None:
+    def move(transaction: opslog.Transaction[dict[str, int]]) -> None:
+        transaction["x"] = {"v": 3}
+        transaction["new"] = {"v": len(transaction.filter(lambda it: it["v"] == 3)) + 2}
+        del transaction["y"]
+
+    stage.store.transact(move)
+
+
+def _in_block(stage: Stage) -> None:
+    with stage.store.transaction() as transaction:
+        transaction["x"] = {"v": transaction["b-3"]["v"] + 2}
+        with stage.store.batch():
+            stage.store["new"] = {"v": 3}
+
+
+def guarded(stage: Stage) -> None:
+    """A document that transactions have written, and nothing that is not read."""
+    stage.store.create("guarded", {"v": 1})
+    _refresh(stage)
+
+
+def raced(stage: Stage) -> None:
+    """Another agent's transaction that is not read."""
+    stage.other.create("raced", {"v": 1})
+    stage.of_others.append(("transactions", stage.other.stats().clock))
+
+
 # Others' writes
 
 
@@ -310,6 +349,41 @@ CALLS = [
         lambda stage: stage.store.undo(),
         lambda before: [before, _without(before, "new") | {"x": {"v": 2}}],
         prepare=batched,
+        is_write=True,
+    ),
+    Call(
+        "create",
+        lambda stage: stage.store.create("new", {"v": 3}),
+        lambda before: [before, before | {"new": {"v": 3}}],
+        prepare=raced,
+        is_write=True,
+    ),
+    Call("modify", _modify, lambda before: [before, _modified(before, "b-2")], is_write=True),
+    Call(
+        "transact",
+        _transact,
+        lambda before: [before, _without(before, "y") | {"x": {"v": 3}, "new": {"v": 3}}],
+        is_write=True,
+    ),
+    Call(
+        "transaction",
+        _in_block,
+        lambda before: [before, before | {"x": {"v": 3}, "new": {"v": 3}}],
+        prepare=raced,
+        is_write=True,
+    ),
+    Call(
+        "set a guarded document",
+        lambda stage: stage.store.set("guarded", {"v": 3}),
+        lambda before: [before, before | {"guarded": {"v": 3}}],
+        prepare=guarded,
+        is_write=True,
+    ),
+    Call(
+        "undo a transaction",
+        lambda stage: stage.store.undo(),
+        lambda before: [before, _without(before, "guarded")],
+        prepare=guarded,
         is_write=True,
     ),
     Call("refresh", _refresh),
