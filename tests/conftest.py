@@ -19,8 +19,8 @@ from tests.support import s3_servers
 from tests.support.places import DIRECTORY, Place
 from tests.support.s3_servers import Server
 
-# Before anybody imports it: more tests than those of the contract use what is in it.
-pytest.register_assert_rewrite("opslog.backends.testing_turns")
+# Before anybody imports them: more tests than those of the contract use what is in them.
+pytest.register_assert_rewrite("opslog.backends.testing_names", "opslog.backends.testing_turns")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a script began in the background: tests of Ctrl-C, and their children, would never see it.
