@@ -10,7 +10,7 @@ from opslog import archive
 from opslog.compaction import compact as compaction
 from opslog.compaction.garbage import TEMPORARY_SECONDS
 from opslog.environment import format_ts
-from opslog.errors import HistoryGoneError, LockedError, NotFoundError, ReopenError
+from opslog.errors import ConflictError, HistoryGoneError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
 from opslog.store import replica_of
@@ -22,6 +22,7 @@ from opslog.verify.verify import verify
 from tests.simulation import ledger_invariants
 from tests.simulation.consumers import Consumer
 from tests.simulation.shared import Shared, left_to_do, must_be_opened_again, view
+from tests.simulation.transaction_invariants import check_transactions, check_view
 
 # After which the lease of a compaction that is gone has run out.
 _LOCK_SECONDS = 30.0
@@ -121,6 +122,7 @@ class Audit:
         ledger_invariants.buffers_are_written_in_order(attempts, logs)
         ledger_invariants.acknowledged_commits_are_never_lost(attempts, logs)
         ledger_invariants.refused_commits_are_absent(attempts, logs)
+        check_transactions(attempts, logs)
         for log in logs.values():
             invariants.clocks_never_go_back(log)
             invariants.transactions_keep_their_order(log)
@@ -133,6 +135,7 @@ class Audit:
         with self.shared.open(process, read_only=True) as store:
             state = view(store)
             assert len(store) == len(state), f"len says {len(store)}, and there are {len(state)} documents"
+            check_view(state, "a reader")
             return state
 
     def _refreshed(self, when: str = "") -> dict[str, State]:
@@ -167,7 +170,9 @@ class Audit:
         for clock in choices.sample(clocks, min(3, len(clocks))):
             try:
                 with self.shared.open(process, as_of=clock) as past:
-                    invariants.time_travel_shows_what_was(view(past), commits, clock)
+                    state = view(past)
+                    invariants.time_travel_shows_what_was(state, commits, clock)
+                    check_view(state, f"as_of={clock}")
             except HistoryGoneError:
                 continue
             with self.shared.open(process, read_only=True) as store:
@@ -189,6 +194,7 @@ class Audit:
             try:
                 with self.shared.open(process, as_of=time) as past:
                     states[time] = view(past)
+                    check_view(states[time], f"as_of={time!r}")
             except HistoryGoneError:
                 continue
         return states
@@ -208,13 +214,17 @@ class Audit:
     def _undo_all(self, process: Process, name: str) -> None:
         with self.shared.open(process, agent=name) as store:
             for _ in range(self.shared.settings.undo_window + 2):
-                with self.shared.ledger.attempt(store, name, ("undo", None)) as attempt:
-                    if not store.undo():
-                        attempt.outcome = "nothing"
-                        break
+                try:
+                    with self.shared.ledger.attempt(store, name, ("undo", None)) as attempt:
+                        if not store.undo():
+                            attempt.outcome = "nothing"
+                            break
+                except ConflictError:
+                    break  # others have built on it
                 store.refresh()
                 logs = all_commits(self.storage)
-                assert isinstance(logs[name][-1], Undo)
-                invariants.undo_is_exact(logs[name], self.shared.settings.undo_window)
+                log = logs[attempt.stamp.agent]
+                assert isinstance(log[-1], Undo)
+                invariants.undo_is_exact(log, self.shared.settings.undo_window)
                 commits = [commit for log in logs.values() for commit in log]
                 invariants.state_is_the_reference_merge(view(store), commits, f"{name} after an undo")

@@ -104,6 +104,7 @@ def likely(
             "threaded": 0,
             "asynchronous": 0,
             "statements": 0,
+            "transactions": 0.0,
             "settings": settings,
         } | changes
         drawn = random_faults(choices, faults, count, steps, 0.0) if faults else []

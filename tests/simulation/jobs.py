@@ -70,13 +70,13 @@ class Importer:
                 attempt, commit = self._commit(process)
                 attempts.append(attempt)
                 commits.append(commit)
-            self.shared.ledger.attempts += attempts
             process.note(f"imports {len(commits)}")
             try:
                 backend = self.shared.storage.backend(process)
                 # An import that makes the store gives it the default settings, and all others of the run have these.
                 ManifestStore(backend).create_first(self.shared.settings, process.environment)
-                done = ingest(backend, commits, agent=self.name, environment=process.environment)
+                with self.shared.ledger.importing(attempts):
+                    done = ingest(backend, commits, agent=self.name, environment=process.environment)
             except MissingFileError:
                 raise
             except (RetryError, ReopenError):
@@ -84,8 +84,15 @@ class Importer:
                     attempt.outcome = "unknown"  # those of some agents may be in their logs, those of others not
                 process.sleep(0.5)
                 continue
+            by_transactions = any(attempt.sent for attempt in attempts)
             for number, attempt in enumerate(reversed(attempts)):
-                attempt.imported_clock, attempt.outcome = done.clock - number, "done"
+                if attempt.sent:
+                    attempt.end("done")
+                elif by_transactions:
+                    attempt.outcome = "unknown"  # the clocks of the others are not known
+                else:
+                    attempt.imported_clock = done.clock - number
+                    attempt.end("done")
 
     def _commit(self, process: Process) -> tuple[Attempt, ImportedCommit]:
         choices = process.random

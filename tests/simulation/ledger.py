@@ -2,28 +2,41 @@
 
 Several threads and tasks may write through one store at once, so the clock of the store does not say which commit is
 whose. While a `Ledger` is `listening`, it sees each commit being queued, and knows for which call: that is a context
-variable, which asyncio passes on to the threads of a task.
+variable, which asyncio passes on to the threads of a task. Likewise of each transaction that is queued to be decided,
+and of what it then appends to the shared log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from opslog.errors import CommitUnknownError, NotFoundError, OpslogError
-from opslog.format.commits import Batch, Commit, Delete, Seal, Set, SetOp, Undo
+from opslog.errors import CommitUnknownError, ConflictError, NotFoundError, OpslogError
+from opslog.format.commits import TRANSACTIONS, Batch, Commit, Delete, Seal, Set, SetOp, Stamp, Undo
 from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
+from opslog.replica.deciding import Deciding, Waiting
 from opslog.replica.news import News
+from opslog.replica.state import View
 from opslog.store import Store, replica_of
 from opslog.testing.signals import Interrupt
 
 # What is compared of a commit: the kind, and per op the id and the document's text, or the period.
 Content = tuple[Any, ...]
+
+# Documents' texts by id, None for those that are not there.
+Texts = dict[str, bytes | None]
+
+# The kind of a call whose documents are known only when its function has run: `Attempt.written`.
+TRANSACTION = "transaction"
+
+_MOMENTS = count(1)
 
 
 @dataclass(eq=False)
@@ -33,6 +46,12 @@ class Attempt:
     :ivar store: through which it was made; None for an import.
     :ivar content: what the commit will hold; of an undo, and of the documents of an archive, that is not known before.
     :ivar pending: the commit, as it was queued. Its clock changes if a seal comes into the log before it.
+    :ivar decided: it was queued as a transaction; what was `sent` to the shared log, the last one being what counts.
+    :ivar read, written: by a transaction: the texts that its function saw last, without what it had written itself,
+        and those that it left. What it was refused for counts as read.
+    :ivar matched: per condition of a query that it made the documents that it was given. :ivar began, ended: when, in
+        no unit; `ended` only where it was acknowledged, or refused.
+    :ivar known: the clock of the last transaction that its store had read when it began.
     :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
         or "nothing" (there was nothing to do).
     """
@@ -43,14 +62,34 @@ class Attempt:
     imported_clock: int = 0
     pending: Pending | None = None
     outcome: str = "begun"
+    decided: Waiting[Any, Any] | None = None
+    sent: list[Commit] = field(default_factory=list)
+    read: Texts = field(default_factory=dict)
+    written: Texts = field(default_factory=dict)
+    matched: dict[str, Texts] = field(default_factory=dict)
+    known: int = 0
+    began: int = field(default_factory=lambda: next(_MOMENTS))
+    ended: int | None = None
 
     @property
     def clock(self) -> int:
         """Of the commit, 0 as long as it is not known."""
+        if self.sent:
+            return self.sent[-1].clock
         return self.imported_clock if self.pending is None else self.pending.commit.clock
 
+    @property
+    def stamp(self) -> Stamp:
+        """Of the commit, in the log where it stands."""
+        return Stamp(self.clock, TRANSACTIONS if self.sent else self.agent)
+
+    def end(self, outcome: str) -> None:
+        """Whoever made it knows how it ended."""
+        self.outcome, self.ended = outcome, next(_MOMENTS)
+
     def __str__(self) -> str:
-        return f"{self.outcome} {self.content[0]} of {self.agent!r} at clock {self.clock}: {self.content[1:]}"
+        about = self.written or self.content[1:]
+        return f"{self.outcome} {self.content[0]} of {self.agent!r} at clock {self.clock}: {about}"
 
     @property
     def may_still_come(self) -> bool:
@@ -64,8 +103,12 @@ class Attempt:
 
     def matches(self, commit: Commit) -> bool:
         """Whether this call may have written that commit."""
-        if self.agent != commit.agent or (self.clock and self.clock != commit.clock):
+        if self.agent != commit.author or (self.clock and self.stamp != commit.stamp):
             return False
+        if self.sent and self.sent[-1].tx != commit.tx:
+            return False
+        if self.content[0] == TRANSACTION:
+            return bool(self.sent) and self.written == texts_of(commit)
         content = content_of(commit)
         return self.content == content or (self.content[0] in ("undo", "archive") and self.content == content[:2])
 
@@ -91,28 +134,60 @@ class Handout:
         self.handed.setdefault(thread, []).extend(commits)
 
 
+class Refused(Exception):
+    """The function of a transaction does not want to go on."""
+
+
 # The attempt that the running call is.
 _CALL: ContextVar[Attempt | None] = ContextVar("_CALL", default=None)
 
+# What the running import is to write.
+_IMPORT: ContextVar[Sequence[Attempt]] = ContextVar("_IMPORT", default=())
+
 
 class Ledger:
-    """All attempts, in the order in which they began, and what every store has handed out."""
+    """All attempts, in the order in which they began, and what every store has handed out.
 
-    def __init__(self) -> None:
+    :param on_queued: called with each commit that a call has queued for its agent's log.
+    """
+
+    def __init__(self, on_queued: Callable[[Attempt, Commit], object] = lambda attempt, commit: None) -> None:
+        self.on_queued = on_queued
         self.attempts: list[Attempt] = []
         self.handouts: list[Handout] = []
+        # The calls that have queued a transaction; each of them holds it, so that its id is no other one's.
+        self._deciding: dict[int, Attempt] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside the block it is known which call has queued which commit, and whether a refresh has missed any."""
-        append, catch_up = LogWriter._append, News.catch_up
+        """Inside the block it is known which call has queued which commit, or transaction, what was sent to the shared
+        log for it, and whether a refresh has missed any."""
+        append, catch_up, submit, send = LogWriter._append, News.catch_up, Deciding.submit, Deciding._append
 
-        def noting(writer: LogWriter, commit: Commit) -> Pending:
-            pending = append(writer, commit)
+        def noting(writer: LogWriter, commit: Commit, *arguments: Any) -> Pending:
+            pending = append(writer, commit, *arguments)
             attempt = _CALL.get()
             if attempt is not None:
                 attempt.pending = pending
+                self.on_queued(attempt, commit)
             return pending
+
+        def noting_transactions(deciding: Deciding[Any], *arguments: Any, **options: Any) -> Waiting[Any, Any]:
+            waiting = submit(deciding, *arguments, **options)
+            attempt = _CALL.get() or self._imported(waiting.decide)
+            if attempt is not None:
+                attempt.decided = waiting
+                self._deciding[id(waiting)] = attempt
+            return waiting
+
+        def noting_sent(
+            deciding: Deciding[Any], group: list[Waiting[Any, Any]], commits: list[Commit | None], view: View
+        ) -> bool:
+            for waiting, commit in zip(group, commits, strict=True):
+                attempt = self._deciding.get(id(waiting))
+                if attempt is not None and commit is not None:
+                    attempt.sent.append(commit)
+            return send(deciding, group, commits, view)
 
         def noting_gaps(news: News, commits: Iterable[Commit], complete: bool, cursors: dict[str, Cursor]) -> None:
             catch_up(news, commits, complete, cursors)
@@ -120,30 +195,72 @@ class Ledger:
                 if replica_of(handout.store).news is news:
                     handout.is_whole &= complete
 
-        with patch.object(LogWriter, "_append", noting), patch.object(News, "catch_up", noting_gaps):
+        with (
+            patch.object(LogWriter, "_append", noting),
+            patch.object(News, "catch_up", noting_gaps),
+            patch.object(Deciding, "submit", noting_transactions),
+            patch.object(Deciding, "_append", noting_sent),
+        ):
             yield
 
     @contextmanager
     def attempt(self, store: Store[Any], agent: str, content: Content) -> Iterator[Attempt]:
         """Around a call that writes: notes how it ends, and lets the error out."""
-        attempt = Attempt(store, agent, content)
+        shared = replica_of(store).state.cursors.get(TRANSACTIONS)
+        attempt = Attempt(store, agent, content, known=shared.clock if shared is not None else 0)
         self.attempts.append(attempt)
         outer = _CALL.set(attempt)
         try:
             yield attempt
         except OpslogError as error:
-            is_unknown = attempt.pending is not None and isinstance(error, CommitUnknownError)
-            attempt.outcome = "unknown" if is_unknown else "refused"
-            if isinstance(error, NotFoundError):
-                attempt.outcome = "nothing"
+            is_out = attempt.pending is not None or bool(attempt.sent)
+            is_unknown = is_out and isinstance(error, CommitUnknownError)
+            attempt.end("unknown" if is_unknown else "nothing" if isinstance(error, NotFoundError) else "refused")
+            if isinstance(error, ConflictError):
+                attempt.read = {error.id: error.record and bytes(error.record.data)} if error.id else {}
+                attempt.matched = {}
+            elif not isinstance(error, NotFoundError):
+                attempt.ended = None  # it says nothing of what is there
+            raise
+        except Refused:
+            attempt.end("refused")
             raise
         except (Interrupt, MemoryError):
             attempt.outcome = "unknown"  # what was queued is written later
             raise
         finally:
             _CALL.reset(outer)
-        if attempt.outcome == "begun":
-            attempt.outcome = "buffered" if replica_of(store).is_buffered else "done"
+        if attempt.outcome != "begun":
+            return
+        if attempt.decided is not None:
+            # What was sent may have lost the race, and what was decided then writes nothing.
+            attempt.end("nothing" if attempt.decided.commit is None else "done")
+        elif replica_of(store).is_buffered:
+            attempt.outcome = "buffered"
+        else:
+            attempt.end("done")
+
+    @contextmanager
+    def importing(self, attempts: list[Attempt]) -> Iterator[None]:
+        """Inside the block this thread imports: what it writes by transactions is known by what it holds."""
+        self.attempts += attempts
+        outer = _IMPORT.set(attempts)
+        try:
+            yield
+        finally:
+            _IMPORT.reset(outer)
+
+    def _imported(self, decide: Callable[..., object]) -> Attempt | None:
+        commits = decide.args if isinstance(decide, partial) else ()
+        return next(
+            (
+                attempt
+                for attempt in _IMPORT.get()
+                for commit in commits
+                if attempt.decided is None and attempt.matches(commit)
+            ),
+            None,
+        )
 
     def buffered(self, store: Store[Any]) -> list[Attempt]:
         """What is buffered in this store, as far as is known."""
@@ -152,7 +269,7 @@ class Ledger:
     def flushed(self, attempts: Iterable[Attempt]) -> None:
         """These, which were buffered when a `flush` or `close` began, are written: it has returned."""
         for attempt in attempts:
-            attempt.outcome = "done"
+            attempt.end("done")
 
     def opened(self, store: Store[Any], who: str) -> Handout:
         """Begin to note what a store hands out, which was just opened."""
@@ -177,7 +294,7 @@ def content_of(commit: Commit) -> Content:
     if isinstance(commit, Set):
         return "set", (commit.id, bytes(commit.data))
     if isinstance(commit, Delete):
-        return "delete", commit.id
+        return ("archive", commit.archived, commit.id) if commit.archived else ("delete", commit.id)
     if isinstance(commit, Undo):
         return "undo", None, commit.target
     if isinstance(commit, Seal):
@@ -190,3 +307,8 @@ def _content_of_batch(batch: Batch) -> Content:
     if periods:
         return "archive", periods.pop(), *(op.id for op in batch.ops)
     return "batch", *((op.id, bytes(op.data) if isinstance(op, SetOp) else None) for op in batch.ops)
+
+
+def texts_of(commit: Commit) -> Texts:
+    """What a commit makes of documents."""
+    return {record.id: bytes(record.data) if isinstance(record, Set) else None for record in commit.records}

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Set
 
-from opslog.format.commits import Record, Seal, Stamp
+from opslog.format.commits import TRANSACTIONS, Commit, Record, Seal, Stamp
 from opslog.merge.stamps import is_greater
 from opslog.store import replica_of
 from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Handout, content_of
+
+# How a call may have ended whose commit is in a log.
+_ASKED = ("done", "buffered", "unknown", "begun")
 
 
 @invariant
@@ -21,7 +24,7 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     for attempt in attempts:
         if attempt.outcome == "done":
-            commit = found.get(Stamp(attempt.clock, attempt.agent))
+            commit = found.get(attempt.stamp)
             if commit is None or not attempt.matches(commit):
                 return f"{attempt} is not there; there is {commit and content_of(commit)}"
     return None
@@ -34,20 +37,28 @@ def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str |
     waiting: dict[tuple[object, ...], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         waiting[attempt.agent, *attempt.content[:2]].append(attempt)
+    sent = {(commit.stamp, commit.tx): attempt for attempt in attempts for commit in attempt.sent}
     for agent, log in logs.items():
         for commit in log:
             if isinstance(commit, Seal):
                 continue
+            if agent == TRANSACTIONS:
+                sender = sent.get((commit.stamp, commit.tx))
+                if sender is None or not sender.matches(commit) or sender.outcome not in _ASKED:
+                    return _unwanted(commit, sender)
+                continue
             candidates = waiting.get((agent, *content_of(commit)[:2]), [])
             fitting = [attempt for attempt in candidates if attempt.matches(commit)]
-            asked = [attempt for attempt in fitting if attempt.outcome in ("done", "buffered", "unknown", "begun")]
+            asked = [attempt for attempt in fitting if attempt.outcome in _ASKED]
             if not asked:
-                return (
-                    f"{content_of(commit)} at {commit.stamp} is in the log, and was {fitting[:1] or 'never asked for'}"
-                )
+                return _unwanted(commit, fitting[0] if fitting else None)
             # One that is known by its clock before one that died on the way.
             candidates.remove(max(asked, key=lambda attempt: attempt.clock))
     return None
+
+
+def _unwanted(commit: Commit, attempt: Attempt | None) -> str:
+    return f"{content_of(commit)} at {commit.stamp} is in the log, and was {attempt or 'never asked for'}"
 
 
 @invariant
@@ -57,8 +68,9 @@ def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str
     lost: dict[int, Attempt] = {}
     for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
         # Only a set cannot be taken for that of another process under this name: its document is like no other one.
-        if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set":
-            commit = found.get(Stamp(attempt.clock, attempt.agent))
+        # Nor can one in the shared log, which waits for no other thread's.
+        if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set" and not attempt.sent:
+            commit = found.get(attempt.stamp)
             if commit is None or not attempt.matches(commit):
                 lost.setdefault(id(attempt.store), attempt)
             elif id(attempt.store) in lost:
@@ -69,7 +81,7 @@ def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str
 @invariant
 def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str | None:
     """What was written after something had been read outranks it for everybody."""
-    if is_greater((attempt.clock, attempt.agent), read.stamp):
+    if is_greater(attempt.stamp, read.stamp):
         return None
     return f"{attempt} was acknowledged after what is at {read.stamp} had been read, and loses against it"
 
@@ -128,6 +140,6 @@ def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
     handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
     for agent, until in (handout.until or {}).items() if handout.is_whole else ():
         for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:
-            if agent != replica_of(handout.store).agent and commit.stamp not in handed:
+            if replica_of(handout.store).agent not in (agent, commit.author) and commit.stamp not in handed:
                 return f"{handout.who} was never handed {content_of(commit)} at {commit.stamp}"
     return None

@@ -19,6 +19,7 @@ from opslog.testing.invariants import ViolationError
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import EndlessError, Event, Simulation
 from opslog.testing.storages import make_storage
+from tests.simulation import transactions
 from tests.simulation.agents import Agent, Reader
 from tests.simulation.asynchronous import AsyncAgent
 from tests.simulation.audit import Audit
@@ -95,6 +96,7 @@ class Scenario:
     :ivar consumers: processes that follow the store by its feed.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
     :ivar threaded: how many of the agents have several threads, so many: `threads`.
+    :ivar transactions: how much of what agents do are transactions; 0: nothing, 1: about half.
     :ivar leaving: how likely one that watches leaves its loop, and begins another one, at each commit.
     :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
     :ivar switching: how likely another thread goes on at an operation on a lock.
@@ -127,6 +129,7 @@ class Scenario:
     switching: float = 0.2
     statements: int = 0
     leaving: float = 0.2
+    transactions: float = 0.0
     settings: Settings = field(default_factory=Settings)
     weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     faults: tuple[Fault, ...] = ()
@@ -215,6 +218,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         threads=threads.choice([2, 3, 5]),
         asynchronous=threads.choice([0, 1, 2]),
         statements=threads.choice([0, 0, 0, 30, 300]),
+        transactions=random.Random(f"transactions {seed}").choice([0.0, 0.0, 0.3, 1.0, 5.0]),
     )
 
 
@@ -301,14 +305,17 @@ def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
 
 def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> list[Consumer]:
     consumers = []
+    weights = dict(scenario.weights)
+    if scenario.transactions:
+        weights |= {name: weight * scenario.transactions for name, weight in transactions.WEIGHTS.items()}
 
     def agent(number: int) -> Agent:
         is_buffered = number < scenario.buffered
         if scenario.agents - number <= scenario.threaded:
-            common = shared, names[number], scenario.calls, scenario.weights, is_buffered
+            common = shared, names[number], scenario.calls, weights, is_buffered
             kind = AsyncAgent if number % 2 < scenario.asynchronous else ThreadedAgent
             return kind(*common, users=scenario.threads, leaving=scenario.leaving)
-        return Agent(shared, names[number], scenario.calls, scenario.weights, is_buffered)
+        return Agent(shared, names[number], scenario.calls, weights, is_buffered)
 
     for number in range(scenario.agents):
         simulation.start(f"agent-{number}", agent(number))

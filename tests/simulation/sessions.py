@@ -15,17 +15,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
-from opslog.format.commits import Commit
+from opslog.format.commits import TRANSACTIONS, Commit, Set
+from opslog.replica.deciding import ATTEMPTS
+from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.simulation import Process
-from tests.simulation import ledger_invariants
+from tests.simulation import ledger_invariants, transactions
 from tests.simulation.ledger import Attempt, Handout
 from tests.simulation.shared import Shared
+from tests.simulation.transaction_invariants import ACCOUNTS, TASKS, check_views_of_transactions
 
 T = TypeVar("T")
 
@@ -34,14 +38,20 @@ PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
 
 # What the handler of a signal may do with the store that its thread is in.
 _HANDLED = ("set", "batch", "undo", "refresh", "flush", "read")
+_HANDLED_BY_TRANSACTIONS = (*_HANDLED, "create", "modify")
 
 
 class Calls(Protocol):
-    """A store as tasks have it."""
+    """A store as tasks have it; see `opslog.aio.AsyncStore`."""
 
     async def get(self, id: str) -> Any: ...
-    async def set(self, id: str, document: Any) -> None: ...
-    async def delete(self, id: str) -> None: ...
+    async def set(self, id: str, document: Any, *, if_stamp: Condition | Never = ...) -> None: ...
+    async def delete(self, id: str, *, if_stamp: Condition | Never = ...) -> None: ...
+    async def record(self, id: str) -> Set | None: ...
+    async def create(self, id: str, document: Any) -> None: ...
+    async def modify(self, id: str, function: Callable[[Any], Any]) -> Any: ...
+    async def transact(self, function: Callable[[Transaction[Any]], T], *, attempts: int = ...) -> T: ...
+    def transaction(self) -> AbstractAsyncContextManager[Transaction[Any]]: ...
     async def undo(self) -> bool: ...
     async def refresh(self) -> list[Commit]: ...
     async def flush(self) -> None: ...
@@ -61,11 +71,28 @@ class Direct:
     async def get(self, id: str) -> Any:
         return self._store.get(id)
 
-    async def set(self, id: str, document: Any) -> None:
-        self._store.set(id, document)
+    async def set(self, id: str, document: Any, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
+        self._store.set(id, document, if_stamp=if_stamp)
 
-    async def delete(self, id: str) -> None:
-        self._store.delete(id)
+    async def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
+        self._store.delete(id, if_stamp=if_stamp)
+
+    async def record(self, id: str) -> Set | None:
+        return self._store.record(id)
+
+    async def create(self, id: str, document: Any) -> None:
+        self._store.create(id, document)
+
+    async def modify(self, id: str, function: Callable[[Any], Any]) -> Any:
+        return self._store.modify(id, function)
+
+    async def transact(self, function: Callable[[Transaction[Any]], T], *, attempts: int = ATTEMPTS) -> T:
+        return self._store.transact(function, attempts=attempts)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction[Any]]:
+        with self._store.transaction() as transaction:
+            yield transaction
 
     async def undo(self) -> bool:
         return self._store.undo()
@@ -158,7 +185,7 @@ class Session:
         self.handout = crew.handout
         self.name = name
         self.calls: Calls = Direct(crew.store) if calls is None else calls
-        self._has_loop = calls is not None
+        self.has_loop = calls is not None
         # Whether this is the thread to which signals come.
         self.is_main = False
         # How often a handler has used the store, all in all and before the call under way.
@@ -167,7 +194,7 @@ class Session:
     # -- waiting
 
     async def sleep(self, seconds: float) -> None:
-        if self._has_loop:
+        if self.has_loop:
             await asyncio.sleep(seconds)
         else:
             self.process.sleep(seconds)
@@ -178,13 +205,13 @@ class Session:
 
     async def elsewhere(self, call: Callable[[], T]) -> T:
         """What a call returns that must not hold up an event loop."""
-        return await _in_thread(call) if self._has_loop else call()
+        return await _in_thread(call) if self.has_loop else call()
 
     # -- calls
 
     async def do(self, doing: str) -> None:
         """One call, by its name."""
-        call = getattr(self, doing)
+        call = partial(transactions.CALLS[doing], self) if doing in transactions.CALLS else getattr(self, doing)
         if not self.is_main:
             await call()
             return
@@ -297,7 +324,8 @@ class Session:
         """The handler of a signal that came into a call of this thread. It may use the store, which does what it is
         asked, or refuses."""
         # What it wrote in a batch would be a part of that.
-        doing = "read" if self.is_in_batch else self.random.choice(_HANDLED)
+        handled = _HANDLED_BY_TRANSACTIONS if TRANSACTIONS in replica_of(self.store).state.cursors else _HANDLED
+        doing = "read" if self.is_in_batch else self.random.choice(handled)
         self._handled += 1
         self.crew.was_disturbed = True
         self.process.note(f"its handler: {doing}")
@@ -320,6 +348,12 @@ class Session:
         with self.attempt("batch", (left, text), (right, text)), self.store.batch():
             self.store.set(left, document)
             self.store.set(right, document)
+
+    async def handle_create(self) -> None:
+        await transactions.create(self)
+
+    async def handle_modify(self) -> None:
+        await transactions.modify(self)
 
     async def handle_undo(self) -> None:
         await Session.undo(self)
@@ -397,6 +431,7 @@ class SharedSession(Session):
                 await self.sleep(0.01)
         for left, right in PAIRS:
             invariants.batches_are_atomic(seen.get(left), seen.get(right), self.name)
+        check_views_of_transactions(seen, self.name)
 
     async def close(self) -> None:
         waiting = self.shared.ledger.buffered(self.store)
@@ -426,3 +461,8 @@ def check_pairs(store: Store[Any], who: str) -> None:
             if replica_of(store).state is state:
                 break
         invariants.batches_are_atomic(*seen, who)
+    while TRANSACTIONS in (state := replica_of(store).state).cursors:
+        documents = {id: document for id in (*ACCOUNTS, *TASKS) if (document := store.get(id)) is not None}
+        if replica_of(store).state is state:
+            check_views_of_transactions(documents, who)
+            return

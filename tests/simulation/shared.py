@@ -12,6 +12,7 @@ from opslog.backends.local.fs import FsBackend
 from opslog.backends.local.fs_log import FsAppender
 from opslog.compaction.automatic import NO_MORE_THREADS
 from opslog.errors import OpslogError, ReopenError, WriteFailedError
+from opslog.format.commits import TRANSACTIONS, Commit
 from opslog.format.manifest import Settings
 from opslog.store import Store, replica_of
 from opslog.testing import invariants
@@ -19,7 +20,8 @@ from opslog.testing.invariants import State
 from opslog.testing.signals import Interrupt
 from opslog.testing.simulation import Process
 from opslog.testing.storages import SimulatedStorage, all_commits, open_async_store, open_store
-from tests.simulation.ledger import Ledger, progress
+from tests.simulation.ledger import Attempt, Ledger, progress
+from tests.simulation.transaction_invariants import guarded_documents_go_to_the_shared_log
 
 
 class Shared:
@@ -48,7 +50,7 @@ class Shared:
         self.settings = settings
         self.ids = list(ids)
         self.periods = periods
-        self.ledger = Ledger()
+        self.ledger = Ledger(_check_queued)
         self.think_seconds = think_seconds
         self.nap_seconds = nap_seconds
         self.compact_after = compact_after
@@ -144,6 +146,19 @@ class Shared:
     def think(self, process: Process, times: float = 1.0) -> None:
         """Do nothing for a while."""
         process.sleep(self.thinking(process, times))
+
+
+def _check_queued(attempt: Attempt, commit: Commit) -> None:
+    """Whether what was queued for an agent's log may stand there, as far as memory says."""
+    assert attempt.store is not None
+    if not commit.records:
+        return
+    state = replica_of(attempt.store).state
+    winners = [state.winners.get(record.id) for record in commit.records]
+    newer = [winner for winner in winners if winner is not None and winner.clock > state.manifest.clock]
+    guarded_documents_go_to_the_shared_log(
+        (winner.id for winner in newer if winner.agent == TRANSACTIONS and winner.clock <= attempt.known), attempt
+    )
 
 
 def view(store: Store[Any]) -> State:

@@ -39,6 +39,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
                 yield replace(scenario, **{name: fewer})
     if scenario.threaded and scenario.threads > 2:
         yield replace(scenario, threads=scenario.threads - 1)
+    if scenario.transactions:
+        yield replace(scenario, transactions=0.0)
     if scenario.statements:
         yield replace(scenario, statements=0)
     if scenario.compact_after is not None:
@@ -67,7 +69,7 @@ def story(outcome: Outcome) -> str:
         f"seed {scenario.seed} on {scenario.storage}: {scenario.agents} agents, {scenario.rivals} rivals, "
         f"{scenario.readers} readers, {scenario.compactors} compactors, {scenario.imports} importers, "
         f"{scenario.inspectors} inspectors, {scenario.calls} calls each; {scenario.threaded} agents of "
-        f"{scenario.threads} threads, {scenario.buffered} with a buffer",
+        f"{scenario.threads} threads, {scenario.buffered} with a buffer; transactions: {scenario.transactions:g}",
         str(scenario.settings),
         f"faults: {', '.join(map(str, scenario.faults)) or 'none'}",
         *map(str, outcome.timeline),

@@ -1,0 +1,284 @@
+"""What must hold of transactions: of what each has seen, of their order, and of how calls ended.
+
+The order of the shared log is the order of transactions. So each of them is replayed: what its function has seen must
+be what the log says up to there, with the plain commits that it had to see, and maybe some that it could see.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from opslog.format.commits import TRANSACTIONS, Commit, Record, Set, Stamp, Undo
+from opslog.merge.stamps import is_greater
+from opslog.testing.invariants import Logs, State, invariant
+from tests.simulation.ledger import Attempt, Texts
+
+# Documents that only transactions write: each is claimed by whoever creates it.
+CLAIMS = tuple(f"claim-{number}" for number in range(4))
+
+# And these are taken, a few by each, by whoever has counted what it has.
+TASKS = tuple(f"task-{number}" for number in range(4))
+TASKS_MAX = 2
+
+# And amounts that are only moved from one to another. One that is not there has nothing.
+ACCOUNTS = tuple(f"account-{number}" for number in range(3))
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A record of a plain commit.
+
+    :ivar began: when somebody may have read it at the earliest. :ivar since: from when on everybody who begins must
+        see it; None: nobody has to.
+    """
+
+    record: Record
+    began: int
+    since: int | None
+
+
+class Replay:
+    """The shared log, to be asked what it says up to any place; and the plain commits beside it.
+
+    :param attempts: all calls that wrote. :param logs: all commits that were ever in a log.
+    """
+
+    def __init__(self, attempts: Sequence[Attempt], logs: Logs) -> None:
+        self.attempts = attempts
+        self.log: Sequence[Commit] = logs.get(TRANSACTIONS, ())
+        self.places = {(commit.stamp, commit.tx): place for place, commit in enumerate(self.log)}
+        self._cancelled: dict[int, int] = {}
+        self._records: dict[str, list[tuple[int, Record]]] = defaultdict(list)
+        for place, commit in enumerate(self.log):
+            if isinstance(commit, Undo):
+                self._cancelled.setdefault(commit.target, place)
+            for record in commit.records:
+                self._records[record.id].append((place, record))
+        self._plain: dict[str, list[_Plain]] = defaultdict(list)
+        calls = {attempt.stamp: attempt for attempt in attempts if attempt.clock}
+        for agent, log in logs.items():
+            if agent != TRANSACTIONS:
+                self._add_plain(log, calls)
+        # When it began, by whom each of them was made.
+        self.calls = [calls.get(commit.stamp) for commit in self.log]
+        self._acknowledged = sorted(
+            (call.ended, place)
+            for place, call in enumerate(self.calls)
+            if call is not None and call.outcome == "done" and call.ended is not None
+        )
+        self._acknowledged_up_to = [0]
+        for _, place in self._acknowledged:
+            self._acknowledged_up_to.append(max(self._acknowledged_up_to[-1], place + 1))
+
+    def _add_plain(self, log: Sequence[Commit], calls: Mapping[Stamp, Attempt]) -> None:
+        cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
+        for commit in log:
+            call = calls.get(commit.stamp)
+            is_sure = call is not None and call.outcome == "done" and commit.clock not in cancelled
+            for record in commit.records:
+                self._plain[record.id].append(
+                    _Plain(record, call.began if call else 0, call.ended if call and is_sure else None)
+                )
+
+    def place(self, call: Attempt) -> int | None:
+        """Where in the shared log a call's commit is; None: it is not."""
+        return self.places.get((call.sent[-1].stamp, call.sent[-1].tx)) if call.sent else None
+
+    def winner(self, id: str, place: int) -> Record | None:
+        """What the log says of a document up to a place."""
+        records = self._records.get(id, [])
+        for number in range(bisect_left(records, place, key=lambda entry: entry[0]) - 1, -1, -1):
+            record = records[number][1]
+            if self._cancelled.get(record.clock, place) >= place:
+                return record
+        return None
+
+    def may_see(self, call: Attempt, id: str, text: bytes | None, place: int) -> bool:
+        """Whether a call may have seen this text of a document, decided at a place."""
+        least = self.winner(id, place)
+        for plain in self._plain.get(id, ()):
+            is_due = plain.since is not None and plain.since < call.began
+            if is_due and (least is None or is_greater(plain.record.stamp, least.stamp)):
+                least = plain.record
+        if text_of(least) == text:
+            return True
+        return any(
+            text_of(plain.record) == text and (least is None or is_greater(plain.record.stamp, least.stamp))
+            for plain in self._plain.get(id, ())
+            if call.ended is None or plain.began < call.ended
+        )
+
+    def fault(self, call: Attempt, place: int) -> str | None:
+        """What a call has seen that it cannot have seen at this place."""
+        for id, text in call.read.items():
+            if not self.may_see(call, id, text, place):
+                return f"{id!r} as {text!r}, and the shared log had {text_of(self.winner(id, place))!r}"
+        for agent, matched in call.matched.items():
+            taken = self.taken_by(agent, place)
+            if taken != matched:
+                return f"the tasks of {agent} as {matched}, and they were {taken}"
+        return None
+
+    def taken_by(self, agent: str, place: int) -> Texts:
+        """The tasks that an agent has at a place."""
+        taker = taker_text(agent)
+        winners = {id: text_of(self.winner(id, place)) for id in TASKS}
+        return {id: text for id, text in winners.items() if text is not None and taker in text}
+
+    def places_of(self, call: Attempt) -> Iterator[int]:
+        """Where a call can have been decided that wrote nothing: behind all that was acknowledged before it began."""
+        number = bisect_left(self._acknowledged, call.began, key=lambda entry: entry[0])
+        for place in range(self._acknowledged_up_to[number], len(self.log) + 1):
+            yield place
+            if place < len(self.log):
+                began = self.calls[place]
+                if began is not None and call.ended is not None and began.began > call.ended:
+                    return
+
+
+def text_of(record: Record | None) -> bytes | None:
+    """The document's text, None where there is none."""
+    return bytes(record.data) if isinstance(record, Set) else None
+
+
+def taker_text(agent: str) -> bytes:
+    """What a task of this agent contains."""
+    return b'"taker":"' + agent.encode() + b'"'
+
+
+@invariant
+def transactions_saw_all_before_them(replay: Replay) -> str | None:
+    """A transaction that is in the shared log has seen what that says up to there, with all plain commits that were
+    acknowledged before it began."""
+    for call in replay.attempts:
+        place = replay.place(call)
+        if place is not None:
+            fault = replay.fault(call, place)
+            if fault:
+                return f"{call}, at place {place}, saw {fault}"
+    return None
+
+
+@invariant
+def answers_rest_on_what_was_there(replay: Replay) -> str | None:
+    """Who was refused, or wrote nothing, saw what the shared log said at some moment between the call and its end; and
+    no power cut took that away."""
+    for call in replay.attempts:
+        if call.outcome in ("refused", "nothing") and call.ended is not None and (call.read or call.matched):
+            faults = [replay.fault(call, place) for place in replay.places_of(call)]
+            if all(faults):
+                return f"{call} saw {faults[0]}, which was so at no place after that"
+    return None
+
+
+@invariant
+def transactions_are_in_real_order(replay: Replay) -> str | None:
+    """A transaction that began when another one had been acknowledged comes after it."""
+    latest: Attempt | None = None
+    for call in replay.calls:
+        if call is None:
+            continue
+        if latest is not None and call.outcome == "done" and call.ended is not None and call.ended < latest.began:
+            return f"{call} was acknowledged before {latest} began, and comes after it"
+        if latest is None or call.began > latest.began:
+            latest = call
+    return None
+
+
+@invariant
+def a_claim_has_one_winner(replay: Replay) -> str | None:
+    """A document that only transactions write is not created while it exists."""
+    for call in replay.attempts:
+        place = replay.place(call)
+        if place is not None and call.outcome == "done":
+            for id, text in call.read.items():
+                there = replay.winner(id, place)
+                if id in CLAIMS and text is None and text_of(there) is not None:
+                    assert there is not None
+                    return f"{call} has created {id} while {there.author} had it since {there.stamp}"
+    return None
+
+
+@invariant
+def a_commit_is_acknowledged_once(attempts: Iterable[Attempt]) -> str | None:
+    """No two calls are acknowledged by one and the same commit."""
+    owners: dict[Stamp, Attempt] = {}
+    for attempt in attempts:
+        if attempt.outcome == "done" and attempt.sent:
+            owner = owners.setdefault(attempt.stamp, attempt)
+            if owner is not attempt:
+                return f"{owner} and {attempt} were both acknowledged by {attempt.stamp}"
+    return None
+
+
+@invariant
+def undo_takes_back_what_nobody_built_on(replay: Replay) -> str | None:
+    """An undo in the shared log is by the author of what it takes back, all documents of which still have its stamp."""
+    commits = {commit.clock: commit for commit in replay.log}
+    for place, undo in enumerate(replay.log):
+        if isinstance(undo, Undo):
+            target, call = commits.get(undo.target), replay.calls[place]
+            if target is None or target.by != undo.by:
+                return f"{undo.by} at {undo.stamp} has undone {target and target.by}'s {undo.target}"
+            for record in target.records:
+                winner = replay.winner(record.id, place)
+                is_seen = call is None or replay.may_see(call, record.id, text_of(record), place)
+                if winner is None or winner.stamp != record.stamp or not is_seen:
+                    return f"{undo.by} at {undo.stamp} has undone {target.stamp}, and {record.id} was written since"
+    return None
+
+
+@invariant
+def guarded_documents_go_to_the_shared_log(guarded: Iterable[str], attempt: Attempt) -> str | None:
+    """Whoever has read that a document's last writer was a transaction does not write it to the log of an agent."""
+    wrong = list(guarded)
+    return f"{attempt} was queued, and {wrong} are guarded" if wrong else None
+
+
+@invariant
+def transfers_keep_the_total(documents: Mapping[str, Mapping[str, int]], who: str) -> str | None:
+    """Amounts that are only moved by transactions have the same total in every view."""
+    amounts = {id: documents[id]["amount"] for id in ACCOUNTS if id in documents}
+    return f"{who} sees {amounts}" if sum(amounts.values()) else None
+
+
+@invariant
+def nobody_takes_too_much(documents: Mapping[str, Mapping[str, object]], who: str) -> str | None:
+    """Nobody has more tasks than those may who count them first."""
+    takers = [documents[id].get("taker") for id in TASKS if id in documents]
+    over = {taker: takers.count(taker) for taker in takers if takers.count(taker) > TASKS_MAX}
+    return f"{who} sees {over}" if over else None
+
+
+def check_views_of_transactions(documents: Mapping[str, Any], who: str) -> None:
+    """What must hold in every view.
+
+    :raises ViolationError: it does not.
+    """
+    transfers_keep_the_total(documents, who)
+    nobody_takes_too_much(documents, who)
+
+
+def check_view(state: State, who: str) -> None:
+    """Likewise of documents as text."""
+    check_views_of_transactions({id: msgspec.json.decode(state[id]) for id in (*ACCOUNTS, *TASKS) if id in state}, who)
+
+
+def check_transactions(attempts: Sequence[Attempt], logs: Logs) -> None:
+    """All that can be said of them when all is quiet.
+
+    :raises ViolationError: an invariant does not hold.
+    """
+    replay = Replay(attempts, logs)
+    a_commit_is_acknowledged_once(attempts)
+    a_claim_has_one_winner(replay)
+    transactions_saw_all_before_them(replay)
+    answers_rest_on_what_was_there(replay)
+    transactions_are_in_real_order(replay)
+    undo_takes_back_what_nobody_built_on(replay)
