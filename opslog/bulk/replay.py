@@ -45,7 +45,8 @@ def write_state(
     """Write all documents of a state, in order of id, into a directory that is empty or does not exist.
 
     jsonl: ``part-00000.jsonl``, a log line per document, with its stamp, as `opslog export` writes it.
-    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v.
+    parquet: ``part-00000.parquet`` with the columns id, data (JSON text), clock, agent, ts, v, and, of transactions,
+    by and tx.
     store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
 
     :param progress: see `Progress`.
@@ -128,10 +129,9 @@ def _write_parquet(records: Iterator[tuple[Set, ...]], path: Path) -> int:
         from pyarrow import parquet
     except ImportError as error:
         raise UsageError("Parquet needs pyarrow: pip install 'opslog[spark]', or pip install pyarrow") from error
-    text = pa.string()
-    schema = pa.schema(
-        [("id", text), ("data", text), ("clock", pa.int64()), ("agent", text), ("ts", text), ("v", pa.int64())]
-    )
+    numbers = ("clock", "v")
+    names = ("id", "data", "clock", "agent", "ts", "v", "by", "tx")
+    schema = pa.schema([(name, pa.int64() if name in numbers else pa.string()) for name in names])
     written = 0
     group: list[pa.RecordBatch] = []
     with parquet.ParquetWriter(path, schema, compression="zstd") as out:
@@ -148,8 +148,17 @@ def _write_parquet(records: Iterator[tuple[Set, ...]], path: Path) -> int:
     return written
 
 
-def _row(record: Set) -> tuple[str, bytes, int, str, str, int]:
-    return record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v
+def _row(record: Set) -> tuple[str, bytes, int, str, str, int, str | None, str | None]:
+    return (
+        record.id,
+        bytes(record.data),
+        record.clock,
+        record.agent,
+        record.ts,
+        record.v,
+        record.by or None,
+        record.tx or None,
+    )
 
 
 def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: State, environment: Environment) -> int:

@@ -32,6 +32,8 @@ STATE = pa.schema(
         ("agent", pa.string()),
         ("ts", pa.string()),
         ("v", pa.int64()),
+        ("by", pa.string()),
+        ("tx", pa.string()),
     ]
 )
 ARCHIVE = pa.schema([("period", pa.string()), *STATE])
@@ -49,6 +51,8 @@ OPS = pa.schema(
         ("place", pa.int32()),
         ("segment", pa.int64()),
         ("offset", pa.int64()),
+        ("by", pa.string()),
+        ("tx", pa.string()),
         ("cancelled", pa.bool_()),
     ]
 )
@@ -74,6 +78,15 @@ def state_columns(records: Sequence[Record]) -> list[pa.Array]:
         pa.array([record.agent for record in records], pa.string()),
         pa.array([record.ts for record in records], pa.string()),
         pa.array([record.v if type(record) is Set else None for record in records], pa.int64()),
+        *_author_columns(records),
+    ]
+
+
+def _author_columns(commits: Sequence[Commit]) -> list[pa.Array]:
+    """`by` and `tx`, which are null where it is not a transaction."""
+    return [
+        pa.array([commit.by or None for commit in commits], pa.string()),
+        pa.array([commit.tx or None for commit in commits], pa.string()),
     ]
 
 
@@ -122,6 +135,7 @@ def ops_columns(ops: Sequence[Op]) -> list[pa.Array]:
         pa.array([op.place for op in ops], pa.int32()),
         pa.array([op.segment for op in ops], pa.int64()),
         pa.array([op.offset for op in ops], pa.int64()),
+        *_author_columns([op.commit for op in ops]),
         pa.array([op.cancelled for op in ops], pa.bool_()),
     ]
 

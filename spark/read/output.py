@@ -101,9 +101,9 @@ def _write_parquet(state: DataFrame, directory: Path, variant: bool) -> int:
 
 def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Set]:
     for batch in batches:
-        columns = (batch.column(name).to_pylist() for name in ("ts", "clock", "agent", "id", "data", "v"))
-        for ts, clock, agent, id, data, v in zip(*columns, strict=True):
-            yield Set(ts, clock, agent, id, msgspec.Raw(data.encode()), v)
+        columns = (batch.column(name).to_pylist() for name in ("ts", "clock", "agent", "id", "data", "v", "by", "tx"))
+        for ts, clock, agent, id, data, v, by, tx in zip(*columns, strict=True):
+            yield Set(ts, clock, agent, id, msgspec.Raw(data.encode()), v, by=by or "", tx=tx or "")
 
 
 def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:

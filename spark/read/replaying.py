@@ -72,7 +72,7 @@ def replay(
         tasks = candidates.tasks(found)
     # The hash first: comparing it is cheaper than comparing ids that begin alike. Agents are compared by their UTF-8
     # bytes, which is by code point, as the library does.
-    best = F.max_by(F.struct("data", "clock", "agent", "ts", "v"), F.struct(*stamps.FIELDS))
+    best = F.max_by(F.struct("data", "clock", "agent", "ts", "v", "by", "tx"), F.struct(*stamps.FIELDS))
     return (
         _rows_of(spark, path, storage_options, candidates, tasks)
         .repartition(partitions or _partitions(spark, found), "id")

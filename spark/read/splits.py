@@ -242,7 +242,7 @@ def without_records(commit: Commit) -> Commit:
     """The commit as a position in its log, with what it says of others and without what it writes."""
     if isinstance(commit, Undo | Seal):
         return commit
-    return Batch(commit.ts, commit.clock, commit.agent, [])
+    return Batch(commit.ts, commit.clock, commit.agent, [], by=commit.by, tx=commit.tx)
 
 
 def _behind(later: list[Commit]) -> SelectedChunk:
@@ -258,7 +258,7 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
     if isinstance(commit, Set | Delete):
         return commit if wanted(commit.id) else without_records(commit)
     if isinstance(commit, Batch):
-        return Batch(commit.ts, commit.clock, commit.agent, [op for op in commit.ops if wanted(op.id)])
+        return msgspec.structs.replace(commit, ops=[op for op in commit.ops if wanted(op.id)])
     return commit
 
 

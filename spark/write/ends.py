@@ -6,6 +6,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.environment import Environment
+from opslog.format.commits import TRANSACTIONS
 from opslog.format.manifest import START, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
@@ -33,6 +34,11 @@ class Ends(msgspec.Struct, frozen=True):
     @property
     def clock(self) -> int:
         return max([self.manifest.clock, *(recent.clock for recent in self.recent.values())])
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether a document may be guarded."""
+        return TRANSACTIONS in self.manifest.cut or any(log.agent == TRANSACTIONS for log in self.found.logs)
 
     def end(self, agent: str) -> Cursor:
         """Where an agent's log ends; how many commits it has is not counted."""

@@ -24,13 +24,16 @@ from pyspark.sql.types import (
 )
 
 from opslog.errors import InvalidDocumentError, OpslogError, UsageError
-from opslog.format.commits import DeleteOp, SetOp
+from opslog.format.commits import DeleteOp, SetOp, Stamp
 from opslog.format.documents import check_id, encode
 
 Op = SetOp | DeleteOp
 
 # The columns of the view `state`: a changed one can be written back as it is.
-_STATE = ("id", "data", "clock", "agent", "ts", "v")
+_STATE = ("id", "data", "clock", "agent", "ts", "v", "by", "tx")
+
+# What a row says of itself, beside its document: what to do, and the stamp that the document must have.
+_OWN = ("_op", "_if_stamp")
 
 _JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, NullType, ShortType, StringType)
 
@@ -39,26 +42,28 @@ class Columns(msgspec.Struct, frozen=True):
     """What the columns of a table mean.
 
     :ivar fields: those that are fields of the document, where there is no column `data`.
+    :ivar has_stamp: whether each row names the stamp that its document must have.
     """
 
     fields: tuple[str, ...] = ()
     is_text: bool = False
     has_op: bool = False
     has_version: bool = False
+    has_stamp: bool = False
 
     @classmethod
     def of(cls, schema: StructType) -> Columns:
         """:raises UsageError: rows with these columns are no documents; says which column is in the way."""
         types = {field.name: field.dataType for field in schema.fields}
-        for name in ("id", "_op"):
-            if not isinstance(types.get(name, StringType() if name == "_op" else None), StringType):
+        for name in ("id", *_OWN):
+            if not isinstance(types.get(name, StringType() if name in _OWN else None), StringType):
                 raise UsageError(f"a row to write has a column {name} of type string, not {types.get(name)}")
         if "data" not in types:
-            fields = tuple(name for name in types if name not in ("id", "_op"))
+            fields = tuple(name for name in types if name not in ("id", *_OWN))
             for name in fields:
                 _check_type(types[name], name)
-            return cls(fields, has_op="_op" in types)
-        others = [name for name in types if name not in (*_STATE, "_op")]
+            return cls(fields, has_op="_op" in types, has_stamp="_if_stamp" in types)
+        others = [name for name in types if name not in (*_STATE, *_OWN)]
         if others:
             raise UsageError(
                 f"beside data there are the columns {', '.join(others)}: put them into data, or leave data out to make "
@@ -69,7 +74,7 @@ class Columns(msgspec.Struct, frozen=True):
             if not isinstance(types["data"], StructType):
                 raise UsageError(f"data is a document: JSON text or a struct, not {types['data'].simpleString()}")
             _check_type(types["data"], "data")
-        return cls((), is_text, "_op" in types, "v" in types)
+        return cls((), is_text, "_op" in types, "v" in types, "_if_stamp" in types)
 
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
         """What the rows write.
@@ -85,6 +90,25 @@ class Columns(msgspec.Struct, frozen=True):
                 raise InvalidDocumentError(f"row {row['id']!r}: {error}", error.place) from error
             except OpslogError as error:
                 raise UsageError(f"row {row['id']!r}: {error}") from error
+
+    def conditions(self, batch: pa.RecordBatch) -> list[str | None]:
+        """The stamp that the document of each row must have, as text; None: there must be none.
+
+        :raises UsageError: one is no stamp, or stands for no document and the row deletes one; names the id.
+        """
+        if not self.has_stamp:
+            return [None] * batch.num_rows
+        found: list[str | None] = batch.column("_if_stamp").to_pylist()
+        words = batch.column("_op").to_pylist() if self.has_op else ["set"] * len(found)
+        for id, word, text in zip(batch.column("id").to_pylist(), words, found, strict=True):
+            try:
+                if text is not None:
+                    Stamp.parse(text)
+                elif word == "delete":
+                    raise UsageError("_if_stamp is null, so there is no document, and _op deletes it")
+            except UsageError as error:
+                raise UsageError(f"row {id!r}: {error}") from error
+        return found
 
     def _needed(self) -> Sequence[str]:
         document = self.fields or ("data",)

@@ -9,6 +9,10 @@ A job of up to `BATCH_BYTES` is one commit: it is there at once, or not at all, 
 is several, which readers may see come one after the other. If the driver dies between two of them, the first ones stay,
 and running the job again writes all of them.
 
+Rows of guarded documents go to the shared log, in the agent's name, and with them all that is in the same commit. A job
+with a column ``_if_stamp`` is one transaction: all of its documents still have the stamps that their rows name, or
+nothing is written.
+
 Rejected: an agent per task and attempt, which writes its own log. Its rows would be there before the job has succeeded;
 and every job would leave hundreds of names in every manifest from then on.
 """
@@ -19,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -26,14 +31,16 @@ from pyspark.sql.types import StructType
 
 import opslog
 from opslog.backends import Backend, open_backend
+from opslog.bulk.guarded import GuardedWriter
 from opslog.chunks import packed
 from opslog.environment import REAL, format_ts
 from opslog.errors import AgentFencedError, NotFoundError, UsageError
-from opslog.format.commits import Batch, DeleteOp, SetOp, decode_commits, encode_commit
+from opslog.format.commits import LINE_BYTES_MAX, Batch, Commit, DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.format.layout import STAGING, check_agent
 from opslog.format.manifest import Settings
 from opslog.log.session import WriterSession, take_name
 from opslog.merge.clock import LamportClock
+from opslog.replica.transaction import Transaction, check_stamp, write
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import read_ends
@@ -61,7 +68,10 @@ class Staged(WriterCommitMessage):
 def writer_of(options: Mapping[str, str], schema: StructType, overwrite: bool) -> OpslogWriter:
     """The writer that the options of ``df.write`` ask for."""
     agent = check_agent(options.get("agent", "spark"))
-    return OpslogWriter(url_of(options), storage_options(options), agent, Columns.of(schema), overwrite)
+    columns = Columns.of(schema)
+    if overwrite and columns.has_stamp:
+        raise UsageError("overwrite replaces whatever is there, and the rows have a column _if_stamp: use mode append")
+    return OpslogWriter(url_of(options), storage_options(options), agent, columns, overwrite)
 
 
 class OpslogWriter(DataSourceArrowWriter):
@@ -89,11 +99,17 @@ class OpslogWriter(DataSourceArrowWriter):
         partition, attempt = context.partitionId(), context.taskAttemptId()
         files: list[tuple[str, int]] = []
         with closing(self._open()) as backend:
-            ops = (op for batch in iterator for op in self._columns.ops(batch))
-            for number, some in enumerate(packed(ops, _cost, BATCH_BYTES)):
-                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, list(some)))
+            rows = (
+                row
+                for batch in iterator
+                for row in zip(self._columns.ops(batch), self._columns.conditions(batch), strict=True)
+            )
+            for number, some in enumerate(packed(rows, lambda row: _cost(row[0]), BATCH_BYTES)):
+                line = encode_commit(Batch(format_ts(0.0), 1, self._agent, [op for op, _ in some]))
                 path = f"{self._folder}{partition:05}-{attempt}-{number:05}.jsonl"
                 backend.create(path, line)
+                if self._columns.has_stamp:
+                    backend.create(_conditions_path(path), msgspec.json.encode([condition for _, condition in some]))
                 files.append((path, len(line)))
         return Staged(partition, files)
 
@@ -104,12 +120,42 @@ class OpslogWriter(DataSourceArrowWriter):
             ManifestStore(backend).create_first(Settings(), REAL)
             if self._overwrite:
                 self._replace_all(backend, files)
+            elif self._columns.has_stamp:
+                self._write_if(backend, files)
             elif files:
                 with closing(Log(backend, self._agent)) as log:
                     ops = (op for path, _ in files for op in _read(backend, path))
                     for some in packed(ops, _cost, BATCH_BYTES):
                         log.append(list(some))
             self._forget(backend)
+
+    def _write_if(self, backend: Backend, files: list[tuple[str, int]]) -> None:
+        """All rows, as one transaction.
+
+        :raises ConflictError: a document has not the stamp that its row names.
+        :raises UsageError: that is too much for one line, or two rows have one id.
+        """
+        size = sum(size for _, size in files)
+        if size > LINE_BYTES_MAX:
+            raise UsageError(
+                f"a job with a column _if_stamp is one transaction, and so one line of a log: at most "
+                f"{LINE_BYTES_MAX} bytes, and this job has {size}. Write fewer rows in each job"
+            )
+        rows: dict[str, tuple[Op, str | None]] = {}
+        for path, _ in files:
+            conditions = msgspec.json.decode(backend.read(_conditions_path(path)), type=list[str | None])
+            for op, condition in zip(_read(backend, path), conditions, strict=True):
+                if op.id in rows:
+                    raise UsageError(f"two rows have the id {op.id!r}, and each of them says what is there before it")
+                rows[op.id] = (op, condition)
+
+        def decide(transaction: Transaction[Any]) -> None:
+            for id, (_, condition) in rows.items():
+                check_stamp(transaction.record(id), id, condition)
+            write(Batch("", 0, self._agent, [op for op, _ in rows.values()]), transaction)
+
+        if rows:
+            GuardedWriter(backend, self._agent, REAL).run(decide)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with closing(self._open()) as backend:
@@ -154,6 +200,8 @@ class Log:
     def __init__(self, backend: Backend, agent: str) -> None:
         self._backend = backend
         self._agent = agent
+        # Where there are transactions.
+        self._guarded: GuardedWriter | None = None
         self._appender = take_name(backend, agent, REAL)
         try:
             self.catch_up()
@@ -166,16 +214,19 @@ class Log:
         ends = read_ends(self._backend, REAL)
         clock = LamportClock(ends.clock)
         own = ends.end(self._agent)
+        self._has_transactions = ends.has_transactions
         self._session = WriterSession(self._backend, self._appender, own, ends.freshness, clock, in_memory=False)
 
     def append(self, ops: list[Op]) -> None:
         """One commit; it is durable on return. Where a compaction has sealed this log, which nobody had written to for
-        long, it comes after the seal.
+        long, it comes after the seal. If it writes a guarded document, it goes to the shared log.
 
         :raises WriteFailedError: nothing was written.
         :raises CommitUnknownError: it may have been.
         :raises AgentFencedError: another process has taken the name.
         """
+        if self._has_transactions and self._append_guarded(Batch("", 0, self._agent, ops)):
+            return
         while True:
             if self._session.freshness.is_stale:
                 self.catch_up()
@@ -186,6 +237,17 @@ class Log:
             else:
                 return
 
+    def _append_guarded(self, commit: Commit) -> bool:
+        """Whether a commit goes to the shared log. Then it is there on return."""
+        if self._guarded is None:
+            self._guarded = GuardedWriter(self._backend, self._agent, REAL)
+        self._guarded.refresh()
+        _, shared = self._guarded.split([commit])
+        if shared:
+            self._guarded.write(shared, self._session.clock.value)
+            self._session.clock.observe(self._guarded.clock)
+        return bool(shared)
+
     def close(self) -> None:
         self._appender.close()
 
@@ -193,6 +255,11 @@ class Log:
 def _cost(op: Op) -> int:
     """About how many bytes of a commit it takes."""
     return len(op.id) + 40 + (len(op.data) if isinstance(op, SetOp) else 0)
+
+
+def _conditions_path(path: str) -> str:
+    """Where the conditions of the rows are that are put aside under a path, in their order."""
+    return f"{path}.stamps"
 
 
 def _read(backend: Backend, path: str) -> Iterator[Op]:

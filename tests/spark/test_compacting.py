@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,13 @@ def environment(at: float) -> Environment:
     return Environment(time=lambda: at, nonce=lambda: f"n{next(numbers)}")
 
 
-def write(url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int = 60) -> None:
-    """Sessions of three agents that set, delete, undo and write batches, taking turns."""
+def write(
+    url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int = 60, transactions: float = 0.0
+) -> None:
+    """Sessions of three agents that set, delete, undo and write batches, taking turns.
+
+    :param transactions: what part of it is transactions.
+    """
     dice = random.Random(seed)
     settings = opslog.Settings(undo_window=5, grace_seconds=0, undo_ttl_seconds=1e12)
     with ExitStack() as stack:
@@ -44,8 +50,14 @@ def write(url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int 
             store = dice.choice(stores)
             id = f"{dice.choice(('doc', 'ключ', '😀', ''))}-{dice.randrange(ids)}"
             action = dice.random()
-            if action < 0.1:
-                store.undo()
+            if transactions and dice.random() < transactions:
+                if action < 0.5:
+                    store.modify(id, lambda document: None if document else {"made": "by a transaction"})
+                else:
+                    store.transact(partial(several, id))
+            elif action < 0.1:
+                with suppress(opslog.ConflictError):  # others have built on a transaction
+                    store.undo()
             elif action < 0.25 and id in store:
                 del store[id]
             elif action < 0.45:
@@ -56,6 +68,11 @@ def write(url: Path, seed: int, *, ids: int = 200, text: int = 20, commits: int 
                 store[id] = {"f": dice.random(), "t": "ü" * dice.randrange(text), "deep": [{"a": None}, 1.0, 1]}
             if dice.random() < 0.05:
                 store.refresh()
+
+
+def several(id: str, transaction: opslog.Transaction[Any]) -> None:
+    for number in range(3):
+        transaction[f"{id}-{number}"] = {"seen": len(transaction.get(id, {}))}
 
 
 def snapshot_files(root: Path) -> dict[str, bytes]:
@@ -131,11 +148,30 @@ def test_any_store_is_compacted_alike(
     monkeypatch.setattr(compacting, "RANGE_BYTES", dice.choice([5_000, 20_000, 1_000_000]))
     root = tmp_path / "store"
     for turn in range(dice.randrange(3, 8)):
-        write(root, 100 * seed + turn, ids=dice.choice([5, 50, 500]), commits=dice.choice([1, 20, 100]))
+        write(
+            root, 100 * seed + turn, ids=dice.choice([5, 50, 500]), commits=dice.choice([1, 20, 100]), transactions=0.1
+        )
         before = documents(root)
         both(spark, root, dice.choice([NOW, LATER]), full=dice.random() < 0.2)
         assert documents(root) == before
     assert verify(open_backend(str(root))).ok
+
+
+def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)
+    root = tmp_path / "store"
+    write(root, 3, ids=8, commits=30, transactions=0.4)
+    before = documents(root)
+    assert both(spark, root, NOW).number == 2
+    assert documents(root) == before
+    backend = open_backend(str(root))
+    records = [record for run in ManifestStore(backend).newest().runs for record in BlockRun(backend, run).records()]
+    assert {(record.agent == "transactions", bool(record.by), bool(record.tx)) for record in records} == {
+        (True, True, True),
+        (False, False, False),
+    }
+    assert any(isinstance(record, Delete) and record.by for record in records)
+    assert verify(backend).problems == []
 
 
 def test_parts_are_cut_alike_though_many_tasks_write_them(

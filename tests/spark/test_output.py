@@ -64,7 +64,7 @@ def test_parquet_has_text_or_variants(spark: SparkSession, store: Path, tmp_path
     result = call(store, "replay", "--engine", "spark", "--format", "parquet", "--to", str(tmp_path / "text"), "--json")
     assert result.values[0]["documents"] == len(records(store))
     table = parquet.read_table(tmp_path / "text")
-    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v"]
+    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v", "by", "tx"]
     found = {row["id"]: (row["data"].encode(), row["clock"], row["agent"], row["ts"]) for row in table.to_pylist()}
     assert found == {r.id: (bytes(r.data), r.clock, r.agent, r.ts) for r in records(store)}
     result = call(store, "replay", "--format", "parquet", "--variant", "--to", str(tmp_path / "variants"))

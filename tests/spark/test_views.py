@@ -65,23 +65,23 @@ def ops(commits: list[Commit], undone: set[tuple[int, str]]) -> Iterator[tuple[A
     """Commits as rows of the ops view, without their places in files."""
     for commit in commits:
         head = commit.agent, commit.clock, commit.ts
-        cancelled = commit.stamp in undone
+        cancelled = (commit.by or None, commit.tx or None, commit.stamp in undone)
         match commit:
             case Set():
-                yield *head, "set", commit.id, bytes(commit.data).decode(), commit.v, None, None, None, cancelled
+                yield *head, "set", commit.id, bytes(commit.data).decode(), commit.v, None, None, None, *cancelled
             case Delete():
-                yield *head, "delete", commit.id, None, None, commit.archived, None, None, cancelled
+                yield *head, "delete", commit.id, None, None, commit.archived, None, None, *cancelled
             case Undo():
-                yield *head, "undo", None, None, None, None, commit.target, None, cancelled
+                yield *head, "undo", None, None, None, None, commit.target, None, *cancelled
             case Seal():
-                yield *head, "seal", None, None, None, None, None, None, cancelled
+                yield *head, "seal", None, None, None, None, None, None, *cancelled
             case Batch():
                 for place, op in enumerate(commit.ops):
                     data = bytes(op.data).decode() if isinstance(op, SetOp) else None
                     v = op.v if isinstance(op, SetOp) else None
                     archived = op.archived if isinstance(op, DeleteOp) else None
                     word = "delete" if data is None else "set"
-                    yield *head, word, op.id, data, v, archived, None, place, cancelled
+                    yield *head, word, op.id, data, v, archived, None, place, *cancelled
 
 
 def points(url: str, chance: random.Random) -> list[Point]:
@@ -114,7 +114,7 @@ def check_ops(url: str, split_bytes: int, as_of: Point | None = None) -> None:
     undone = {(commit.target, commit.agent) for commit in commits if isinstance(commit, Undo)}
     found = rows(url, OpsView(as_of, split_bytes))
     found.sort(key=lambda each: (each[1], each[0], each[9] or 0))
-    assert [(*each[:10], each[12]) for each in found] == list(ops(commits, undone))
+    assert [(*each[:10], *each[12:]) for each in found] == list(ops(commits, undone))
     lines: dict[tuple[str, int], bytes] = {}
     backend = open_backend(url)
     for each in found:

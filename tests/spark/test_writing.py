@@ -13,7 +13,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceWriter
-from pyspark.sql.types import StructType, _parse_datatype_string
+from pyspark.sql.types import StringType, StructField, StructType, _parse_datatype_string
 
 import opslog
 from opslog.backends import open_backend
@@ -149,16 +149,20 @@ def test_each_row_counts_once_when_tasks_fail(spark: SparkSession, tmp_path: Pat
 class Job:
     """A job whose tasks run when they are asked to."""
 
-    def __init__(self, url: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False) -> None:
-        self.writer = OpslogWriter(str(url), {}, "etl", Columns(("n",)), overwrite)
+    def __init__(
+        self, url: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool = False, conditional: bool = False
+    ) -> None:
+        columns = Columns(("n",), has_stamp=conditional, has_op=conditional)
+        self.writer = OpslogWriter(str(url), {}, "etl", columns, overwrite)
         self._patch = monkeypatch
         self._attempts = 0
 
-    def task(self, partition: int, ids: list[str], size: int = 1) -> Staged:
+    def task(self, partition: int, ids: list[str], size: int = 1, **columns: list[str | None]) -> Staged:
         self._attempts += 1
         context = SimpleNamespace(partitionId=lambda: partition, taskAttemptId=lambda: self._attempts)
         self._patch.setattr(TaskContext, "get", lambda: context)
-        batch = pa.record_batch({"id": ids, "n": ["x" * size] * len(ids)})
+        own = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+        batch = pa.record_batch({"id": ids, "n": ["x" * size] * len(ids), **own})
         return self.writer.write(iter([batch]))
 
 
@@ -211,6 +215,91 @@ def test_what_cannot_be_replaced_at_once_is_refused(tmp_path: Path, monkeypatch:
         check_clean(tmp_path)
 
 
+def test_rows_of_guarded_documents_go_through_the_shared_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BATCH_BYTES", 1)  # each row a commit
+    with opslog.open(tmp_path, agent="app") as store:
+        store["plain"] = {}
+        store.create("claim", {"by": "app"})
+        before = store.record("claim")
+        job = Job(tmp_path, monkeypatch)
+        job.writer.commit([job.task(0, ["plain", "claim", "new", "claim"])])
+        assert before is not None
+        with pytest.raises(opslog.ConflictError):
+            store.set("claim", {}, if_stamp=before.stamp)
+        assert [(commit.agent, commit.author, record.id) for commit in store.ops() for record in commit.records] == [
+            ("app", "app", "plain"),
+            ("transactions", "app", "claim"),
+            ("etl", "etl", "plain"),
+            ("transactions", "etl", "claim"),
+            ("etl", "etl", "new"),
+            ("transactions", "etl", "claim"),
+        ]
+        monkeypatch.undo()
+        job = Job(tmp_path, monkeypatch, overwrite=True)
+        job.writer.commit([job.task(0, ["only"])])
+        store.refresh()
+        assert dict(store.items()) == {"only": {"n": "x"}}
+        *_, last = store.ops()
+        assert (last.agent, last.author, len(last.records)) == ("transactions", "etl", 4)
+    check_clean(tmp_path)
+
+
+def test_a_job_with_stamps_is_one_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BATCH_BYTES", 1)
+    with opslog.open(tmp_path, agent="app") as store:
+        for id in ("a", "b", "gone"):
+            store[id] = {}
+        stamps = {id: str(record.stamp) for id in store if (record := store.record(id)) is not None}
+
+        def run(*ids: str, **changed: str | None) -> None:
+            job = Job(tmp_path, monkeypatch, conditional=True)
+            ops: list[str | None] = ["delete" if id == "gone" else "set" for id in ids]
+            conditions = [changed.get(id, stamps.get(id)) for id in ids]
+            halves = [
+                job.task(number, [*ids][number::2], _op=ops[number::2], _if_stamp=conditions[number::2])
+                for number in range(2)
+            ]
+            try:
+                job.writer.commit([*halves])
+            except BaseException:
+                job.writer.abort([*halves])
+                raise
+
+        run("a", "b", "gone", "new")
+        store.refresh()
+        assert dict(store.items()) == {"a": {"n": "x"}, "b": {"n": "x"}, "new": {"n": "x"}}
+        *_, last = store.ops()
+        assert (last.agent, last.author, last.op) == ("transactions", "etl", "batch")
+        before = store.stats().clock
+        for ids, changed in (
+            (("a", "more"), {}),  # it has another stamp by now
+            (("more", "new"), {}),  # it exists by now
+            (("more", "even more"), {"even more": "7@nobody"}),  # it never existed
+        ):
+            with pytest.raises(opslog.ConflictError, match="Nothing was written"):
+                run(*ids, **changed)
+            check_clean(tmp_path)
+        with pytest.raises(opslog.UsageError, match="two rows have the id 'twice'"):
+            run("twice", "twice")
+        with pytest.raises(opslog.UsageError, match="row 'x': a stamp is"):
+            run("x", x="no stamp")
+        with pytest.raises(opslog.UsageError, match="row 'gone': _if_stamp is null"):
+            run("gone", gone=None)
+        monkeypatch.setattr(writing, "LINE_BYTES_MAX", 200)
+        with pytest.raises(opslog.UsageError, match="one transaction, and so one line of a log: at most 200 bytes"):
+            run("more", "even more")
+        store.refresh()
+        assert store.stats().clock == before, "nothing of any of them was written"
+        run("empty")
+        assert store.undo() is True
+
+
+def test_overwriting_takes_no_stamps() -> None:
+    schema = StructType([StructField(name, StringType()) for name in ("id", "data", "_if_stamp")])
+    with pytest.raises(opslog.UsageError, match="use mode append"):
+        writing.writer_of({"path": "/tmp/x"}, schema, True)
+
+
 def test_a_driver_that_dies_before_the_commit_leaves_what_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +338,7 @@ def test_another_run_of_the_same_job_is_noticed_before_it_begins(
         ("id string, at timestamp", "timestamp"),
         ("id string, data struct<a: array<decimal(3,1)>>", r"data.a\[\]"),
         ("id string, _op int, n int", "_op"),
+        ("id string, _if_stamp long, n int", "_if_stamp"),
     ],
 )
 def test_columns_that_are_no_documents_are_refused(spark: SparkSession, columns: str, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,10 @@ def live(url: str, chance: random.Random, *, tear: Callable[[str, random.Random]
 def act(store: opslog.Store[Any], chance: random.Random) -> None:
     """One thing that an agent may do."""
     id = chance.choice(IDS)
-    match chance.randrange(12):
+    match chance.randrange(13):
         case 0 | 1:
-            store.undo()
+            with suppress(opslog.ConflictError):  # others have built on a transaction
+                store.undo()
         case 2 | 3:
             store.pop(id, None)
         case 4:
@@ -91,10 +92,24 @@ def act(store: opslog.Store[Any], chance: random.Random) -> None:
         case 6 if chance.random() < 0.3:
             store.flush()
             store.archive(lambda document: len(document) == 1, chance.choice(["2026-Q3", "2026-Q4"]))
+        case 6:
+            with suppress(opslog.ExistsError):
+                store.create(id, chance.choice(DOCUMENTS))
+        case 12:
+            store.transact(lambda transaction: transact(transaction, chance))
         case 7:
             store[id] = {"long": "x" * chance.randrange(3000)}
         case _:
             store[id] = chance.choice(DOCUMENTS)
+
+
+def transact(transaction: opslog.Transaction[Any], chance: random.Random) -> None:
+    """What one transaction may do."""
+    for id in chance.sample(IDS, chance.randrange(1, 4)):
+        if chance.random() < 0.2:
+            transaction.pop(id, None)
+        else:
+            transaction[id] = {"seen": transaction.get(id) is not None}
 
 
 def tear(url: str, chance: random.Random) -> None:
@@ -108,7 +123,8 @@ def tear(url: str, chance: random.Random) -> None:
 
 def row(record: Set) -> tuple[Any, ...]:
     """A document as a row of the state view."""
-    return record.id, bytes(record.data).decode(), record.clock, record.agent, record.ts, record.v
+    author = record.by or None, record.tx or None
+    return record.id, bytes(record.data).decode(), record.clock, record.agent, record.ts, record.v, *author
 
 
 def state(url: str, **options: Any) -> list[tuple[Any, ...]]:
