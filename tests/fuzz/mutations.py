@@ -20,6 +20,7 @@ STRINGS = [
     *(b'"../../etc/passwd"', b'"/etc/passwd"', b'"a/../b"', b'"."', b'"\\u001b[2J"', b'"\\""', b'"\\n"', b'"CON"'),
     *(b'"2026-13-45T99:99:99.999999Z"', b'"2026-11-20T12:00:00Z"', b'"9999-12-31T23:59:59.999999Z"'),
     *(b'"seal"', b'"undo"', b'"set"', b'"delete"', b'"batch"', b'"a"', b'"b"', b'"%b"' % (b"x" * 300)),
+    *(b'"transactions"', b'"by"', b'"tx"'),
 ]
 VALUES = [
     *NUMBERS,

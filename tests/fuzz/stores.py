@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from typing import Any
@@ -23,9 +24,9 @@ WINDOW = 3
 Files = dict[str, bytes]
 
 
-def environment() -> opslog.Environment:
-    """A clock that ticks, and names that count."""
-    ticks, nonces = count(1_795_521_600), count(1)
+def environment(first: int = 1) -> opslog.Environment:
+    """A clock that ticks, and names that count from a number on."""
+    ticks, nonces = count(1_795_521_600), count(first)
     return opslog.Environment(
         time=lambda: float(next(ticks)),
         monotonic=lambda: 0.0,
@@ -63,6 +64,14 @@ def uncompacted() -> Files:
             store.undo()
             store.set("doc-2", {"by": agent, "n": 2**64 - 1})
             del store["doc-3"]
+            with suppress(opslog.ExistsError):
+                store.create("claim", {"by": agent})
+            with store.transaction() as transaction:
+                transaction["doc-4"] = {"n": len(transaction)}
+                transaction.pop("doc-5", None)
+            store["doc-4"] = {"plain": agent}
+            store.undo()
+            store.modify("claim", lambda document: {"then": document})
     return _files(open_backend(URL))
 
 
@@ -70,7 +79,7 @@ def uncompacted() -> Files:
 def compacted() -> Files:
     """The same with an archive, and compacted: a run of several blocks and parts, and a tail."""
     place(uncompacted())
-    world = environment()
+    world = environment(1000)
     with (
         mock.patch.multiple(snapshot, BLOCK_BYTES=400, PART_BYTES=900),
         opslog.open(URL, agent="c", compact_after=None, environment=world) as store,

@@ -50,6 +50,7 @@ def _one(ending: str, files: Callable[[], stores.Files] = stores.compacted) -> s
 
 
 LOG = "ops/a/00000000000000000001.jsonl"
+SHARED = "ops/transactions/00000000000000000001.jsonl"
 NEWEST = "manifests/00000000000000000002.json"
 
 
@@ -320,6 +321,7 @@ def _check_document(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     "lines": Target(lambda: [stores.uncompacted()[LOG]], _check_lines),
     "log": Target(lambda: [stores.uncompacted()[LOG]], lambda data: stores.check_log(LOG, data)),
+    "transactions": Target(lambda: [stores.uncompacted()[SHARED]], lambda data: stores.check_log(SHARED, data)),
     "manifest": _file("manifests/00000000000000000002.json"),
     "manifest-resealed": Target(lambda: [stores.compacted()[NEWEST]], lambda data: _check_forged(NEWEST, data)),
     "part": _file("part-00001.jsonl"),
