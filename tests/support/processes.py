@@ -38,6 +38,10 @@ class Process:
         assert line.endswith(b"\n"), f"{self._name} ended with exit code {self._process.wait()} after {line!r}"
         return json.loads(line)
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def resume(self) -> None:
         self._stdin.write(b"\n")
         self._stdin.flush()

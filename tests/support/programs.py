@@ -8,14 +8,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 import opslog
-from opslog.backends import open_backend
+from opslog.backends import open_backend, posix
 from opslog.compaction import compact as compaction
+from opslog.errors import (
+    CommitUnknownError,
+    ConflictError,
+    LockedError,
+    ReopenError,
+    RetryError,
+    WriteFailedError,
+)
 
 Document = dict[str, Any]
 Changes = dict[str, Document | None]
@@ -242,6 +252,113 @@ def count(url: str, agent: str, times: int) -> None:
         hear()
         for _ in range(times):
             store.modify("counter", increment)
+        say("done")
+
+
+class Refused(Exception):
+    """What a function finds does not allow what was wanted."""
+
+
+def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], options: dict[str, Any]) -> None:
+    """Try to claim each task once, in an order of one's own; in between transfer, increment and set.
+    Begin and outcome of each are noted in a file, with the time by the machine's monotonic clock.
+
+    :param journal: the file. :param work: how many tasks, how many other things, and the number to go on from, after a
+        kill.
+    """
+    tasks, others, first = work
+    rng = random.Random(agent)
+    todo = ["claim"] * tasks + [rng.choice(["transfer", "increment", "modify", "plain"]) for _ in range(others)]
+    rng.shuffle(todo)
+    order = rng.sample(range(tasks), tasks)
+    plan = [(kind, order.pop() if kind == "claim" else rng.randrange(1 << 30)) for kind in todo]
+    number = first
+    # One write for each line, so that a kill leaves whole lines.
+    with open(journal, "ab", buffering=0) as file:
+
+        def note(**noted: object) -> None:
+            file.write(json.dumps({"at": time.monotonic(), **noted}).encode() + b"\n")
+
+        while number < len(plan):
+            with suppress(ReopenError, CommitUnknownError), opslog.open(url, agent=agent, **options) as store:
+                if number == first:
+                    say("open")
+                    hear()
+                while number < len(plan):
+                    kind, argument = plan[number]
+                    token = f"{agent}:{number}"
+                    number += 1
+                    note(token=token, kind=kind, on=argument)
+                    outcome = "unknown"
+                    try:
+                        outcome = attempt(store, kind, argument, token)
+                    except (Refused, ConflictError):  # that it exists is a conflict, too
+                        outcome = "refused"
+                    except CommitUnknownError:
+                        raise
+                    except (WriteFailedError, LockedError, RetryError):
+                        outcome = "failed"
+                    except ReopenError:
+                        outcome = "failed"
+                        raise
+                    finally:
+                        note(token=token, outcome=outcome)
+    say("done")
+
+
+def attempt(store: opslog.Store[Document], kind: str, argument: int, token: str) -> str:
+    """Do one of the things of `transact`; what is written has this token, and that of what it replaces."""
+
+    def claim(task: Document | None) -> Document:
+        assert task is not None
+        if task["owner"] is not None:
+            raise Refused
+        return {"owner": token, "token": token, "was": task["token"]}
+
+    def replace(document: Document | None) -> Document:
+        assert document is not None
+        number = document.get("number", 0) + 1
+        return {"number": number, "token": token, "was": document["token"]}
+
+    def transfer(transaction: opslog.Transaction[Document]) -> None:
+        giver, taker = random.Random(argument).sample(range(5), 2)
+        for account, amount in ((giver, -(argument % 40 + 1)), (taker, argument % 40 + 1)):
+            document = transaction[f"account-{account}"]
+            if document["balance"] + amount < 0:
+                raise Refused
+            balance = document["balance"] + amount
+            transaction[f"account-{account}"] = {"balance": balance, "token": token, "was": document["token"]}
+
+    match kind:
+        case "claim" if argument % 2:
+            store.create(f"task-{argument}", {"owner": token, "token": token, "was": None})
+        case "claim":
+            store.modify(f"task-{argument}", claim)
+        case "transfer":
+            store.transact(transfer)
+        case "increment":
+            store.modify("counter", replace)
+        case "modify":
+            store.modify("board", replace)
+        case _:
+            store.refresh()
+            store["board"] = {"token": token}
+    return "done"
+
+
+def stop_inside(url: str, agent: str) -> None:
+    """Stop while the log of transactions is locked, with the line of an increment written and not yet on disk."""
+    with opslog.open(url, agent=agent) as store:
+        datasync = posix.datasync
+
+        def stop(descriptor: int) -> None:
+            posix.datasync = datasync
+            os.kill(os.getpid(), signal.SIGSTOP)
+            datasync(descriptor)
+
+        posix.datasync = stop
+        say("ready")
+        store.modify("counter", increment)
         say("done")
 
 
