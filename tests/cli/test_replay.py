@@ -78,7 +78,7 @@ def test_parquet_has_the_same_rows(opslog: Opslog, source: Path, tmp_path: Path)
     out = tmp_path / "out"
     assert opslog("replay", "-s", str(source), "--to", str(out), "--format", "parquet").code == 0
     table = parquet.read_table(out / "part-00000.parquet")
-    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v"]
+    assert table.column_names == ["id", "data", "clock", "agent", "ts", "v", "by", "tx"]
     found = [
         (id, data.encode(), *stamp) for id, data, *stamp in zip(*(c.to_pylist() for c in table.columns), strict=True)
     ]
