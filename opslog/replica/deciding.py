@@ -85,6 +85,7 @@ class Replica(Protocol[T]):
     def read_frozen(self, read: Callable[[], R]) -> R: ...
     def between_refreshes(self, work: Callable[[], R]) -> R: ...
     def note_guards(self) -> None: ...
+    def invalidate(self) -> None: ...
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None: ...
     def appended(self, cost: int) -> None: ...
 
@@ -98,6 +99,7 @@ class Sight(Generic[T]):
 
     :ivar agents: of whose commits something was read.
     :ivar missing: the part of the snapshot that was replaced and collected before it was read.
+    :ivar is_early: whether it asked for a stamp that those before it in its group will get by their append.
     """
 
     def __init__(self, replica: Replica[T], view: View, overlay: dict[str, Record]) -> None:
@@ -106,6 +108,7 @@ class Sight(Generic[T]):
         self._replica = replica
         self.agents: set[str] = set()
         self.missing: MissingFileError | None = None
+        self.is_early = False
 
     def record(self, id: str) -> Record | None:
         record = self.overlay.get(id)
@@ -118,12 +121,16 @@ class Sight(Generic[T]):
 
     def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
         with self._noting_what_is_missing():
-            for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay)):
+            for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay, self.agents)):
                 self.agents.add(record.agent)
                 yield record
 
     def undoable(self, author: str) -> Commit | None:
+        self.is_early = self.is_early or bool(self.overlay)
         return self.view.state.merge.undoable_by(author)
+
+    def note_stamp(self, id: str) -> None:
+        self.is_early = self.is_early or isinstance(self.overlay.get(id), Set)
 
     @contextmanager
     def _noting_what_is_missing(self) -> Iterator[None]:
@@ -177,6 +184,10 @@ class Waiting(Generic[T, R]):
         self.wake()
         self.notify()
 
+    def forget(self) -> None:
+        """Decide it anew, as if it had not been decided yet."""
+        self.transaction = self.sight = self.result = self.error = None
+
     def outcome(self) -> R:
         """What the caller gets."""
         if self.error is not None:
@@ -196,6 +207,11 @@ class Deciding(Generic[T]):
         # What is under way, and whether its append is.
         self._group: list[Waiting[T, Any]] = []
         self._is_appending = False
+        # Those whose outcome rests on that append, and whether it has happened.
+        self._decided: list[Waiting[T, Any]] = []
+        self._has_happened = False
+        # What they read.
+        self._views: list[View] = []
         # As they were appended last.
         self._lines: list[bytes] = []
         # Up to which clock the logs are known to be durable.
@@ -238,7 +254,11 @@ class Deciding(Generic[T]):
 
     def leave(self, made: Transaction[T]) -> None:
         """Nobody uses this transaction any more."""
-        cast(Sight[T], made.source).view.release()
+        self._release(cast(Sight[T], made.source).view)
+
+    def _release(self, view: View) -> None:
+        """Exclusively of whoever changes the state, and keeps what it was for the views of it."""
+        self._replica.read_frozen(view.release)
 
     def repeat(self, made: Transaction[T], transaction: Transaction[T]) -> None:
         """What `commit` decides."""
@@ -306,7 +326,7 @@ class Deciding(Generic[T]):
 
     def _decide_group(self, leader: Waiting[T, Any] | None) -> None:
         self._group = group = []
-        self._is_appending = False
+        self._is_appending = self._has_happened = False
         while self._queue:
             group.append(self._queue.popleft())
         try:
@@ -321,10 +341,9 @@ class Deciding(Generic[T]):
             self._interrupt(group, leader, error)
             raise
         finally:
-            for waiting in group:
-                if waiting.sight is not None:
-                    waiting.sight.view.release()
-            self._group = []
+            for view in self._views:
+                self._release(view)
+            self._group, self._decided, self._views = [], [], []
 
     def _flush(self) -> None:
         if self._replica.is_buffered:
@@ -333,6 +352,10 @@ class Deciding(Generic[T]):
     def _interrupt(self, group: list[Waiting[T, Any]], leader: Waiting[T, Any] | None, error: BaseException) -> None:
         """The thread that leads was interrupted. Others of the group go on without it, unless it leads for all of them:
         then nobody else would see the error."""
+        if self._has_happened:
+            self._replica.invalidate()  # or what is durable may not be in memory
+            for waiting in self._decided:
+                waiting.end()
         for waiting in reversed(group):
             if waiting.done:
                 continue
@@ -341,20 +364,26 @@ class Deciding(Generic[T]):
             elif leader is None:
                 waiting.end(error)
             elif waiting is not leader:
+                waiting.forget()
                 self._queue.appendleft(waiting)
 
     def _attempt(self, group: list[Waiting[T, Any]]) -> None:
         """Decide a group on what is there now, and append what it writes. Some of it may remain to be decided."""
+        self._is_appending = self._has_happened = False
         self._replica.refresh()
         view = self._replica.freeze()
+        self._views.append(view)
         try:
             overlay: dict[str, Record] = {}
             decided: list[Waiting[T, Any]] = []
+            self._decided = decided
             for waiting in group:
-                self._decide(waiting, self._sight(view, overlay))
+                sight = self._sight(view, overlay)
+                self._decide(waiting, sight)
                 transaction = waiting.transaction
-                if isinstance(waiting.commit, Undo) and decided:
-                    break  # what it gives back is known to the next group only
+                if decided and (sight.is_early or isinstance(waiting.commit, Undo)):
+                    waiting.forget()
+                    break  # what it asks for is known after the append of those before it
                 decided.append(waiting)
                 if transaction is not None and waiting.error is None:
                     overlay.update(transaction.written)
@@ -367,8 +396,11 @@ class Deciding(Generic[T]):
                 for waiting in decided:
                     waiting.end()
         finally:
-            if not any(waiting.sight is not None and waiting.sight.view is view for waiting in group):
-                view.release()
+            # Together: what was read in one view is compared with what is in another one.
+            in_use = [waiting.sight.view for waiting in group if waiting.sight is not None]
+            for view in [view for view in self._views if view not in in_use]:
+                self._release(view)
+                self._views.remove(view)
 
     def _decide(self, waiting: Waiting[T, Any], sight: Sight[T]) -> None:
         old = waiting.sight
@@ -383,21 +415,24 @@ class Deciding(Generic[T]):
             waiting.error = waiting.result = None
             waiting.transaction = transaction = Transaction(self._replica.schema, sight, self._replica.backend.url)
             if waiting.attempts is not None and waiting.attempts < 1:
+                sight.note_stamp(changed or "")
                 waiting.error = conflict(
                     changed or "", live(sight.record(changed)) if changed else None, "was written since it was read"
                 )
             else:
                 self._call(waiting, transaction, sight)
         waiting.sight = sight
-        if old is not None and old.view is not sight.view:
-            old.view.release()
 
     def _call(self, waiting: Waiting[T, Any], transaction: Transaction[T], sight: Sight[T]) -> None:
         try:
             self._replica.deciding = threading.get_ident()
             waiting.result = waiting.decide(transaction)
             _ = transaction.commit
-        except Exception as error:  # noqa: BLE001  (it is the outcome, and raised where that is awaited)
+        except BaseException as error:
+            # It is the outcome, and raised where that is awaited. In the main thread it may have come by a signal, and
+            # is not the function's.
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise
             waiting.error = error
         finally:
             self._replica.deciding = None
@@ -419,10 +454,10 @@ class Deciding(Generic[T]):
             if cursor is not None and cursor.offset and cursor.clock > self._durable.get(agent, 0):
                 paths.append(segment_path(agent, cursor.segment))
                 known[agent] = cursor.clock
-        if paths:
+        for path in paths:
             with suppress(MissingFileError):  # compacted, and so durable
-                self._replica.backend.persist(paths)
-            self._durable |= known
+                self._replica.backend.persist([path])
+        self._durable |= known
 
     def _append(self, group: list[Waiting[T, Any]], commits: list[Commit | None], view: View) -> bool:
         """Append what a group writes; False where some of it remains to be decided."""
@@ -433,7 +468,7 @@ class Deciding(Generic[T]):
         except WriteFailedError as error:
             in_log = self._partly(error.durable)
             if in_log:
-                self._replica.refresh()  # reads them from there
+                self._replica.invalidate()  # they are read from there
             for waiting in writers[:in_log]:
                 waiting.end()
             for waiting in writers:
@@ -441,7 +476,9 @@ class Deciding(Generic[T]):
                 own.durable = 0  # of the group, of which this is no part
                 waiting.end(own)
         except CommitUnknownError as error:
-            happened = not self._replica.backend.segments_grow and self._is_there(written[0])
+            happened = False
+            with suppress(OpslogError):  # nobody can say
+                happened = not self._replica.backend.segments_grow and self._is_there(written[0])
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:
@@ -458,11 +495,13 @@ class Deciding(Generic[T]):
         self._is_appending = True
         end = self._log.append(data, view.end)
         if end is not None:
+            self._has_happened = True
             end.clock = commits[-1].clock
             self._replica.take_own(commits, end)
             self._durable[TRANSACTIONS] = end.clock
             self._replica.appended(len(data) + (SEGMENT_COST if end.offset in (0, len(data)) else 0))
-        self._is_appending = False
+        else:
+            self._is_appending = False
         return end is not None
 
     def _partly(self, durable: int) -> int:
@@ -485,7 +524,7 @@ class Deciding(Generic[T]):
             found = (self._replica.read_frozen(partial(view.record, record.id)) for record in commit.records)
             return any(record is not None and record.tx == commit.tx for record in found)
         finally:
-            view.release()
+            self._release(view)
 
 
 def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | None:
@@ -502,7 +541,7 @@ def first_difference(reads: Reads, old: Sight[T], now: Sight[T]) -> str | None:
     fault = reads.fault(lambda id: live(now.record(id)))
     if fault is not None or not reads.queries:
         return fault
-    if now.view.state is not old.view.state:
+    if now.view.state is not old.view.state or old.view.is_released:
         return ""
     for id in {*old.view.changed, *old.overlay, *now.overlay}:
         before, after = live(old.record(id)), live(now.record(id))

@@ -6,6 +6,7 @@ locking of its own.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
@@ -14,7 +15,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
-from opslog.format.commits import TRANSACTIONS, Commit, Record, Set
+from opslog.format.commits import TRANSACTIONS, Commit, Delete, Record, Set
 from opslog.format.manifest import START, Cut, Manifest, Run
 from opslog.log.reader import Chunk, Cursor, Segment, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
@@ -72,7 +73,7 @@ class State:
         self._uncounted: set[str] = set()
         self.is_torn = False
         # The views that somebody reads, of this state as it was.
-        self._views: list[View] = []
+        self._views: list[weakref.ref[View]] = []
         # Whether `apply`, or the counting of documents, is under way.
         self._is_busy = False
 
@@ -139,8 +140,9 @@ class State:
         for record in self.merge.apply(commit):
             # What is newer than everything before it wins; an undo takes away what is older.
             winner = record if record.clock > before else self.merge.winner(record.id)
-            for view in self._views:
-                view.keep(record.id, self.winners.get(record.id))
+            for held in self._views:
+                if (view := held()) is not None:
+                    view.keep(record.id, self.winners.get(record.id))
             if winner is None:
                 self.winners.pop(record.id, None)
             else:
@@ -196,7 +198,7 @@ class State:
     def empty(self) -> None:
         """Let go of everything, when nobody uses this state any more. Record by record: to free a million of them at
         once would hold up all threads for as long."""
-        if self._views:
+        if any(held() is not None for held in self._views):
             return  # somebody does, for the time of a transaction
         for held in (self.winners, self.merge.settled, self._counted):
             while held:
@@ -252,15 +254,19 @@ class State:
         return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
 
     def freeze(self) -> View:
-        """This state as it is now; to be released by `View.release`."""
+        """This state as it is now, for as long as somebody has the view, or until `View.release`."""
         view = View(self)
-        self._views.append(view)
+        self._views = [*self._held_views(None), weakref.ref(view)]
         return view
 
     def release(self, view: View) -> None:
         """Nobody reads this view any more."""
-        if view in self._views:
-            self._views.remove(view)
+        self._views = self._held_views(view)
+
+    def _held_views(self, but: View | None) -> list[weakref.ref[View]]:
+        """Those of which anybody knows still. Weak: a block that is never left, and a call that is interrupted, would
+        keep all that changes from then on."""
+        return [held for held in self._views if held() not in (None, but)]
 
     @property
     def has_transactions(self) -> bool:
@@ -312,6 +318,7 @@ class View:
     :ivar state: the state.
     :ivar end: where the shared log ended for it.
     :ivar changed: per document that has changed since, who won in the tail before.
+    :ivar is_released: whether it was released, so that `changed` is not complete any more.
     """
 
     def __init__(self, state: State) -> None:
@@ -319,6 +326,7 @@ class View:
         cursor = state.cursors.get(TRANSACTIONS)
         self.end = Cursor(TRANSACTIONS) if cursor is None else msgspec.structs.replace(cursor)
         self.changed: dict[str, Record | None] = {}
+        self.is_released = False
 
     def keep(self, id: str, winner: Record | None) -> None:
         """The winner of a document is about to change."""
@@ -329,20 +337,25 @@ class View:
         changed = self.changed
         return self.state.record_over(id, changed[id] if id in changed else self.state.winners.get(id))
 
-    def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
-        """As `State.records`, but raises MissingFileError where that raises RetryError."""
+    def records(self, overlay: dict[str, Record], agents: set[str]) -> Iterator[Set]:
+        """As `State.records`, but raises MissingFileError where that raises RetryError.
+
+        :param agents: gets those who deleted something that the snapshot may have.
+        """
         winners = dict(self.state.winners)
         for id, winner in self.changed.items():
             if winner is None:
                 winners.pop(id, None)
             else:
                 winners[id] = winner
+        agents.update(winner.agent for winner in winners.values() if isinstance(winner, Delete))
         for run in self.state.runs:
             run.hold()
         return live_records(list(self.state.runs), winners | overlay, frozenset(overlay))
 
     def release(self) -> None:
         """Nobody reads this any more. Idempotent."""
+        self.is_released = True
         self.state.release(self)
 
 

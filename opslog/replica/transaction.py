@@ -30,6 +30,9 @@ class Source(Protocol):
 
     def undoable(self, author: str) -> Commit | None: ...
 
+    def note_stamp(self, id: str) -> None:
+        """The stamp of this document was asked for."""
+
 
 class Reads(NamedTuple):
     """What a transaction rests on.
@@ -89,6 +92,11 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def record(self, id: str) -> Set | None:
         """Who wrote a document last, and when, as of `Store.record`. What the transaction itself has written has no
         stamp yet."""
+        if id not in self._written:
+            self._source.note_stamp(id)
+        return self._read(id)
+
+    def _read(self, id: str) -> Set | None:
         if id in self._written:
             return live(self._written[id])
         documents = self._reads.documents
@@ -97,13 +105,13 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         return documents[id]
 
     def __getitem__(self, id: str) -> T:
-        record = self.record(id)
+        record = self._read(id)
         if record is None:
             raise NotFoundError(f"there is no document {id!r} in {self._where}")
         return self._schema.decode(record)
 
     def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and self.record(id) is not None
+        return isinstance(id, str) and self._read(id) is not None
 
     def __iter__(self) -> Iterator[str]:
         return (record.id for record in self._records(_every))
@@ -144,7 +152,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         """Give a document a new value. Errors as of `Store.set`, before anything is written."""
         check_id(id)
         encoded = self._schema.encode(document)
-        replaced = self.record(id) if self._schema.reads_replaced else None
+        replaced = self._read(id) if self._schema.reads_replaced else None
         self._schema.check_known(encoded, replaced)
         v = self._schema.version or (replaced.v if replaced is not None else 1)
         self.write(Set("", 0, "", id, msgspec.Raw(encoded), v))
@@ -154,12 +162,17 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
         :raises NotFoundError: there is none.
         """
-        if self.record(id) is None:
+        if self._read(id) is None:
             raise NotFoundError(f"there is no document {id!r} in {self._where}")
         self.write(Delete("", 0, "", id))
 
     __setitem__ = set
     __delitem__ = delete
+
+    def clear(self) -> None:
+        """Delete all documents."""
+        for id in list(iter(self)):  # not of `self`: that asks for the number first, and so reads all twice
+            self.delete(id)
 
     # -- for those who commit it
 
@@ -178,6 +191,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
             return False
         for record in commit.records:
             now = self._source.record(record.id)
+            self._reads.documents.setdefault(record.id, live(now))
             if now is None or now.stamp != commit.stamp:
                 raise conflict(record.id, live(now), "was written since, so that what made it cannot be taken back")
         self._undo = Undo("", 0, "", commit.clock)
@@ -186,7 +200,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def rest_on(self, reads: Reads) -> None:
         """Rest on what another one has read, too."""
         for id in reads.documents:
-            self.record(id)
+            self._read(id)
         self._reads.queries.extend(reads.queries)
 
     @property
@@ -298,6 +312,13 @@ def _op_of(record: Record) -> SetOp | DeleteOp:
 
 
 def conflict(id: str, now: Set | None, what: str) -> ConflictError:
-    """The error about a document that is not what the caller believes, with what is there now."""
-    state = "there is none now" if now is None else f"{now.author} wrote what is there now, with stamp {now.stamp}"
-    return ConflictError(f"document {id!r} {what}: {state}. Nothing was written; read it again, then decide", id, now)
+    """The error about a document that is not what the caller believes, with what is there now.
+
+    :param id: empty: nobody knows which.
+    """
+    if now is not None:
+        state = f"{now.author} wrote what is there now, with stamp {now.stamp}"
+    else:
+        state = "there is none now" if id else "the store was loaded anew meanwhile"
+    name = f"document {id!r}" if id else "something that a query read"
+    return ConflictError(f"{name} {what}: {state}. Nothing was written; read it again, then decide", id, now)

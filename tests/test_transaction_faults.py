@@ -1,0 +1,255 @@
+"""Transactions whose group is interrupted, half refused or cut off from the storage.
+
+Groups are made by `submit`, so that who is in which one does not depend on threads.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.errors import CommitUnknownError, ConflictError, ExistsError, MissingFileError, RetryError
+from opslog.format.commits import Commit
+from opslog.log.reader import Cursor
+from opslog.replica import transaction
+from opslog.replica.deciding import Deciding
+from opslog.store import replica_of
+from tests.support import bucket
+
+Store = opslog.Store[dict[str, Any]]
+Document = dict[str, Any]
+Transaction = opslog.Transaction[Document]
+
+_numbers = itertools.count()
+
+
+def open_writer(url: str, agent: str) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None)
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://faults-{next(_numbers)}"
+
+
+def deciding_of(store: Store) -> Deciding[Document]:
+    found = replica_of(store).transactions
+    assert found is not None
+    return found
+
+
+def increment(document: Document | None) -> Document:
+    return {"n": (document or {"n": 0})["n"] + 1}
+
+
+def count_into(id: str, transaction: Transaction) -> int:
+    transaction[id] = {"n": len(transaction)}
+    return len(transaction)
+
+
+def interrupt(transaction: Transaction) -> None:
+    raise KeyboardInterrupt
+
+
+# -- groups
+
+
+def test_a_refusal_names_the_stamp_of_a_winner_of_the_same_group(url: str) -> None:
+    with open_writer(url, "a") as store:
+        deciding = deciding_of(store)
+        won, refused = (deciding.submit(partial(transaction.create, "x", {"n": n})) for n in (1, 2))
+        stamp = deciding.submit(lambda transaction: transaction.record("x"), attempts=1)
+        deciding.decide_all()
+        won.outcome()
+        record = store.record("x")
+        with pytest.raises(ExistsError, match="a wrote it") as failed:
+            refused.outcome()
+        assert record is not None
+        assert failed.value.record == record == stamp.outcome()
+
+
+def test_an_undo_takes_back_what_came_before_it_in_its_group(url: str) -> None:
+    with open_writer(url, "a") as store:
+        store.create("x", {"n": 0})
+        deciding = deciding_of(store)
+        modified = deciding.submit(partial(transaction.modify, "x", increment))
+        undone = deciding.submit(lambda transaction: transaction.undo("a"))
+        deciding.decide_all()
+        assert modified.outcome() == {"n": 1}
+        assert undone.outcome() is True
+        assert store["x"] == {"n": 0}
+
+
+def test_a_function_that_ends_its_thread_ends_nobody_else(url: str) -> None:
+    with open_writer(url, "a") as store:
+        deciding = deciding_of(store)
+
+        def exit(transaction: Transaction) -> None:
+            raise SystemExit
+
+        exits = deciding.submit(exit)
+        other = deciding.submit(partial(transaction.modify, "x", increment))
+        leader = threading.Thread(target=deciding.decide_all)
+        leader.start()
+        leader.join()
+        assert other.outcome() == store["x"] == {"n": 1}
+        with pytest.raises(SystemExit):
+            exits.outcome()
+
+
+# -- interrupts
+
+
+@pytest.mark.parametrize("after", ["take_own", "appended", "between_refreshes"])
+def test_what_was_appended_before_an_interrupt_is_not_decided_again(
+    url: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url, "a") as store:
+        replica, deciding = replica_of(store), deciding_of(store)
+        call = getattr(replica, after)
+
+        def interrupted(*args: Any) -> None:
+            call(*args)
+            raise KeyboardInterrupt
+
+        other = deciding.submit(partial(transaction.modify, "x", increment))
+        with monkeypatch.context() as patch:
+            patch.setattr(replica, after, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.create("y", {})
+        deciding.decide_all()
+        assert other.outcome() == store["x"] == {"n": 1}
+        assert "y" in store
+
+
+def test_an_interrupt_before_what_was_appended_is_in_memory_does_not_hide_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url, "a") as store:
+        other = deciding_of(store).submit(partial(transaction.modify, "x", increment))
+
+        def interrupted(commits: Iterable[Commit], end: Cursor) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replica_of(store), "take_own", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.create("y", {})
+        assert other.outcome() == store["x"] == {"n": 1}
+        assert store.modify("x", increment) == {"n": 2}
+
+
+def test_a_query_is_asked_again_after_its_group_was_interrupted(url: str) -> None:
+    with open_writer(url, "a") as store, open_writer(url, "b") as b:
+        deciding = deciding_of(store)
+        other = deciding.submit(partial(count_into, "count"), attempts=1)
+        with pytest.raises(KeyboardInterrupt):
+            store.transact(interrupt)
+        b["x"] = {"n": 1}
+        deciding.decide_all()
+        assert other.outcome() == 2
+
+
+def test_a_block_that_is_given_up_while_it_commits_does_not_miss_what_came_in(url: str) -> None:
+    with open_writer(url, "a") as store, open_writer(url, "b") as b:
+        deciding = deciding_of(store)
+        made = deciding.begin()
+        count_into("count", made)
+        commit = deciding.submit(partial(deciding.repeat, made))
+        deciding.leave(made)
+        b["x"] = {"n": 1}
+        deciding.decide_all()
+        with pytest.raises(ConflictError, match="query"):
+            commit.outcome()
+
+
+# -- views
+
+
+def test_a_view_that_is_released_takes_nothing_from_the_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_writer(url, "a") as store:
+        replica = replica_of(store)
+        first, second = replica.freeze(), replica.freeze()
+        keep: Callable[..., None] = first.keep
+
+        def keep_and_release(*args: Any) -> None:
+            keep(*args)
+            first.release()
+
+        monkeypatch.setattr(first, "keep", keep_and_release)
+        store["x"] = {"n": 1}
+        assert second.record("x") is None
+
+
+def test_a_block_that_is_never_left_keeps_nothing(url: str) -> None:
+    with open_writer(url, "a") as store:
+        view = weakref.ref(store.transaction().__enter__().source.view)  # type: ignore[attr-defined]
+        gc.collect()
+        assert view() is None
+        store["x"] = {"n": 1}
+        assert store.modify("x", increment) == {"n": 2}
+
+
+def test_clear_in_a_transaction_reads_all_documents_once(url: str) -> None:
+    with open_writer(url, "a") as store:
+        for n in range(5):
+            store[f"d{n}"] = {}
+        with store.transaction() as made:
+            made.clear()
+            assert len(made.reads.queries) == 1
+        assert len(store) == 0
+
+
+# -- the storage
+
+
+def test_an_unknown_outcome_stays_unknown_where_nothing_can_be_read_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"faults-{next(_numbers)}"
+    with open_writer(f"bucket://{name}", "a") as store:
+        replica = replica_of(store)
+
+        def unreachable(*args: object) -> None:
+            raise RetryError("no answer")
+
+        def fail(*args: object) -> None:
+            patch.setattr(replica.backend, "list_logs", unreachable)
+            raise CommitUnknownError("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replica.backend, "append_at", fail)
+            with pytest.raises(CommitUnknownError):
+                store.create("x", {})
+        assert not [request for request in bucket.BUCKETS[name].asked if "transactions" in request.key]
+
+
+def test_what_a_query_found_deleted_is_durable_and_so_is_all_that_was_not_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "store")
+    with open_writer(url, "a") as store, open_writer(url, "b") as b, open_writer(url, "c") as c:
+        b["x"] = {}
+        c["y"] = {}
+        store.refresh()
+        del b["x"]
+        backend = replica_of(store).backend
+        persisted: list[str] = []
+
+        def persist(paths: Iterable[str]) -> None:
+            for path in paths:
+                persisted.append(path)
+                raise MissingFileError("compacted meanwhile", path)
+
+        monkeypatch.setattr(backend, "persist", persist)
+        store.transact(partial(count_into, "count"))
+        assert [path.split("/")[1] for path in persisted] == ["b", "c"]
