@@ -19,6 +19,7 @@ import opslog
 import opslog.aio
 from opslog.environment import REAL
 from opslog.lease import PREFIX
+from tests.support.bucket import BUCKETS
 
 _names = itertools.count()
 OPEN, DONE = {"status": "open"}, {"status": "done"}
@@ -53,9 +54,11 @@ def _worker(url: str, agent: str, started: float) -> Worker:
     return Worker(opslog.open(url, agent=agent, environment=machine.environment), machine)
 
 
-@pytest.fixture
-def url() -> str:
-    return f"memory://lease-{next(_names)}"
+@pytest.fixture(params=["memory", "bucket"])
+def url(request: pytest.FixtureRequest) -> str:
+    name = f"lease-{next(_names)}"
+    assert name not in BUCKETS
+    return f"{request.param}://{name}"
 
 
 @pytest.fixture
