@@ -18,10 +18,12 @@ import opslog
 from opslog.backends import open_backend
 from opslog.backends.local.fs import FsBackend
 from opslog.environment import Environment
+from opslog.errors import MissingFileError
 from opslog.format.layout import STORE, segment_path
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.reader import Cursor
 from opslog.replica.feed import Feed
+from opslog.replica.state import State
 from opslog.replica.token import Position, Token
 from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
@@ -234,6 +236,28 @@ def test_documents_have_the_stores_type(url: str) -> None:
     with opslog.open(url, agent="a", type=Task) as store:
         store["x"] = Task("build")
         assert [change.document for change in store.changes()] == [Task("build")]
+
+
+def test_a_snapshot_that_is_collected_before_it_is_held_is_loaded_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
+        a["x"] = {}
+        real = State.snapshot
+        missed: list[int] = []
+
+        def snapshot(self: State) -> Any:
+            if not missed:
+                missed.append(self.manifest.number)
+                collect(a)
+                raise MissingFileError("collected meanwhile", "snapshots/x")
+            return real(self)
+
+        with opslog.open(url, read_only=True) as reader, monkeypatch.context() as patched:
+            patched.setattr(State, "snapshot", snapshot)
+            changes = reader.changes()
+            assert {change.id: change.document for change in changes} == dict(reader.items()) == dict(a.items())
+        assert Token.parse(changes.token).manifest > missed[0]
 
 
 def test_a_reset_shows_the_store_as_it_was_whenever_it_is_iterated(url: str) -> None:

@@ -170,13 +170,16 @@ class Feed(Generic[T]):
                 raise _CollectedError
             return newest
 
+        def load(manifest: Manifest) -> tuple[State, Callable[[], Iterator[Set]]]:
+            state = self._load_at(manifest, ends)
+            return state, state.snapshot()
+
         try:
-            state = self._loader.manifests.read_consistently(choose, lambda manifest: self._load_at(manifest, ends))
+            state, records = self._loader.manifests.read_consistently(choose, load)
         except _CollectedError:
             return None
         self._persist(state.manifest, {}, state)
         token = self._keep(store, state, state.manifest)
-        records = state.snapshot()
         return Changes(token, lambda: ((record.id, record, False) for record in records()), self._decode, reset=True)
 
     def _load(self, token: Token) -> _At | None:

@@ -296,7 +296,8 @@ class State:
     def snapshot(self) -> Callable[[], Iterator[Set]]:
         """All documents' records in order of id, as they are at this call, to be iterated at any time and many times.
 
-        :raises RetryError: when iterated: the snapshot was replaced and collected.
+        :raises MissingFileError: the snapshot was replaced and collected.
+        :raises RetryError: when iterated: likewise.
         """
         for run in self.runs:
             run.hold()
