@@ -49,9 +49,9 @@ def _move_cursor_first(self: Following, commits: list[Commit], cursor: Cursor) -
     self.apply(commits)
 
 
-def _apply_before_queueing(self: LogWriter, commit: Commit) -> Pending:
+def _apply_before_queueing(self: LogWriter, commit: Commit, *conditions: Any) -> Pending:
     if self._buffer is None or self._closed or self._broken is not None:
-        return _append(self, commit)
+        return _append(self, commit, *conditions)
     read_at = self.session.freshness.read_at
     pending = Pending(commit, self.session.stamp(commit), read_at)
     self._apply([pending])
