@@ -42,8 +42,8 @@ def replay(
     partitions: int | None = None,
     **storage_options: Any,
 ) -> DataFrame:
-    """The documents of a store, with columns ``id, data, clock, agent, ts, v``: the rows of `Store.records`, in no
-    particular order.
+    """The documents of a store, with columns ``id, data, clock, agent, ts, v, by, tx``: the rows of `Store.records`, in
+    no particular order.
 
     Every task reads a share of the logs and of the snapshot and passes on the best record that it saw of each document;
     one shuffle by id finds the best of all. What a task holds does not depend on the length of the logs, and Spark

@@ -19,7 +19,7 @@ from tests.cli.calling import PROGRAM
 from tests.cli.conftest import Opslog
 from tests.support.waiting import until
 
-Row = tuple[str, bytes, int, str, str, int]
+Row = tuple[str, bytes, int, str, str, int, str | None, str | None]
 
 
 @pytest.fixture
@@ -49,7 +49,10 @@ def records(root: Path, **options: Any) -> list[library.Set]:
 
 
 def rows(found: list[library.Set]) -> list[Row]:
-    return [(record.id, bytes(record.data), record.clock, record.agent, record.ts, record.v) for record in found]
+    return [
+        (r.id, bytes(r.data), r.clock, r.agent, r.ts, r.v, r.by or None, r.tx or None)  # of transactions
+        for r in found
+    ]
 
 
 def middle(root: Path) -> int:
