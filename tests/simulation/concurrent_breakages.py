@@ -113,6 +113,6 @@ CONCURRENT = [
         Memory,
         "read",
         _read_unlocked,
-        likely("posix", {}, **BUSY, statements=3, weights={"batch": 4, "refresh": 2}),
+        likely("posix", {}, **BUSY | {"calls": 240}, statements=5, weights={"batch": 4, "refresh": 2}),
     ),
 ]

@@ -7,5 +7,6 @@ from tests.simulation.concurrent_breakages import CONCURRENT
 from tests.simulation.feed_breakages import FEED
 from tests.simulation.fence_breakages import FENCES
 from tests.simulation.program_breakages import PROGRAM
+from tests.simulation.transaction_breakages import TRANSACTIONAL
 
-EVERY = [*ALL, *FENCES, *CONCURRENT, *PROGRAM, *FEED]
+EVERY = [*ALL, *FENCES, *CONCURRENT, *PROGRAM, *FEED, *TRANSACTIONAL]

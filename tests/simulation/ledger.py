@@ -49,8 +49,8 @@ class Attempt:
     :ivar decided: it was queued as a transaction; what was `sent` to the shared log, the last one being what counts.
     :ivar read, written: by a transaction: the texts that its function saw last, without what it had written itself,
         and those that it left. What it was refused for counts as read.
-    :ivar matched: per condition of a query that it made the documents that it was given. :ivar began, ended: when, in
-        no unit; `ended` only where it was acknowledged, or refused.
+    :ivar matched: the tasks that a query for those that are taken gave it; None: it made none.
+    :ivar began, ended: when, in no unit; `ended` only where it was acknowledged, or refused.
     :ivar known: the clock of the last transaction that its store had read when it began.
     :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
         or "nothing" (there was nothing to do).
@@ -66,7 +66,7 @@ class Attempt:
     sent: list[Commit] = field(default_factory=list)
     read: Texts = field(default_factory=dict)
     written: Texts = field(default_factory=dict)
-    matched: dict[str, Texts] = field(default_factory=dict)
+    matched: Texts | None = None
     known: int = 0
     began: int = field(default_factory=lambda: next(_MOMENTS))
     ended: int | None = None
@@ -218,7 +218,7 @@ class Ledger:
             attempt.end("unknown" if is_unknown else "nothing" if isinstance(error, NotFoundError) else "refused")
             if isinstance(error, ConflictError):
                 attempt.read = {error.id: error.record and bytes(error.record.data)} if error.id else {}
-                attempt.matched = {}
+                attempt.matched = None
             elif not isinstance(error, NotFoundError):
                 attempt.ended = None  # it says nothing of what is there
             raise

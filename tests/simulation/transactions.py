@@ -20,7 +20,6 @@ from tests.simulation.transaction_invariants import (
     TASKS,
     TASKS_MAX,
     check_views_of_transactions,
-    taker_text,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Noting:
     def __init__(self, transaction: Transaction[Any], attempt: Attempt) -> None:
         self._transaction = transaction
         self._attempt = attempt
-        attempt.read, attempt.written, attempt.matched = {}, {}, {}
+        attempt.read, attempt.written, attempt.matched = {}, {}, None
 
     def get(self, id: str) -> Any:
         record = self._transaction.record(id)
@@ -55,11 +54,11 @@ class Noting:
         self._transaction.delete(id)
         self._attempt.written[id] = None
 
-    def taken_by(self, agent: str) -> list[str]:
-        """The tasks of an agent, by a query."""
-        found = dict(self._transaction.filter(lambda document: document.get("taker") == agent))
+    def taken(self) -> list[str]:
+        """The tasks that somebody has, by a query."""
+        found = dict(self._transaction.filter(lambda document: "taker" in document))
         texts: Texts = {record.id: bytes(record.data) for id in found if (record := self._transaction.record(id))}
-        self._attempt.matched[agent] = texts
+        self._attempt.matched = texts
         return list(found)
 
 
@@ -70,7 +69,7 @@ def _amount(session: Session, amount: int) -> tuple[dict[str, Any], bytes]:
 
 def _task(session: Session) -> tuple[dict[str, Any], bytes]:
     token = session.shared.token()
-    return {"n": token, "taker": session.agent}, b'{"n":%d,%b}' % (token, taker_text(session.agent))
+    return {"n": token, "taker": session.agent}, b'{"n":%d,"taker":"%b"}' % (token, session.agent.encode())
 
 
 async def create(session: Session) -> None:
@@ -161,7 +160,7 @@ async def take_few(session: Session) -> None:
 
         def function(transaction: Transaction[Any]) -> None:
             noting = Noting(transaction, attempt)
-            if len(noting.taken_by(session.agent)) < TASKS_MAX and noting.get(id) is None:
+            if len(noting.taken()) < TASKS_MAX and noting.get(id) is None:
                 noting.set(id, *_task(session))
 
         await session.calls.transact(function)
@@ -193,11 +192,14 @@ async def block(session: Session) -> None:
 
 async def audit(session: Session) -> None:
     """Read everything that transactions have made, and write nothing."""
+    some = session.random.sample(session.shared.ids, min(3, len(session.shared.ids)))
     with session.attempt(TRANSACTION, "audit") as attempt:
 
         def function(transaction: Transaction[Any]) -> dict[str, Any]:
             noting = Noting(transaction, attempt)
-            noting.taken_by(session.agent)
+            noting.taken()
+            for id in some:
+                noting.get(id)
             return {id: document for id in (*ACCOUNTS, *TASKS) if (document := noting.get(id)) is not None}
 
         seen = await session.calls.transact(function)

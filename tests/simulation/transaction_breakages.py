@@ -1,0 +1,265 @@
+"""Breakages of what transactions rely on, as those in `tests.simulation.breakages`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from opslog.backends import Backend, Position
+from opslog.backends.objects import backend as objects
+from opslog.compaction.compact import CompactionInput, Tail
+from opslog.format.commits import TRANSACTIONS, Commit, Undo
+from opslog.format.layout import segment_path
+from opslog.format.manifest import Cut
+from opslog.log import shared
+from opslog.log.reader import list_log
+from opslog.log.session import WriterSession
+from opslog.log.shared import SharedLog
+from opslog.replica import deciding
+from opslog.replica.deciding import Deciding, Waiting
+from opslog.replica.state import State, View
+from opslog.replica.transaction import Reads, Transaction
+from tests.simulation.breakages import ANSWERS, Breakage, likely
+
+# Nothing but transactions, of many who are quick.
+CLAIMS: dict[str, Any] = {"transactions": 5.0, "think_seconds": 0.01, "weights": {"refresh": 1.0, "set": 2.0}}
+
+
+def _append_anywhere(self: Any, data: bytes) -> Position:
+    """Where the log ends, whatever was read of it."""
+    backend: Backend = self._backend
+    position = backend.append_at(TRANSACTIONS, self._end, data)
+    while position is None:
+        last = list_log(backend, TRANSACTIONS)[-1]
+        end = Position(last.number, last.bytes) if backend.segments_grow else Position(last.number + 1, 0)
+        position = backend.append_at(TRANSACTIONS, end, data)
+    return position
+
+
+def _no_answer_is_a_conflict(self: objects.ObjectBackend, agent: str, end: Position, data: bytes) -> Position | None:
+    """Whatever is under that number is another transaction, and this one is decided again."""
+    outcome = self.driver.put_new(self._prefix + segment_path(agent, end.segment), data)
+    return end if outcome is objects.Put.CREATED else None
+
+
+def _number_unchecked(self: WriterSession) -> None:
+    if self.agent != TRANSACTIONS:
+        _check_number(self)
+
+
+def _unconfirmed(self: WriterSession, position: Position) -> None:
+    if self.agent != TRANSACTIONS:
+        _confirm(self, position)
+
+
+_check_number = WriterSession._check_number
+_confirm = WriterSession._confirm
+
+
+def _cut_at_the_end_of_now(self: Tail, backend: Backend, *arguments: Any) -> CompactionInput:
+    """The cut of the shared log is where it ends by now, whoever has appended since it was read."""
+    found = _input(self, backend, *arguments)
+    listed = list_log(backend, TRANSACTIONS)
+    if not listed or TRANSACTIONS not in found.cut:
+        return found
+    last = listed[-1]
+    position = (last.number, last.bytes) if backend.segments_grow else (last.number + 1, 0)
+    cut = {**found.cut, TRANSACTIONS: Cut(*position, found.cut[TRANSACTIONS].commits)}
+    return msgspec.structs.replace(found, cut=cut)
+
+
+_input = Tail.input
+
+
+def _end_before_the_append(
+    self: Deciding[Any], group: list[Waiting[Any, Any]], commits: list[Commit | None], view: View
+) -> bool:
+    if any(commit is not None for commit in commits):
+        for waiting in group:
+            waiting.end()
+    return _append(self, group, commits, view)
+
+
+_append = Deciding._append
+
+
+def _nothing(*arguments: object, **options: object) -> None:
+    """Do not do it."""
+
+
+def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
+    """Who comes while the group's refresh is under way still belongs to it."""
+    replica: Any = self._replica
+    freeze = replica.freeze
+
+    def joined() -> View:
+        view: View = freeze()
+        while self._queue:
+            waiting = self._queue.popleft()
+            group.append(waiting)
+            self._group.append(waiting)
+        return view
+
+    replica.freeze = joined
+    try:
+        _attempt(self, group)
+    finally:
+        del replica.freeze
+
+
+_attempt = Deciding._attempt
+
+
+def _stamp_without_nonce(self: SharedLog, commits: Any, last_ts: str) -> list[bytes]:
+    environment = self._freshness.environment
+    self._freshness.environment = replace(environment, nonce=lambda: "0" * 16)
+    try:
+        return _stamp(self, commits, last_ts)
+    finally:
+        self._freshness.environment = environment
+
+
+_stamp = SharedLog.stamp
+
+
+def _no(*arguments: object) -> bool:
+    return False
+
+
+def _undo_whatever(self: Transaction[Any], author: str) -> bool:
+    """Whoever has built on it."""
+    commit = self._source.undoable(author)
+    if commit is None:
+        return False
+    self._undo = Undo("", 0, "", commit.clock)
+    return True
+
+
+TRANSACTIONAL = [
+    Breakage(
+        "append a transaction wherever the shared log ends",
+        shared._AtEnd,
+        "append",
+        _append_anywhere,
+        likely("s3", {}, **CLAIMS),
+    ),
+    Breakage(
+        "take a lost answer for a conflict, and decide again",
+        objects.ObjectBackend,
+        "append_at",
+        _no_answer_is_a_conflict,
+        likely("s3", ANSWERS, 15, **CLAIMS),
+    ),
+    Breakage(
+        "append a transaction under a number that may have been used",
+        WriterSession,
+        "_check_number",
+        _number_unchecked,
+        likely(
+            "s3",
+            {"pause": 1},
+            10,
+            2500,
+            {"pause": "put-new prefix/ops/transactions"},
+            amounts={"pause": 500.0},
+            undo_window=0,
+            agents=4,
+            calls=30,
+            compactors=4,
+            grace_seconds=0.5,
+            **CLAIMS | {"think_seconds": 3.0},
+        ),
+        more=((WriterSession, "_confirm", _unconfirmed),),
+    ),
+    Breakage(
+        "compact the shared log past the end that was read",
+        Tail,
+        "input",
+        _cut_at_the_end_of_now,
+        likely("s3", {}, undo_window=0, agents=4, compactors=4, **CLAIMS),
+    ),
+    Breakage(
+        "acknowledge transactions before their append",
+        Deciding,
+        "_append",
+        _end_before_the_append,
+        likely("posix", {"fail": 1, "full": 1}, 20, **CLAIMS),
+    ),
+    Breakage(
+        "decide on what is not on disk",
+        Deciding,
+        "_make_durable",
+        _nothing,
+        likely(
+            "posix",
+            {"pause after": 2, "power": 1},
+            20,
+            1500,
+            {"pause after": "write /store/ops/agent"},
+            amounts={"pause after": 20.0},
+            agents=4,
+            documents=2,
+            compactors=0,
+            readers=0,
+            **CLAIMS | {"weights": {"set": 40.0}},
+        ),
+    ),
+    Breakage(
+        "join a group of transactions whose refresh has begun",
+        Deciding,
+        "_attempt",
+        _join_late,
+        likely(
+            "s3",
+            {"stall after": 1},
+            20,
+            1500,
+            {"stall after": "list prefix/ops"},
+            threaded=3,
+            threads=5,
+            agents=3,
+            documents=5,
+            calls=60,
+            compactors=0,
+            think_seconds=0.01,
+            weights={"set": 10.0, "answer": 10.0, "audit": 20.0, "create": 5.0},
+        ),
+    ),
+    Breakage(
+        "give all transactions one nonce",
+        SharedLog,
+        "stamp",
+        _stamp_without_nonce,
+        likely("posix", {}, **CLAIMS),
+    ),
+    Breakage(
+        "write guarded documents to the agent's own log",
+        State,
+        "guards",
+        _no,
+        likely("posix", {}, **CLAIMS),
+    ),
+    Breakage(
+        "undo a transaction that others have built on",
+        Transaction,
+        "undo",
+        _undo_whatever,
+        likely("posix", {}, undo_window=16, **CLAIMS | {"weights": {"undo": 10.0}}),
+    ),
+    Breakage(
+        "keep what was decided after a lost race",
+        deciding,
+        "_changed",
+        _nothing,
+        likely("s3", {}, agents=4, **CLAIMS),
+    ),
+    Breakage(
+        "compare the documents of a query alone after a lost race",
+        Reads,
+        "matches",
+        _no,
+        likely("s3", {}, agents=4, think_seconds=0.01, weights={"take_few": 10.0, "release": 8.0}),
+    ),
+]
