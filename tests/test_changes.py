@@ -19,14 +19,13 @@ from opslog.backends import open_backend
 from opslog.backends.local.fs import FsBackend
 from opslog.environment import Environment
 from opslog.errors import MissingFileError
-from opslog.format.layout import STORE, segment_path
+from opslog.format.layout import segment_path
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.reader import Cursor
 from opslog.replica.feed import Feed
 from opslog.replica.state import State
 from opslog.replica.token import Position, Token
 from opslog.snapshot.manifests import ManifestStore
-from opslog.verify.verify import verify
 from tests.support import bucket
 from tests.support.consuming import Consumer
 
@@ -315,35 +314,6 @@ def test_what_is_no_token_is_refused(url: str) -> None:
             with pytest.raises(opslog.UsageError, match="is no token of changes"):
                 store.changes(wrong)
         assert store.changes(token).token == token
-
-
-def test_a_token_of_another_store_is_refused(tmp_path: Path) -> None:
-    with open_writer(str(tmp_path / "one"), "a") as one, open_writer(str(tmp_path / "two"), "a") as two:
-        token = one.changes().token
-        with pytest.raises(opslog.UsageError, match="of another store"):
-            two.changes(token)
-
-
-def test_a_store_without_an_id_gets_one_from_a_writer(url: str) -> None:
-    with open_writer(url, "a") as store:
-        with opslog.open(url, read_only=True) as reader:
-            token = reader.changes().token
-        store["x"] = {}
-        changes = store.changes(token)
-        assert not changes.reset
-        with opslog.open(url, read_only=True) as reader:
-            assert seen(reader.changes(token)) == [("x", {}, False)]
-            assert Token.parse(reader.changes(token).token).store == Token.parse(changes.token).store != ""
-
-
-def test_a_damaged_id_is_an_error(tmp_path: Path) -> None:
-    with open_writer(str(tmp_path), "a") as store:
-        store.changes()
-    (tmp_path / STORE).write_bytes(b'{"id":"x"}\n')
-    with open_writer(str(tmp_path), "a") as store, pytest.raises(opslog.CorruptError, match=STORE):
-        store.changes()
-    (problem,) = verify(open_backend(str(tmp_path))).problems
-    assert (problem.severity, problem.path) == ("error", STORE)
 
 
 def test_a_token_grows_with_the_logs_that_are_not_compacted_to_their_ends() -> None:

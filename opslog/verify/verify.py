@@ -280,11 +280,9 @@ class _Verification:
 
     def _check_identity(self) -> None:
         try:
-            data = self._reader.read(STORE)
+            decode_identity(self._reader.read(STORE))
         except MissingFileError:
             return  # it is made when it is needed
-        try:
-            decode_identity(data)
         except CorruptError as error:
             message = str(error).removeprefix(f"{STORE}: ")
             self.report.error(STORE, 0, f"{message}. Restore it from a copy; no document is affected")
