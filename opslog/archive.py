@@ -17,8 +17,8 @@ import msgspec
 from opslog.backends import Backend
 from opslog.environment import format_ts
 from opslog.errors import NotFoundError
-from opslog.format.commits import TRANSACTIONS, Batch, Delete, DeleteOp, Record, Set, Stamp, encode_commit
-from opslog.format.layout import ARCHIVE, archive_of, archive_path, check_name, index_path
+from opslog.format.commits import Batch, Delete, DeleteOp, Record, Set, Stamp, encode_commit
+from opslog.format.layout import ARCHIVE, TRANSACTIONS, archive_of, archive_path, check_name, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
 from opslog.merge.stamps import newer
 from opslog.replica.replica import Replica

@@ -184,6 +184,8 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         log = replica.writable_log()
+        if replica.batches.local.transaction() is not None:
+            raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
         replica.refresh_if_stale()
         while (guards := replica.unguarded(commit)) is not None:
             with suppress(SealedError):  # a transaction may have come in between
@@ -416,6 +418,10 @@ class InTransaction(Generic[T]):
         self._replica = replica
         self._deciding: Deciding[T] | None = None
         self._made: Transaction[T] | None = None
+
+    def record(self, id: str) -> Set | None:
+        assert self._made is not None
+        return self._made.record(id)
 
     def write(self, record: Record) -> None:
         assert self._made is not None

@@ -17,7 +17,7 @@ from opslog.compaction.compact import Compaction, compact
 from opslog.compaction.garbage import collect, find_garbage
 from opslog.environment import REAL
 from opslog.format.commits import Set, encode_commit
-from opslog.format.layout import SHARED_LOG, manifest_path, segment_path
+from opslog.format.layout import TRANSACTIONS, manifest_path, segment_path
 from opslog.log import sealing
 from opslog.verify.verify import verify
 from tests.test_layout import HOSTILE_NAMES
@@ -147,10 +147,10 @@ def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, cl
 
     def append(number: int, end: Position) -> Position:
         commit = Set(
-            "2026-11-24T12:00:00.000000Z", 1000 * number, SHARED_LOG, "shared", msgspec.Raw(b'{"n":%d}' % number)
+            "2026-11-24T12:00:00.000000Z", 1000 * number, TRANSACTIONS, "shared", msgspec.Raw(b'{"n":%d}' % number)
         )
         line = encode_commit(commit)
-        assert backend.append_at(SHARED_LOG, end, line) == end
+        assert backend.append_at(TRANSACTIONS, end, line) == end
         return Position(end.segment, end.offset + len(line))
 
     settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
@@ -160,7 +160,7 @@ def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, cl
         clock.now += HOUR
         compact(backend, REAL)
         session(url, agent="b")
-    assert paths(backend, f"ops/{SHARED_LOG}/") == [segment_path(SHARED_LOG, 1)]
+    assert paths(backend, f"ops/{TRANSACTIONS}/") == [segment_path(TRANSACTIONS, 1)]
     with opslog.open(url, read_only=True) as reader:
         assert reader["shared"] == {"n": 1}
         append(2, end)

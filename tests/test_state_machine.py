@@ -22,7 +22,8 @@ from opslog.backends import open_backend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Tail
 from opslog.errors import AlreadyExistsError, MissingFileError
-from opslog.format.commits import TRANSACTIONS, Batch, Commit, Set, Stamp, Undo
+from opslog.format.commits import Batch, Commit, Set, Stamp, Undo
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor, list_log
 from opslog.log.survey import survey
 from opslog.merge.merge import reference

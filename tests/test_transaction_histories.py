@@ -11,7 +11,8 @@ from hypothesis.stateful import rule
 
 import opslog
 from opslog.errors import ConflictError, ExistsError
-from opslog.format.commits import TRANSACTIONS, Commit, Record, Undo
+from opslog.format.commits import Commit, Record, Undo
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import list_log
 from opslog.merge.merge import reference
 from tests.test_state_machine import AGENTS, IDS, NAMES, WINDOW, Agents, for_examples

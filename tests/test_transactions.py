@@ -21,9 +21,11 @@ import opslog
 from opslog.backends.local.fs import FsBackend
 from opslog.environment import Environment
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError, WriteFailedError
-from opslog.format.commits import TRANSACTIONS
+from opslog.format import commits
+from opslog.format.layout import TRANSACTIONS
 from opslog.store import replica_of
 from tests.support import bucket
+from tests.support.waiting import until
 
 Store = opslog.Store[dict[str, Any]]
 Document = dict[str, Any]
@@ -365,10 +367,17 @@ def test_batches_and_transactions_in_each_other(url: str) -> None:
                 a.create("y", {})
             with pytest.raises(UsageError, match="another transaction"), a.transaction():
                 pass
+            transaction["w"] = {}
             with a.batch():
                 a["z"] = {}
+                assert a["w"] == {}  # as the transaction sees it
+                del a["w"]
             assert "z" in transaction
             assert "z" not in a
+            with pytest.raises(UsageError, match="write through it"):
+                a["y"] = {}
+        with pytest.raises(UsageError, match="has ended"):
+            transaction["x"] = {}
         assert sorted(a) == ["x", "z"]
         assert len(shared(a)) == 1
         a.create("y", {})
@@ -442,6 +451,31 @@ def test_threads_share_appends_and_lose_nothing(url: str) -> None:
             list(pool.map(lambda _: a.modify("n", increment), range(64)))
         assert a["n"] == {"n": 64}
         assert len(shared(a)) == 64
+
+
+def test_a_transaction_that_is_too_long_for_a_line_fails_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "LINE_BYTES_MAX", 10_000)
+    with open_writer(url, "a") as a:
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold(document: Document | None) -> Document:
+            entered.set()
+            assert leave.wait(30)
+            return increment(document)
+
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(a.modify, "n", hold)
+            assert entered.wait(30)
+            others = [pool.submit(a.create, "long", {"n": "x" * 10_000}), pool.submit(a.create, "short", {"n": 1})]
+            deciding = replica_of(a).transactions
+            assert deciding is not None
+            until(lambda: len(deciding._queue) == 2)
+            leave.set()
+            assert first.result(30) == {"n": 1}
+            with pytest.raises(UsageError, match="make several"):
+                others[0].result(30)
+            others[1].result(30)
+        assert sorted(a) == ["n", "short"]
 
 
 def test_tasks_share_appends_and_lose_nothing(url: str) -> None:

@@ -17,9 +17,9 @@ from opslog.backends import Backend
 from opslog.bulk.guarded import GuardedWriter
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import AgentFencedError, MissingFileError, RetryError, UsageError
-from opslog.format.commits import TRANSACTIONS, Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, SetOp, encode_commit
 from opslog.format.documents import Document, check_id, check_version, encode
-from opslog.format.layout import check_agent, check_name
+from opslog.format.layout import TRANSACTIONS, check_agent, check_name
 from opslog.format.manifest import START, Cut, Manifest, Settings
 from opslog.format.torn import joined
 from opslog.importers import ImportedCommit, ImportedOp

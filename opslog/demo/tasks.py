@@ -16,7 +16,8 @@ import msgspec
 import opslog
 from opslog.demo.journal import Begin, Call, Change
 from opslog.environment import REAL
-from opslog.format.commits import TRANSACTIONS, Commit, Set, encode_commit
+from opslog.format.commits import Commit, Set, encode_commit
+from opslog.format.layout import TRANSACTIONS
 from opslog.lease import PREFIX
 
 _LEASE_SECONDS = 1.0

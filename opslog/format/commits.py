@@ -25,11 +25,6 @@ import orjson
 
 from opslog.errors import CorruptError, UsageError
 from opslog.format.exact import UNREADABLE, InexactError, load_document
-from opslog.format.layout import SHARED_LOG
-
-# The name under which the shared log stands: its lines are transactions, of many authors. No agent may open a store
-# under it.
-TRANSACTIONS = SHARED_LOG
 
 
 class Stamp(NamedTuple):

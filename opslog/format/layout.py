@@ -30,8 +30,8 @@ REMOVED = "removed/"
 STAGING = "staging/"
 STORE = "store.json"
 
-# The log with many writers (`Backend.append_at`).
-SHARED_LOG = "transactions"
+# The log of all agents' transactions, which has many writers (`Backend.append_at`). No agent can have its name.
+TRANSACTIONS = "transactions"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _MANIFEST = re.compile(r"manifests/([0-9]{20})\.json", re.ASCII)
@@ -82,9 +82,9 @@ def check_agent(name: object) -> str:
     :raises InvalidNameError: otherwise.
     """
     agent = check_name(name, "agent")
-    if agent == SHARED_LOG:
+    if agent == TRANSACTIONS:
         raise InvalidNameError(
-            f"no agent is called {SHARED_LOG!r}: that is the log of all agents' transactions. Choose another name"
+            f"no agent is called {TRANSACTIONS!r}: that is the log of all agents' transactions. Choose another name"
         )
     return agent
 

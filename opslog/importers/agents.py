@@ -11,8 +11,7 @@ import unicodedata
 from itertools import count
 
 from opslog.errors import InvalidNameError
-from opslog.format.commits import TRANSACTIONS
-from opslog.format.layout import check_name
+from opslog.format.layout import TRANSACTIONS, check_name
 
 _LONGEST = 128
 

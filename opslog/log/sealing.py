@@ -18,7 +18,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.commits import Seal
-from opslog.format.layout import SHARED_LOG
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segment, list_segments
@@ -70,7 +70,7 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
         agent
         for agent, listed in list_segments(backend).items()
         if agent in old.cut
-        and agent != SHARED_LOG
+        and agent != TRANSACTIONS
         and cut.get(agent) == old.cut[agent]
         and _ends_at(listed, old.cut[agent])
         and now - listed[-1].modified > old.settings.grace_seconds

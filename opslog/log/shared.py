@@ -10,14 +10,13 @@ before, as a recent manifest shows, before the append and after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from opslog.backends import Backend, Position
 from opslog.environment import format_ts
 from opslog.errors import AgentFencedError
-from opslog.format.commits import TRANSACTIONS, Commit, encode_commit
+from opslog.format.commits import Commit, encode_commit
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.torn import joined
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor
@@ -38,21 +37,19 @@ class SharedLog:
         self._clock = clock
         self._author = author
 
-    def stamp(self, commits: Sequence[Commit], last_ts: str) -> list[bytes]:
-        """Give commits their agent, author, nonce, clock and ts; returns their lines, for one append.
+    def stamp(self, commit: Commit, last_ts: str, *, is_first: bool) -> bytes:
+        """Give a commit its agent, author, nonce, clock and ts; returns its line.
 
-        :param last_ts: of the line before them: `ts` never goes back in this log.
+        :param last_ts: of the line before it: `ts` never goes back in this log.
+        :param is_first: whether its line is the first of an append.
         :raises UsageError, CorruptError: as of `encode_commit`.
         """
         environment = self._freshness.environment
-        lines: list[bytes] = []
-        for commit in commits:
-            commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
-            commit.ts = last_ts = max(last_ts, format_ts(environment.time()))
-            commit.clock = self._clock.tick(CLOCK_STEP)
-            line = encode_commit(commit)
-            lines.append(joined(line) if lines else line)
-        return lines
+        commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
+        commit.ts = max(last_ts, format_ts(environment.time()))
+        commit.clock = self._clock.tick(CLOCK_STEP)
+        line = encode_commit(commit)
+        return line if is_first else joined(line)
 
     def append(self, lines: bytes, end: Cursor) -> Cursor | None:
         """Append lines if the log still ends where this cursor is. On return they are durable, and part of the log.

@@ -20,7 +20,8 @@ from typing import cast
 
 import msgspec
 
-from opslog.format.commits import CLOCK_MAX, TRANSACTIONS, Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.format.layout import TRANSACTIONS
 from opslog.merge.stamps import newer, outranks
 from opslog.merge.undo import farthest, reachable_after
 

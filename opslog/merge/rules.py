@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from opslog.errors import InvalidNameError
-from opslog.format.commits import TRANSACTIONS, Batch, Commit, Seal, Undo
-from opslog.format.layout import check_agent
+from opslog.format.commits import Batch, Commit, Seal, Undo
+from opslog.format.layout import TRANSACTIONS, check_agent
 from opslog.merge.clock import CLOCK_STEP
 from opslog.merge.undo import reachable_after
 

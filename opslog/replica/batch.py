@@ -68,6 +68,9 @@ class _Local(threading.local):
 class OpenTransaction(Protocol):
     """The block of a transaction, for as long as it can still be left."""
 
+    def record(self, id: str) -> Set | None:
+        """What the transaction sees of a document."""
+
     def write(self, record: Record) -> None:
         """Write a record, still without a stamp."""
 

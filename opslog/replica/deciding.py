@@ -39,9 +39,9 @@ from opslog.errors import (
     UsageError,
     WriteFailedError,
 )
-from opslog.format.commits import TRANSACTIONS, Commit, Record, Set, Undo
+from opslog.format.commits import Commit, Record, Set, Undo
 from opslog.format.documents import Schema
-from opslog.format.layout import segment_path
+from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
 from opslog.log.shared import SharedLog
 from opslog.replica.queueing import Queueing
@@ -178,6 +178,8 @@ class Waiting(Generic[T, R]):
         """The outcome is known."""
         if self.done:
             return
+        if self.transaction is not None:
+            self.transaction.end()
         if error is not None:
             self.error = error
         self.done = True
@@ -254,6 +256,7 @@ class Deciding(Generic[T]):
 
     def leave(self, made: Transaction[T]) -> None:
         """Nobody uses this transaction any more."""
+        made.end()
         self._release(cast(Sight[T], made.source).view)
 
     def _release(self, view: View) -> None:
@@ -362,7 +365,7 @@ class Deciding(Generic[T]):
             if self._is_appending and waiting.commit is not None:
                 waiting.end(CommitUnknownError("the append of this transaction was interrupted: check what is there"))
             elif leader is None:
-                waiting.end(error)
+                waiting.end(copy(error))
             elif waiting is not leader:
                 waiting.forget()
                 self._queue.appendleft(waiting)
@@ -464,7 +467,7 @@ class Deciding(Generic[T]):
         writers = [waiting for waiting, commit in zip(group, commits, strict=True) if commit is not None]
         written = [commit for commit in commits if commit is not None]
         try:
-            return self._replica.between_refreshes(partial(self._append_at_end, written, view))
+            return self._replica.between_refreshes(partial(self._append_at_end, writers, written, view))
         except WriteFailedError as error:
             in_log = self._partly(error.durable)
             if in_log:
@@ -482,14 +485,23 @@ class Deciding(Generic[T]):
             for waiting in writers:
                 waiting.end(None if happened else copy(error))
         except OpslogError as error:
+            if self._has_happened:
+                self._replica.invalidate()  # they are read from the log
             for waiting in writers:
-                waiting.end(copy(error))
+                waiting.end(None if self._has_happened else copy(error))
         self._is_appending = False
         return False
 
-    def _append_at_end(self, commits: list[Commit], view: View) -> bool:
+    def _append_at_end(self, writers: list[Waiting[T, Any]], commits: list[Commit], view: View) -> bool:
         self._replica.note_guards()
-        lines = self._log.stamp(commits, view.state.shared_ts)
+        ts, lines = view.state.shared_ts, []
+        for waiting, commit in zip(writers, commits, strict=True):
+            try:
+                lines.append(self._log.stamp(commit, ts, is_first=not lines))
+            except OpslogError as error:
+                waiting.error = error  # its alone: too long a line
+                return False
+            ts = commit.ts
         data = b"".join(lines)
         self._lines = lines
         self._is_appending = True

@@ -14,8 +14,8 @@ from typing import TypeVar
 from opslog.compaction.automatic import AutoCompaction
 from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
-from opslog.format.commits import TRANSACTIONS, Commit
-from opslog.format.layout import segment_path
+from opslog.format.commits import Commit
+from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on

@@ -109,17 +109,19 @@ class Replica(Following, Generic[T]):
         """The record of a document, None where there is none."""
         self.check_open()
         batch = self.batches.current
-        if batch is not None and id in batch.overlay:
-            record = batch.overlay[id]
-            return record if isinstance(record, Set) else None
+        if batch is not None:
+            if id in batch.overlay:
+                record = batch.overlay[id]
+                return record if isinstance(record, Set) else None
+            if (outer := self.batches.local.transaction()) is not None:
+                return outer.record(id)
         return self.read(State.get, id)
 
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
-        batch = self.batches.current
-        if batch is not None and id in batch.overlay:
-            return isinstance(batch.overlay[id], Set)
+        if self.batches.current is not None and isinstance(id, str):
+            return self.record(id) is not None
         return isinstance(id, str) and self.read(State.contains, id)
 
     def count(self) -> int:

@@ -15,7 +15,8 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
-from opslog.format.commits import TRANSACTIONS, Commit, Delete, Record, Set
+from opslog.format.commits import Commit, Delete, Record, Set
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import START, Cut, Manifest, Run
 from opslog.log.reader import Chunk, Cursor, Segment, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey

@@ -12,7 +12,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from opslog.errors import ConflictError, ExistsError, NotFoundError
+from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
 from opslog.format.documents import Schema, check_id
 from opslog.replica.views import Items, Values
@@ -85,6 +85,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._reads = Reads({}, [])
         self._written: dict[str, Record] = {}
         self._undo: Undo | None = None
+        self._has_ended = False
         self.author = ""
 
     # -- reading
@@ -96,7 +97,12 @@ class Transaction(MutableMapping[str, T], Generic[T]):
             self._source.note_stamp(id)
         return self._read(id)
 
+    def _check(self) -> None:
+        if self._has_ended:
+            raise UsageError("this transaction has ended: what is read and written through it would have no effect")
+
     def _read(self, id: str) -> Set | None:
+        self._check()
         if id in self._written:
             return live(self._written[id])
         documents = self._reads.documents
@@ -143,6 +149,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         return ((record.id, decode(record)) for record in self._records(_every))
 
     def _records(self, query: Callable[[Set], object]) -> Iterator[Set]:
+        self._check()
         self._reads.queries.append(query)
         return self._source.records(self._written)
 
@@ -178,6 +185,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     def write(self, record: Record) -> None:
         """Write a record, still without a stamp, whatever is there."""
+        self._check()
         self._written[record.id] = record
 
     def undo(self, author: str) -> bool:
@@ -207,6 +215,10 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def source(self) -> Source:
         """What it reads from."""
         return self._source
+
+    def end(self) -> None:
+        """It is decided, or was given up."""
+        self._has_ended = True
 
     @property
     def reads(self) -> Reads:

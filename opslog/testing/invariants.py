@@ -12,7 +12,8 @@ from functools import wraps
 from itertools import pairwise
 from typing import NoReturn, ParamSpec
 
-from opslog.format.commits import TRANSACTIONS, Commit, Delete, Set, Undo
+from opslog.format.commits import Commit, Delete, Set, Undo
+from opslog.format.layout import TRANSACTIONS
 from opslog.merge.merge import reference
 from opslog.merge.rules import SharedLogRules, UndoWindow, author_faults, clock_fault
 from opslog.merge.stamps import outranks

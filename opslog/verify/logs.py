@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from opslog.errors import CorruptError, MissingFileError
-from opslog.format.commits import TRANSACTIONS, Commit, Undo, decode_commits
-from opslog.format.layout import manifest_path, segment_path
+from opslog.format.commits import Commit, Undo, decode_commits
+from opslog.format.layout import TRANSACTIONS, manifest_path, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.format.torn import sound_length
 from opslog.log.reader import Cursor, Segment, log_source, read_lines

@@ -6,7 +6,7 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.environment import Environment
-from opslog.format.commits import TRANSACTIONS
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import START, Manifest
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log

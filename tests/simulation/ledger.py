@@ -18,7 +18,8 @@ from typing import Any
 from unittest.mock import patch
 
 from opslog.errors import CommitUnknownError, ConflictError, NotFoundError, OpslogError
-from opslog.format.commits import TRANSACTIONS, Batch, Commit, Delete, Seal, Set, SetOp, Stamp, Undo
+from opslog.format.commits import Batch, Commit, Delete, Seal, Set, SetOp, Stamp, Undo
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
 from opslog.log.writer import LogWriter, Pending
 from opslog.replica.deciding import Deciding, Waiting

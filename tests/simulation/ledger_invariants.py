@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Set
 
-from opslog.format.commits import TRANSACTIONS, Commit, Record, Seal, Stamp
+from opslog.format.commits import Commit, Record, Seal, Stamp
+from opslog.format.layout import TRANSACTIONS
 from opslog.merge.stamps import is_greater
 from opslog.store import replica_of
 from opslog.testing.invariants import Logs, State, invariant

@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
-from opslog.format.commits import TRANSACTIONS, Commit, Set
+from opslog.format.commits import Commit, Set
+from opslog.format.layout import TRANSACTIONS
 from opslog.replica.deciding import ATTEMPTS
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.store import Store, replica_of

@@ -12,7 +12,8 @@ from opslog.backends.local.fs import FsBackend
 from opslog.backends.local.fs_log import FsAppender
 from opslog.compaction.automatic import NO_MORE_THREADS
 from opslog.errors import OpslogError, ReopenError, WriteFailedError
-from opslog.format.commits import TRANSACTIONS, Commit
+from opslog.format.commits import Commit
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import Settings
 from opslog.store import Store, replica_of
 from opslog.testing import invariants

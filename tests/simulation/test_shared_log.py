@@ -17,7 +17,7 @@ from opslog.backends import Backend, Position
 from opslog.environment import format_ts
 from opslog.errors import LockedError, OpslogError, WriteFailedError
 from opslog.format.commits import Seal, Set, encode_commit
-from opslog.format.layout import SHARED_LOG
+from opslog.format.layout import TRANSACTIONS
 from opslog.format.torn import joined
 from opslog.log.reader import Cursor, list_log
 from opslog.testing import Fault, Process, Simulation
@@ -48,9 +48,9 @@ class Read(NamedTuple):
 
 
 def read(backend: Backend) -> Read:
-    cursor = Cursor(SHARED_LOG)
+    cursor = Cursor(TRANSACTIONS)
     chain: list[Link] = []
-    for _, commit in cursor.read(backend, list_log(backend, SHARED_LOG)):
+    for _, commit in cursor.read(backend, list_log(backend, TRANSACTIONS)):
         if isinstance(commit, Set):
             chain.append((commit.id, msgspec.json.decode(commit.data)["after"]))
         else:
@@ -62,7 +62,7 @@ def lines(ids: list[str], found: Read, now: float) -> list[bytes]:
     written, after = list[bytes](), found.last
     for number, id in enumerate(ids):
         data = msgspec.Raw(msgspec.json.encode({"after": after}))
-        line = encode_commit(Set(format_ts(now), found.cursor.clock + 1 + number, SHARED_LOG, id, data))
+        line = encode_commit(Set(format_ts(now), found.cursor.clock + 1 + number, TRANSACTIONS, id, data))
         written.append(joined(line) if number else line)
         after = id
     return written
@@ -104,7 +104,7 @@ class Writers:
 
     def _append(self, process: Process, backend: Backend, ids: list[str], written: list[bytes], found: Read) -> None:
         try:
-            position = backend.append_at(SHARED_LOG, Position(*found.cursor.position), b"".join(written))
+            position = backend.append_at(TRANSACTIONS, Position(*found.cursor.position), b"".join(written))
         except WriteFailedError as error:
             self._note(ids, written, error.durable)
             raise
@@ -129,10 +129,10 @@ class Writers:
 
     def _seal(self, process: Process, backend: Backend) -> None:
         """As a compaction does it: with the name, and after what is there then."""
-        with closing(backend.appender(SHARED_LOG)) as appender:
+        with closing(backend.appender(TRANSACTIONS)) as appender:
             found = read(backend)
             appender.append(
-                encode_commit(Seal(format_ts(process.environment.time()), found.cursor.clock + 1, SHARED_LOG))
+                encode_commit(Seal(format_ts(process.environment.time()), found.cursor.clock + 1, TRANSACTIONS))
             )
             self.outcomes["sealed"] += 1
 
@@ -169,7 +169,7 @@ def run(seed: int, kind: type[Directory | ObjectStorage]) -> Writers:
             writers.check(backend)
             found = read(backend)
             [line] = lines(["last"], found, 0.0)
-            assert backend.append_at(SHARED_LOG, Position(*found.cursor.position), line) is not None
+            assert backend.append_at(TRANSACTIONS, Position(*found.cursor.position), line) is not None
             assert read(backend).last == "last"
     return writers
 

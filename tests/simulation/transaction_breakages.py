@@ -10,8 +10,8 @@ import msgspec
 from opslog.backends import Backend, Position
 from opslog.backends.objects import backend as objects
 from opslog.compaction.compact import CompactionInput, Tail
-from opslog.format.commits import TRANSACTIONS, Commit, Undo
-from opslog.format.layout import segment_path
+from opslog.format.commits import Commit, Undo
+from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.format.manifest import Cut
 from opslog.log import shared
 from opslog.log.reader import list_log
@@ -112,11 +112,11 @@ def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
 _attempt = Deciding._attempt
 
 
-def _stamp_without_nonce(self: SharedLog, commits: Any, last_ts: str) -> list[bytes]:
+def _stamp_without_nonce(self: SharedLog, commit: Any, last_ts: str, *, is_first: bool) -> bytes:
     environment = self._freshness.environment
     self._freshness.environment = replace(environment, nonce=lambda: "0" * 16)
     try:
-        return _stamp(self, commits, last_ts)
+        return _stamp(self, commit, last_ts, is_first=is_first)
     finally:
         self._freshness.environment = environment
 

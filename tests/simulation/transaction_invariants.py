@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from opslog.format.commits import TRANSACTIONS, Commit, Record, Set, Stamp, Undo
+from opslog.format.commits import Commit, Record, Set, Stamp, Undo
+from opslog.format.layout import TRANSACTIONS
 from opslog.merge.stamps import is_greater
 from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Texts
