@@ -494,7 +494,8 @@ class Deciding(Generic[T]):
 
     def _append_at_end(self, writers: list[Waiting[T, Any]], commits: list[Commit], view: View) -> bool:
         self._replica.note_guards()
-        ts, lines = view.state.shared_ts, []
+        ts = view.state.shared_ts
+        lines: list[bytes] = []
         for waiting, commit in zip(writers, commits, strict=True):
             try:
                 lines.append(self._log.stamp(commit, ts, is_first=not lines))
