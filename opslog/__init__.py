@@ -51,7 +51,7 @@ from opslog.replica.transaction import Transaction
 from opslog.stats import Stats
 from opslog.store import Store
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AgentBusyError",
