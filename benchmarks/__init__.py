@@ -9,8 +9,8 @@ own benchmark: it measures what opslog is made for, on small documents.
 
 `python -m benchmarks.s3` does likewise for stores on S3.
 
-A contender is a function decorated with `contender`, in `writing`, `reading`, `opening`, `tails` or `maintenance`; a
-new workload is a new name in that decorator. A peer is a class in `peers`, which `contend` registers for the workloads
-that need no more than its few calls. `goals` holds the results against what opslog wants to reach; `page` writes all of
-it into docs/benchmarks.md.
+A contender is a function decorated with `contender`, in `writing`, `transactions`, `reading`, `opening`, `tails` or
+`maintenance`; a new workload is a new name in that decorator. A peer is a class in `peers`, which `contend` registers
+for the workloads that need no more than its few calls. `goals` holds the results against what opslog wants to reach;
+`page` writes all of it into docs/benchmarks.md.
 """

@@ -8,6 +8,9 @@ from pathlib import Path
 from benchmarks import writing
 
 # isort: split
+from benchmarks import transactions
+
+# isort: split
 from benchmarks import reading
 
 # isort: split
@@ -22,7 +25,7 @@ from benchmarks.page import write_page
 from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
-GROUPS = (writing, reading, opening, tails, amplification, maintenance)
+GROUPS = (writing, transactions, reading, opening, tails, amplification, maintenance)
 
 if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks import transactions
 from benchmarks.maintenance import COMPACT, PAUSE
 from benchmarks.opening import COLD, HUGE, LOG, SNAPSHOT
 from benchmarks.peers import NPM
@@ -91,6 +92,30 @@ GOALS = (
             "The processor, not the disk: 64 sets share one fdatasync, and what is left is the Python of each, on"
             " the one thread of the event loop (compare: set, buffered)."
         ),
+    ),
+    _times(
+        "modify, one caller: within 2 x of a durable set",
+        (transactions.MODIFY, transactions.ONE_CALLER),
+        (transactions.MODIFY, "opslog"),
+        most=2,
+    ),
+    _times(
+        "modify, 64 tasks: at least 10 x one caller's rate",
+        (transactions.MODIFY_TASKS, "opslog.aio"),
+        (transactions.MODIFY_TASKS, "opslog, one caller"),
+        least=10,
+    ),
+    _times(
+        "8 processes that count in one document: at least half of SQLite's rate",
+        (transactions.COUNTER, "SQLite"),
+        (transactions.COUNTER, "opslog"),
+        most=2,
+    ),
+    _at_most(
+        "the slowest of these processes: at most 3 times as long as the fastest",
+        (transactions.FAIRNESS, "opslog"),
+        3,
+        "times as long",
     ),
     _times(
         "buffered set: at least 3 x the rate of the npm package's async mode",
