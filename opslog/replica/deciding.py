@@ -289,11 +289,15 @@ class Deciding(Generic[T]):
         """
         self._replica.check_open()
         self._replica.check_may_wait()
-        if self._alone.holder == threading.get_ident():
-            raise reentered()
+        self.check_entry()
         waiting = Waiting(decide, attempts, notify)
         self._queue.append(waiting)
         return waiting
+
+    def check_entry(self) -> None:
+        """:raises UsageError: the calling thread decides, and was interrupted by a signal's handler, which now calls."""
+        if self._alone.holder == threading.get_ident():
+            raise reentered()
 
     def cancel(self, waiting: Waiting[T, Any]) -> None:
         """Forget what is still queued; what is being decided goes on."""

@@ -347,6 +347,8 @@ class Replica(Following, Generic[T]):
             self.is_closed = True
             return  # everything belongs to the parent
         self.check_may_wait()
+        if self.transactions is not None:
+            self.transactions.check_entry()
         self.is_closed = True
         try:
             if self.transactions is not None:
