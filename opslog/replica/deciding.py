@@ -295,7 +295,7 @@ class Deciding(Generic[T]):
         return waiting
 
     def check_entry(self) -> None:
-        """:raises UsageError: the calling thread decides, and was interrupted by a signal's handler, which now calls."""
+        """:raises UsageError: the calling thread decides; a signal's handler interrupted it, and now calls."""
         if self._alone.holder == threading.get_ident():
             raise reentered()
 

@@ -66,6 +66,8 @@ def test_real_signals_come_after_the_instructions_that_make_places_alone() -> No
 
     def handler(name: str, code: CodeType, offset: int) -> None:
         if is_armed and "/tests/" not in code.co_filename:
+            if name == "COMPARE_OP":  # CPython 3.11 does a comparison and the jump back behind it in one
+                name = next(one.opname for one in _instructions(code) if one.offset > offset and one.opname != "CACHE")
             came[name] += 1
 
     with opslog.open("memory://", agent="a", compact_after=None) as store, alarms(handler) as set_alarm:

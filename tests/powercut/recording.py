@@ -154,7 +154,7 @@ class Recorder:
 
     def _open(self, real: Any, path: str, target: str, flags: int, *args: Any, **options: Any) -> int:
         is_new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
-        assert not flags & (os.O_TRUNC | os.O_APPEND)
+        assert not flags & os.O_TRUNC
         descriptor: int = real(target, flags, *args, **options)
         if is_new:
             self._note(Make(path, os.fstat(descriptor).st_ino, False))
@@ -175,7 +175,8 @@ class Recorder:
         self._note(Link(path, _whole(name, options.get("dst_dir_fd"))))
 
     def _write(self, real: Any, path: str, target: int, data: bytes) -> int:
-        offset = os.lseek(target, 0, os.SEEK_CUR)
+        appends = fcntl.fcntl(target, fcntl.F_GETFL) & os.O_APPEND
+        offset = os.lseek(target, 0, os.SEEK_END if appends else os.SEEK_CUR)
         written: int = real(target, data)
         self._note(Write(path, os.fstat(target).st_ino, offset, bytes(data[:written])))
         return written

@@ -158,7 +158,10 @@ def play(world: Path, seed: object, *, agents: int = 3, sessions: int = 3, actio
     for name in "abcdefgh"[:agents]:
         agent = Agent(name, recorder, turns, seed=seed, kills=0.33)
         works[name] = partial(agent.live, random.Random(f"{name} {seed}").randint(1, sessions), actions)
-    defaults = {**(FsBackend.__init__.__kwdefaults__ or {}), "nonce": temporary.__next__}
+    defaults = {
+        **(FsBackend.__init__.__kwdefaults__ or {}),
+        "environment": opslog.Environment(nonce=temporary.__next__),
+    }
     with patch.object(FsBackend.__init__, "__kwdefaults__", defaults), recorder.recording():
         turns.run(works)
     return recorder.events
