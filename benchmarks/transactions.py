@@ -194,7 +194,7 @@ def _counting_opslog(folder: Path, agent: str) -> Iterator[Any]:
 
 
 def main(kind: str, folder: str, agent: str, count: str) -> None:
-    """Be one of the processes: count when told, and print how many seconds that took."""
+    """Be one of the processes: count when a line comes in, and print how many seconds that took."""
     opened = _counting_opslog(Path(folder), agent) if kind == "opslog" else _counting(Path(folder))
     with opened as work:
         print("ready", flush=True)

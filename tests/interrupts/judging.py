@@ -179,4 +179,6 @@ def _of_others_commits(seen: Observed) -> list[str]:
 
 
 def _left(seen: Observed) -> list[str]:
-    return [*(f"left behind: {name}" for name in seen.left), *seen.faults, *seen.warnings, *seen.also]
+    # What a finalizer was to close stays open, if the exception came into it.
+    left = [] if seen.vanished else seen.left
+    return [*(f"left behind: {name}" for name in left), *seen.faults, *seen.warnings, *seen.also]
