@@ -26,6 +26,7 @@ from opslog.replica.feed import Feed
 from opslog.replica.state import State
 from opslog.replica.token import Position, Token
 from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from tests.support import bucket
 from tests.support.consuming import Consumer
 
@@ -586,3 +587,28 @@ def test_transactions_and_what_they_undo_are_in_the_changes(url: str) -> None:
             assert [(effect.author, effect.op, effect.ids) for effect in changes.commits] == [("b", "undo", ("x",))]
             consumer.take(changes)
             assert consumer.documents == {"x": {"n": 1}, "y": {}}
+
+
+def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"bucket://changes-{next(_numbers)}"
+    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
+    with open_writer(url, "a", settings=settings) as a, opslog.open(url, read_only=True) as reader:
+        a["w"] = {}
+        token = reader.changes().token
+        a["x"] = {}
+        feed = replica_of(reader).feed
+        changes = feed.changes
+
+        def late(*args: Any) -> Any:
+            monkeypatch.undo()
+            for number in range(3):
+                a.compact()
+                a["z"] = {"n": number}
+            a.compact()
+            a.compact()
+            return changes(*args)
+
+        monkeypatch.setattr(feed, "changes", late)
+        found = reader.changes(token)
+        assert found.reset
+        assert [change.id for change in found] == ["w", "x", "z"]

@@ -23,7 +23,7 @@ from opslog.errors import MissingFileError, UsageError
 from opslog.format.commits import CLOCK_MAX, Commit, Record, Seal, Set, Stamp, Undo
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Manifest
-from opslog.log.reader import Segment, Segments, log_source
+from opslog.log.reader import Cursor, Segment, Segments, log_source
 from opslog.log.survey import at_cut, list_logs, unread
 from opslog.replica.state import Loader, State
 from opslog.replica.token import Token
@@ -206,6 +206,8 @@ class Feed(Generic[T]):
         listed = list_logs(self._backend, newest, state.cursors).segments
         clipped = {agent: _until(segments, ends[agent]) for agent, segments in listed.items() if agent in ends}
         commits, touched, is_all = self._read(state, unread(state.cursors, clipped), ends, limit)
+        if is_all and self._is_short(state, ends):
+            return None
         if commits:
             self._persist(newest, before, state)
         if (commits or newest.number != token.manifest) and not self._is_retained(token.manifest):
@@ -216,6 +218,16 @@ class Feed(Generic[T]):
         effects = tuple(sorted(_effects(commits, state)))
         changed = tuple(_changed(touched, state))
         return Changes(self._keep(store, state, base), partial(iter, changed), self._decode, commits=effects)
+
+    def _is_short(self, state: State, ends: Ends) -> bool:
+        """Whether a log does not reach the position up to which it was to be read: what was there was compacted and
+        collected before it was listed here, and a log of which nothing is left looks like one with nothing new. (Within
+        a segment that is gone, reading it says so.)"""
+        for agent, end in ends.items():
+            cursor = state.cursors.get(agent, Cursor(agent))
+            if end != EVERYTHING and cursor.position < end and (not cursor.offset or not self._backend.segments_grow):
+                return True
+        return False
 
     def _read(
         self, state: State, logs: Segments, ends: Ends, limit: int | None

@@ -289,7 +289,11 @@ class Replica(Following, Generic[T]):
                 return changes
 
     def _changes(self, since: str | None, limit: int | None) -> Changes[T] | None:
-        own = {} if self.agent is None else {self.agent: EVERYTHING}
+        own: dict[str, tuple[int, int]] = {}
+        if self.log is not None:
+            # Where each append is a segment, the end is where the next one will be.
+            last = self.log.session.last_segment
+            own = {self.log.agent: EVERYTHING if self.backend.segments_grow else (last + 1, 0)}
         newest, ends = self.read(lambda state: (state.passed, state.ends | own))
         return self.feed.changes(self._store_id(), since, newest, ends, limit)
 
