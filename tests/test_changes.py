@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 import opslog
 from opslog.backends import open_backend
 from opslog.backends.local.fs import FsBackend
-from opslog.environment import Environment
 from opslog.errors import MissingFileError
 from opslog.format.layout import segment_path
 from opslog.format.manifest import Cut, Manifest
@@ -25,8 +23,6 @@ from opslog.log.reader import Cursor
 from opslog.replica.feed import Feed
 from opslog.replica.state import State
 from opslog.replica.token import Position, Token
-from opslog.snapshot.manifests import ManifestStore
-from opslog.store import replica_of
 from tests.support import bucket
 from tests.support.consuming import Consumer
 
@@ -46,6 +42,13 @@ def open_writer(url: str, agent: str, **options: Any) -> Store:
 
 def seen(changes: Iterable[opslog.Change[dict[str, Any]]]) -> list[tuple[str, dict[str, Any] | None, bool]]:
     return [(change.id, change.document, change.existed) for change in changes]
+
+
+def collect(store: Store, times: int = 3) -> None:
+    """Compact until nothing is retained but what the newest manifest needs (with a grace of 0)."""
+    for _ in range(times):
+        store["again"] = {}
+        store.compact()
 
 
 # -- what is in it
@@ -331,177 +334,6 @@ def test_a_token_grows_with_the_logs_that_are_not_compacted_to_their_ends() -> N
     assert len(parsed.logs) == 50
 
 
-# -- resets
-
-
-def collect(store: Store, times: int = 3) -> None:
-    """Compact until nothing is retained but what the newest manifest needs (with a grace of 0)."""
-    for _ in range(times):
-        store["again"] = {}
-        store.compact()
-
-
-def test_where_commits_were_collected_unread_it_begins_again(url: str) -> None:
-    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
-        consumer = Consumer()
-        consumer.take(a.changes())
-        a["x"] = {}
-        collect(a)
-        with opslog.open(url, read_only=True) as reader:
-            for store in (reader, a):
-                again = Consumer()
-                again.token = consumer.token
-                changes = store.changes(again.token)
-                assert changes.reset
-                again.take(changes)
-                assert again.documents == dict(store.items())
-
-
-def test_a_log_that_was_collected_to_its_end_is_missed(url: str) -> None:
-    """Nothing of it is listed any more."""
-    seconds = [1e9]
-    environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
-    options: dict[str, Any] = {"environment": environment}
-    if not url.startswith(("memory", "bucket")):
-        pytest.skip("a directory has its own clock")
-    options["now"] = lambda: seconds[0]
-    settings = opslog.Settings(undo_window=2, grace_seconds=1, undo_ttl_seconds=10)
-    with open_writer(url, "a", settings=settings, **options) as a:
-        token = a.changes().token
-        with open_writer(url, "b", **options) as b:
-            b["x"] = {}
-        for _ in range(4):
-            seconds[0] += 100
-            a["again"] = {}
-            a.compact()
-        assert not any(entry.path.startswith("ops/b/") for entry in open_backend(url).list("ops/"))
-        changes = a.changes(token)
-        assert changes.reset
-        assert "x" in [change.id for change in changes]
-
-
-def test_a_reader_within_the_last_segment_before_a_cut_has_not_reached_it() -> None:
-    """The history that random ones found: the cut in the log of an agent that is gone is the beginning of a segment
-    that is not there yet. A consumer stopped early in the one before it, and the next call passed over its rest."""
-    seconds = [1e9]
-    environment = Environment(time=lambda: seconds[0], monotonic=lambda: seconds[0])
-    options: dict[str, Any] = {"environment": environment, "now": lambda: seconds[0]}
-    settings = opslog.Settings(undo_window=0, grace_seconds=20, keep_history_seconds=None)
-    url = f"memory://changes-{next(_numbers)}"
-    consumer = Consumer()
-    with open_writer(url, "a", settings=settings, **options) as a:
-        consumer.take(a.changes())
-        with open_writer(url, "b", **options) as b:
-            for number in range(4):
-                b["x"] = {"n": number}
-            b.undo()
-            del b["x"]
-        for _ in range(2):  # the second one finds that nothing came since
-            seconds[0] += 100
-            a["again"] = {}
-            a.compact()
-        cut = ManifestStore(open_backend(url)).newest().cut["b"]
-        assert (cut.offset, cut.there) == (0, False)
-        consumer.take(a.changes(consumer.token, limit=5))
-        assert sum(agent == "b" for _, agent in consumer.stamps) == 3
-        consumer.take(a.changes(consumer.token))
-        assert consumer.resets == 1
-        assert sum(agent == "b" for _, agent in consumer.stamps) == 5
-        assert consumer.documents == dict(a.items()) == {"again": {}}
-
-
-def test_a_snapshot_may_have_an_undo_that_is_behind_its_cut(url: str) -> None:
-    """A consumer stopped early, right at the cut. In the newest snapshot the next commit has been applied already."""
-    with open_writer(url, "a", settings=opslog.Settings(undo_window=1, grace_seconds=1e6)) as a:
-        a["x"] = {"n": 1}
-        consumer = Consumer()
-        consumer.take(a.changes())
-        a["x"] = {"n": 2}
-        a.undo()
-        a.compact()
-        assert ManifestStore(open_backend(url)).newest().cut["a"].commits == 2
-        consumer.take(a.changes(consumer.token, limit=1))
-        assert consumer.documents == {"x": {"n": 2}}
-        consumer.take(a.changes(consumer.token))
-        assert consumer.documents == dict(a.items()) == {"x": {"n": 1}}
-
-
-def test_as_long_as_its_manifest_is_retained_a_token_serves(url: str) -> None:
-    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=1e6)) as a:
-        a["x"] = {"n": 0}
-        token = a.changes().token
-        for number in range(10):
-            a["x"] = {"n": number}
-            a.compact(full=number % 2 == 0)
-        with opslog.open(url, read_only=True) as reader:
-            changes = reader.changes(token)
-            assert not changes.reset
-            assert seen(changes) == [("x", {"n": 9}, True)]
-            assert len(changes.commits) == 10
-
-
-def test_the_token_of_who_follows_is_renewed_by_compactions(url: str) -> None:
-    with open_writer(url, "a", settings=opslog.Settings(undo_window=0, grace_seconds=0)) as a:
-        a["x"] = {}
-        found = a.follow()
-        assert next(found).reset
-        a["y"] = {}
-        token = next(found).token
-        a.compact()
-        changes = next(found)
-        assert (seen(changes), changes.commits, changes.reset) == ([], (), False)
-        assert Token.parse(changes.token).manifest > Token.parse(token).manifest
-
-
-def test_a_log_that_is_shorter_than_it_was_is_a_reset(tmp_path: Path) -> None:
-    """As after a power cut, or where the store was restored from a backup."""
-    with open_writer(str(tmp_path), "a") as a:
-        a["x"] = {"n": 1}
-        at_one = (tmp_path / segment_path("a", 1)).read_bytes()
-        a["x"] = {"n": 2}
-        token = a.changes().token
-    (tmp_path / segment_path("a", 1)).write_bytes(at_one)
-    with opslog.open(str(tmp_path), read_only=True) as reader:
-        changes = reader.changes(token)
-        assert changes.reset
-        assert seen(changes) == [("x", {"n": 1}, False)]
-
-
-def test_a_log_with_another_commit_at_its_place_is_a_reset(tmp_path: Path) -> None:
-    with open_writer(str(tmp_path / "s"), "a") as a, open_writer(str(tmp_path / "s"), "b") as b:
-        a["x"] = {"n": 1}
-        a.changes()
-        shutil.copytree(tmp_path / "s", tmp_path / "backup")
-        b["x"] = {"n": 2}
-        a.refresh()
-        a["x"] = {"n": 3}
-        token = a.changes().token
-    shutil.rmtree(tmp_path / "s")
-    (tmp_path / "backup").rename(tmp_path / "s")
-    with open_writer(str(tmp_path / "s"), "b") as b, open_writer(str(tmp_path / "s"), "a") as a:
-        b["x"] = {"n": 2}
-        a["x"] = {"n": 3}  # as long as before, at another clock
-        changes = a.changes(token)
-        assert changes.reset
-        assert seen(changes) == [("x", a["x"], False)]
-
-
-def test_a_manifest_of_the_same_number_but_another_one_is_a_reset(tmp_path: Path) -> None:
-    with open_writer(str(tmp_path / "s"), "a", settings=opslog.Settings(undo_window=0)) as a:
-        a["x"] = {"n": 1}
-        a.changes()
-        shutil.copytree(tmp_path / "s", tmp_path / "backup")
-        a.compact()
-        token = a.changes().token
-    shutil.rmtree(tmp_path / "s")
-    (tmp_path / "backup").rename(tmp_path / "s")
-    with open_writer(str(tmp_path / "s"), "a") as a:
-        a["x"] = {"n": 5}
-        a.compact()
-        assert ManifestStore(open_backend(str(tmp_path / "s"))).newest().number == Token.parse(token).manifest
-        assert a.changes(token).reset
-
-
 # -- who may ask, and what it costs
 
 
@@ -587,28 +419,3 @@ def test_transactions_and_what_they_undo_are_in_the_changes(url: str) -> None:
             assert [(effect.author, effect.op, effect.ids) for effect in changes.commits] == [("b", "undo", ("x",))]
             consumer.take(changes)
             assert consumer.documents == {"x": {"n": 1}, "y": {}}
-
-
-def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"bucket://changes-{next(_numbers)}"
-    settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
-    with open_writer(url, "a", settings=settings) as a, opslog.open(url, read_only=True) as reader:
-        a["w"] = {}
-        token = reader.changes().token
-        a["x"] = {}
-        feed = replica_of(reader).feed
-        changes = feed.changes
-
-        def late(*args: Any) -> Any:
-            monkeypatch.undo()
-            for number in range(3):
-                a.compact()
-                a["z"] = {"n": number}
-            a.compact()
-            a.compact()
-            return changes(*args)
-
-        monkeypatch.setattr(feed, "changes", late)
-        found = reader.changes(token)
-        assert found.reset
-        assert [change.id for change in found] == ["w", "x", "z"]
