@@ -74,6 +74,14 @@ class Appender(Protocol):
             further appends, with the same error, until `advance` says what to go on after (where it names a segment).
         """
 
+    def check_name(self) -> None:
+        """Nobody else can have the agent's name now, as far as that can be seen without a request: where no lock holds
+        names, this does nothing. From any thread.
+
+        :raises AgentFencedError: another process writes this log, or can.
+        :raises WriteFailedError: there is no store to be found any more.
+        """
+
     def advance(self, segment: int) -> None:
         """Promise that the next segment created has a number greater than `segment`."""
 

@@ -295,6 +295,9 @@ class MemoryAppender(forking.BoundAppender):
         self._number, self._path = number, path
         return segment
 
+    def check_name(self) -> None:
+        self._check_open()
+
     def advance(self, segment: int) -> None:
         self._check_open()
         self._floor = max(self._floor, segment)

@@ -379,6 +379,13 @@ class BackendContract(NamesContract, SharedLogContract):
         successor.close()
         neighbour.close()
 
+    def test_a_name_is_kept_between_appends(self, backend: Backend) -> None:
+        appender = backend.appender("agent")
+        appender.check_name()
+        appender.append(b"{}\n")
+        appender.check_name()
+        appender.close()
+
     def test_a_name_is_free_while_no_appender_holds_it(self, opener: OpenBackend) -> None:
         one, other = opener(), opener()
         appender = one.appender("a")

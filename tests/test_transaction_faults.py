@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,7 +18,15 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.errors import CommitUnknownError, ConflictError, ExistsError, MissingFileError, RetryError
+from opslog.errors import (
+    AgentFencedError,
+    CommitUnknownError,
+    ConflictError,
+    ExistsError,
+    MissingFileError,
+    ReopenError,
+    RetryError,
+)
 from opslog.format.commits import Commit
 from opslog.log.reader import Cursor
 from opslog.replica import transaction
@@ -253,3 +262,37 @@ def test_what_a_query_found_deleted_is_durable_and_so_is_all_that_was_not_compac
         monkeypatch.setattr(backend, "persist", persist)
         store.transact(partial(count_into, "count"))
         assert [path.split("/")[1] for path in persisted] == ["b", "c"]
+
+
+def test_a_store_that_can_have_lost_its_name_decides_nothing(tmp_path: Path) -> None:
+    url = str(tmp_path / "store")
+    with open_writer(url, "a") as store:
+        shutil.rmtree(tmp_path / "store" / "locks")  # before it has a segment, whose lock would keep others out
+        with open_writer(url, "a") as rival:
+            rival["x"] = {"n": 2}  # which no refresh of the first one reads: it is in its own log
+            with pytest.raises(AgentFencedError, match="lock file"):
+                store.modify("x", lambda document: document)
+            with pytest.raises(AgentFencedError, match="lock file"):
+                store.create("y", {})
+            rival.create("y", {"by": "rival"})
+
+
+def test_a_store_whose_own_commit_has_an_unknown_outcome_decides_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_writer(url, "a")
+    log = replica_of(store).log
+    assert log is not None
+
+    def fail(*arguments: object) -> None:
+        raise CommitUnknownError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.session, "append", fail)
+        with pytest.raises(CommitUnknownError):
+            store["x"] = {}
+    with pytest.raises(ReopenError, match="open it again"):
+        store.create("x", {})
+    store.close()
+    with open_writer(url, "a") as again:
+        again.create("x", {})

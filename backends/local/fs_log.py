@@ -141,7 +141,7 @@ class FsAppender(forking.BoundAppender):
     def append(self, data: bytes) -> Position:
         if self._refusal is not None or self._is_forked:
             self._refuse()
-        self._check_name()
+        self._keep_name()
         descriptor = self._segment.number
         # A file without a name is in no log: the directory was removed, or somebody deleted the segment.
         if not self._continues or self._offset >= self._backend.segment_bytes or not posix.has_name(descriptor):
@@ -215,27 +215,36 @@ class FsAppender(forking.BoundAppender):
 
     # -- the name, and where the log is
 
-    def _check_name(self) -> None:
-        """Nobody else can have taken the name.
+    def check_name(self) -> None:
+        if (reason := self._loss_of_name()) is not None:
+            raise AgentFencedError(self._message(reason))
 
-        :raises AgentFencedError: the lock file is not at its path any more, or not in the store that others find.
+    def _keep_name(self) -> None:
+        """Go on only while nobody else can have taken the name; errors as of `check_name`."""
+        if (reason := self._loss_of_name()) is not None:
+            raise self._fenced(reason)
+
+    def _loss_of_name(self) -> str | None:
+        """Why another process can have taken the name; None: none can.
+
         :raises WriteFailedError: there is no store to be found.
         """
         try:
             if self._lock_file.is_in_place():
-                return
-            self._check_directory()
+                return None
+            return self._loss_of_directory() or "its lock file was removed or replaced"
         except OSError as error:
             raise self._backend.write_failed("", error, _NOT_COMMITTED) from error
-        raise self._fenced("its lock file was removed or replaced")
 
-    def _check_directory(self) -> None:
-        """:raises AgentFencedError: another one stands at its path.
+    def _loss_of_directory(self) -> str | None:
+        """Likewise where another directory stands at the store's path.
+
         :raises OSError: none does.
         """
         tree = self._backend.tree()
-        if tree.is_replaced():
-            raise self._fenced(f"another directory stands at {tree.path}, and its lock file was removed from there")
+        if not tree.is_replaced():
+            return None
+        return f"another directory stands at {tree.path}, and its lock file was removed from there"
 
     def _where(self) -> _Segment:
         """:raises OSError: it cannot be found out."""
@@ -265,14 +274,15 @@ class FsAppender(forking.BoundAppender):
             highest = self._highest_number()
             if highest > self._number:
                 raise self._fenced(f"it created {segment_path(self._agent, highest)}")
-            self._check_name()
-            self._check_directory()  # a copy of hard links has the same lock file
+            self._keep_name()
+            if (reason := self._loss_of_directory()) is not None:  # a copy of hard links has the same lock file
+                raise self._fenced(reason)
             number = max(self._number, self._floor) + 1
             path = segment_path(self._agent, number)
             backend.open_new(tree, path, segment)
             if not flock.try_lock(segment, f"{backend.root}/{path}"):
                 raise self._fenced(f"it has locked {path}")
-            self._check_name()  # nobody had it between the creation and the lock
+            self._keep_name()  # nobody had it between the creation and the lock
             backend.sync_above(path)
             backend.sync_directory(self._directory)
             self._hold(number, segment)
@@ -392,12 +402,15 @@ class FsAppender(forking.BoundAppender):
         return CommitUnknownError(message)
 
     def _fenced(self, reason: str) -> AgentFencedError:
-        message = (
+        message = self._message(reason)
+        self._refusal = AgentFencedError, message
+        return AgentFencedError(message)
+
+    def _message(self, reason: str) -> str:
+        return (
             f"another process can write the log of agent {self._agent!r} of {self._backend.url}: {reason}. "
             f"{_NOT_COMMITTED.capitalize()}. Close the store and open it again"
         )
-        self._refusal = AgentFencedError, message
-        return AgentFencedError(message)
 
     @property
     def _directory(self) -> str:

@@ -472,6 +472,9 @@ class ObjectAppender(forking.BoundAppender):
         self._number += 1
         return Position(self._number, 0)
 
+    def check_name(self) -> None:
+        """Whoever else writes this log shows by its segments."""
+
     def advance(self, segment: int) -> None:
         if segment > self._number and self._is_fenced:
             self._refusal = None  # the caller has seen what is there, and goes on after it

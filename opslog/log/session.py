@@ -167,6 +167,11 @@ class WriterSession:
         self._commits += lines.count(b"\n")
         return position
 
+    def check_name(self) -> None:
+        """Nobody else writes this log, as far as that can be seen without a request; errors as of
+        `Appender.check_name`. From any thread."""
+        self._appender.check_name()
+
     def pass_seal(self, fenced: AgentFencedError) -> Passage:
         """What stands in the way of the next append, given its error. If that is a seal, the owner takes it in and
         calls `go_on`.

@@ -92,6 +92,9 @@ class _AtEnd:
             raise AgentFencedError("another transaction came first")
         return position
 
+    def check_name(self) -> None:
+        """It is everybody's."""
+
     def advance(self, segment: int) -> None:
         """The end was read, and says it."""
 

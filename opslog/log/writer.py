@@ -198,6 +198,15 @@ class LogWriter:
         if me in (self._alone.holder, self._queueing.holder):
             raise reentered()
 
+    def check_writable(self) -> None:
+        """What is in memory is all that this log has. Costs no request.
+
+        :raises ReopenError: an earlier commit had an unknown outcome.
+        :raises AgentFencedError, WriteFailedError: as of `Appender.check_name`.
+        """
+        self._check_unbroken()
+        self.session.check_name()
+
     def queue(self, commit: Commit, guards: int | None = None) -> Pending:
         """Put a commit at the end of the queue. It gets its ts, clock and agent there, whatever it came with.
 
@@ -402,10 +411,7 @@ class LogWriter:
     def _append(self, commit: Commit, guards: int | None = None) -> Pending:
         if self._closed:
             raise ClosedError(f"nothing was written: {_CLOSED}")
-        if self._broken is not None:
-            raise ReopenError(
-                f"nothing more can be written: close this store and open it again, because {self._broken}"
-            )
+        self._check_unbroken()
         self._apply_last()
         read_at = self.session.freshness.read_at
         pending = Pending(commit, self.session.stamp(commit), read_at, guards)
@@ -424,6 +430,12 @@ class LogWriter:
     def _check_guards(self, pending: Pending) -> None:
         if pending.guards is not None and pending.guards != self._memory.guards:
             raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
+
+    def _check_unbroken(self) -> None:
+        if self._broken is not None:
+            raise ReopenError(
+                f"nothing more can be written: close this store and open it again, because {self._broken}"
+            )
 
     def _apply_last(self) -> None:
         """With a buffer, all that is queued is in memory, but for the last one if it was interrupted just then."""

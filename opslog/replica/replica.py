@@ -201,6 +201,15 @@ class Replica(Following, Generic[T]):
             return None
         return guards
 
+    def check_own_log(self) -> None:
+        """Before anything is decided: nobody else writes this agent's log, of which memory has what was written here.
+
+        :raises ReopenError: somebody does, or can, or an earlier commit had an unknown outcome.
+        :raises WriteFailedError: there is no store to be found any more.
+        """
+        if self.log is not None:
+            self.log.check_writable()
+
     def decide_plain(self, commit: Commit) -> None:
         """Write what a plain commit writes, in the order of the shared log, whatever is there."""
         self.deciding_of("set").run(partial(write, commit))

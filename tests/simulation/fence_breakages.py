@@ -112,7 +112,7 @@ FENCES = [
     Breakage(
         "go on without a lock file",
         FsAppender,
-        "_check_name",
+        "_keep_name",
         _nothing,
         likely("posix", {"unlocked": 1}, 5, 1500, rivals=3),
         more=((System, "try_lock", _yes),),

@@ -89,6 +89,29 @@ def _nothing(*arguments: object, **options: object) -> None:
     """Do not do it."""
 
 
+def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
+    """Who comes while the group's refresh is under way still belongs to it."""
+    replica: Any = self._replica
+    freeze = replica.freeze
+
+    def joined() -> View:
+        view: View = freeze()
+        while self._queue:
+            waiting = self._queue.popleft()
+            group.append(waiting)
+            self._group.append(waiting)
+        return view
+
+    replica.freeze = joined
+    try:
+        _attempt(self, group)
+    finally:
+        del replica.freeze
+
+
+_attempt = Deciding._attempt
+
+
 def _stamp_without_nonce(self: SharedLog, commit: Any, last_ts: str, *, is_first: bool) -> bytes:
     environment = self._freshness.environment
     self._freshness.environment = replace(environment, nonce=lambda: "0" * 16)
@@ -181,6 +204,27 @@ TRANSACTIONAL = [
             compactors=0,
             readers=0,
             **CLAIMS | {"weights": {"set": 40.0}},
+        ),
+    ),
+    Breakage(
+        "join a group of transactions whose refresh has begun",
+        Deciding,
+        "_attempt",
+        _join_late,
+        likely(
+            "s3",
+            {"stall after": 1},
+            20,
+            1500,
+            {"stall after": "list prefix/ops"},
+            threaded=3,
+            threads=5,
+            agents=3,
+            documents=5,
+            calls=60,
+            compactors=0,
+            think_seconds=0.01,
+            weights={"set": 10.0, "answer": 10.0, "audit": 20.0, "create": 5.0},
         ),
     ),
     Breakage(

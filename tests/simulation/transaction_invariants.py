@@ -119,14 +119,9 @@ class Replay:
             if call.ended is None or plain.began < call.ended
         )
 
-    def fault(self, call: Attempt, place: int, *, only_shared: bool = False) -> str | None:
-        """What a call has seen that it cannot have seen at this place.
-
-        :param only_shared: say nothing of documents that plain commits write, too.
-        """
+    def fault(self, call: Attempt, place: int) -> str | None:
+        """What a call has seen that it cannot have seen at this place."""
         for id, text in call.read.items():
-            if only_shared and id in self._plain:
-                continue
             if not self.may_see(call, id, text, place):
                 return f"{id!r} as {text!r}, and the shared log had {text_of(self.winner(id, place))!r}"
         taken = self.taken(place)
@@ -178,9 +173,7 @@ def answers_rest_on_what_was_there(replay: Replay) -> str | None:
             and call.ended is not None
             and (call.read or call.matched is not None)
         ):
-            # Of what plain commits write the ledger does not know well enough who could read it when: seed
-            # 1795448844962 is not understood.
-            faults = [replay.fault(call, place, only_shared=True) for place in replay.places_of(call)]
+            faults = [replay.fault(call, place) for place in replay.places_of(call)]
             if all(faults):
                 return f"{call} saw {faults[0]}, which was so at no place after that"
     return None
