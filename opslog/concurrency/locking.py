@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from opslog.errors import UsageError
 
@@ -79,3 +79,30 @@ class Bell:
     def wait(self, seconds: float = _SECONDS_MAX) -> bool:
         """Return when it is rung, or after a while (11 days at the most); whether it was rung."""
         return self._silence.acquire(timeout=min(seconds, _SECONDS_MAX))
+
+
+class Awaited(Protocol):
+    """What one thread may wait for, while others finish it.
+
+    :ivar bell: of the thread that waits, if one does.
+    """
+
+    bell: Bell | None
+
+
+def sleep(awaited: Awaited) -> None:
+    """Wait for `wake`, which may have come already; check again after a while in any case: the wake may have gone to a
+    thread that Ctrl-C took away between queueing and waiting.
+
+    The first time this only makes the bell, without which nobody is woken; the caller checks once more before it waits.
+    """
+    if awaited.bell is None:
+        awaited.bell = Bell()
+    else:
+        awaited.bell.wait(1.0)
+
+
+def wake(awaited: Awaited) -> None:
+    """Whoever waits for it checks again."""
+    if awaited.bell is not None:
+        awaited.bell.ring()

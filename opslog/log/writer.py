@@ -30,7 +30,7 @@ import msgspec
 
 from opslog.concurrency.background import Worker, logger
 from opslog.concurrency.exiting import is_ending
-from opslog.concurrency.locking import Bell, Section, reentered
+from opslog.concurrency.locking import Bell, Section, reentered, sleep, wake
 from opslog.errors import (
     AgentFencedError,
     ClosedError,
@@ -75,27 +75,11 @@ class Pending(msgspec.Struct, eq=False):
     error: OpslogError | None = None
     bell: Bell | None = None
 
-    def sleep(self) -> None:
-        """Wait for `wake`, which may have come already; check again after a while in any case: the wake may have gone
-        to a thread that Ctrl-C took away between queueing and waiting.
-
-        The first time this only makes the bell, without which nobody is woken; the caller checks once more before it
-        waits.
-        """
-        if self.bell is None:
-            self.bell = Bell()
-        else:
-            self.bell.wait(1.0)
-
-    def wake(self) -> None:
-        if self.bell is not None:
-            self.bell.ring()
-
     def end(self, error: OpslogError | None = None) -> None:
         """Its outcome is known."""
         self.error = self.error or error
         self.done = True
-        self.wake()
+        wake(self)
 
 
 class Group(msgspec.Struct):
@@ -257,7 +241,7 @@ class LogWriter:
             if self._alone.holder is None:
                 self._run_alone(self._flush_for, pending)
             else:
-                pending.sleep()
+                sleep(pending)
         if pending.error is not None:
             raise pending.error
 
@@ -283,7 +267,7 @@ class LogWriter:
         finally:
             # Who came meanwhile sleeps, or finds the log free. A group that is not settled waits for somebody, too.
             for pending in [*(self._group.pendings if self._group is not None else ()), *self._queue[:1]]:
-                pending.wake()
+                wake(pending)
         return result
 
     def _when_quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:

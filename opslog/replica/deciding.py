@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from opslog.backends import Backend
-from opslog.concurrency.locking import Bell, Section, reentered
+from opslog.concurrency.locking import Bell, Section, reentered, sleep, wake
 from opslog.environment import Environment
 from opslog.errors import (
     ClosedError,
@@ -164,17 +164,6 @@ class Waiting(Generic[T, R]):
         """What it writes."""
         return None if self.error is not None or self.transaction is None else self.transaction.commit
 
-    def sleep(self) -> None:
-        """As of `opslog.log.writer.Pending`."""
-        if self.bell is None:
-            self.bell = Bell()
-        else:
-            self.bell.wait(1.0)
-
-    def wake(self) -> None:
-        if self.bell is not None:
-            self.bell.ring()
-
     def end(self, error: BaseException | None = None) -> None:
         """The outcome is known."""
         if self.done:
@@ -184,7 +173,7 @@ class Waiting(Generic[T, R]):
         if error is not None:
             self.error = error
         self.done = True
-        self.wake()
+        wake(self)
         self.notify()
 
     def forget(self) -> None:
@@ -234,7 +223,7 @@ class Deciding(Generic[T]):
                 if self._alone.holder is None:
                     self._alone.run(self._lead, waiting)
                 else:
-                    waiting.sleep()
+                    sleep(waiting)
         except BaseException:
             self.cancel(waiting)
             raise
@@ -320,7 +309,7 @@ class Deciding(Generic[T]):
     def _wake_next(self) -> None:
         """Who came meanwhile sleeps, and finds nobody deciding."""
         with suppress(IndexError):
-            self._queue[0].wake()
+            wake(self._queue[0])
 
     # -- inside `_alone`
 

@@ -120,8 +120,12 @@ class Replica(Following, Generic[T]):
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
-        if self.batches.current is not None and isinstance(id, str):
-            return self.record(id) is not None
+        batch = self.batches.current
+        if batch is not None:
+            if id in batch.overlay:
+                return isinstance(batch.overlay[id], Set)
+            if isinstance(id, str) and (outer := self.batches.local.transaction()) is not None:
+                return outer.record(id) is not None
         return isinstance(id, str) and self.read(State.contains, id)
 
     def count(self) -> int:
