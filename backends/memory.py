@@ -19,7 +19,7 @@ from opslog.backends import forking
 from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
-from opslog.backends.turns import in_turn
+from opslog.backends.turns import append_once, in_turn
 from opslog.environment import REAL
 from opslog.errors import (
     AlreadyExistsError,
@@ -193,14 +193,7 @@ class MemoryBackend(forking.ProcessBound):
         def attempt() -> Position | None:
             # Calls of this method wait for each other here, and so never meet each other's names.
             with self._storage.mutex:
-                appender = self.appender(agent)
-                try:
-                    return appender.append_at(end, data)
-                finally:
-                    try:
-                        appender.close()
-                    finally:
-                        appender.close()  # once more, for a signal's handler that came into the first
+                return append_once(self.appender(agent), end, data)
 
         return in_turn(attempt, lambda: False, REAL, agent, self.url)
 

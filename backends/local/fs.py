@@ -300,14 +300,7 @@ class FsBackend(forking.ProcessBound):
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
         def attempt() -> Position | None:
-            appender = self._take_name(agent, durable=False)
-            try:
-                return appender.append_at(end, data)
-            finally:
-                try:
-                    appender.close()
-                finally:
-                    appender.close()  # once more, for a signal's handler that came into the first
+            return turns.append_once(self._take_name(agent, durable=False), end, data)
 
         return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 

@@ -12,7 +12,7 @@ import orjson
 
 import opslog
 from opslog.cli.output import id_text, rows, wait_while_read, write_json
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.session import Session, StoreCommand, every_option
 from opslog.environment import REAL
 
 
@@ -20,14 +20,7 @@ from opslog.environment import REAL
 @click.option("--since", metavar="TOKEN", help="Begin where an earlier call ended; default: everything there is.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after about N commits.")
 @click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
-@click.option(
-    "--every",
-    type=click.FloatRange(min=0.01),
-    default=0.2,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often --follow asks.",
-)
+@every_option("How often --follow asks.")
 @click.pass_obj
 def changes_command(session: Session, since: str | None, limit: int | None, follow: bool, every: float) -> None:
     """Show the documents that changed since a token, each once and as it is now, and then the token to go on from.

@@ -11,7 +11,7 @@ import orjson
 
 import opslog
 from opslog.cli.output import id_text, is_terminal, report_error, rows, wait_while_read, write, write_json
-from opslog.cli.session import Session, StoreCommand, complete_id
+from opslog.cli.session import Session, StoreCommand, complete_id, every_option
 from opslog.cli.values import document_id
 from opslog.environment import REAL
 from opslog.format.commits import encode_commit
@@ -51,14 +51,7 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
 
 
 @click.command("watch", cls=StoreCommand)
-@click.option(
-    "--every",
-    type=click.FloatRange(min=0.01),
-    default=0.2,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to read new commits.",
-)
+@every_option("How often to read new commits.")
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:
     """Show the commits of all agents as they come, as log lines, until Ctrl-C. Takes no agent's name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -105,6 +105,13 @@ class StoreCommand(click.Command):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.params += common_options(environment=False)
+
+
+def every_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """The option of commands that follow a store. `what` is its help."""
+    return click.option(
+        "--every", type=click.FloatRange(min=0.01), default=0.2, show_default=True, metavar="SECONDS", help=what
+    )
 
 
 def complete_id(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
