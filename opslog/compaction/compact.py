@@ -35,7 +35,6 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
 from opslog.log.survey import Survey, survey
-from opslog.merge.clock import LamportClock
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
@@ -262,7 +261,7 @@ class Tail:
             for agent, recent in self.merge.recent.items()
             if recent and now - self.segments[agent][-1].modified > self.manifest.settings.undo_ttl_seconds
         ]
-        sealed = seal_all(backend, idle, find_end, freshness, LamportClock(self.clock))
+        sealed = seal_all(backend, idle, find_end, freshness)
         for agent in sealed:
             self._read_on(backend, agent)
         return sealed

@@ -25,25 +25,23 @@ from opslog.log.reader import Cursor, Segment, list_segments
 from opslog.log.session import SEALING_LOCK, WriterSession
 from opslog.merge.clock import LamportClock
 
-# The end of an agent's log, whose name is held; None where the log has grown since it was read.
+# The end of an agent's log, whose name is held, with the clock of its last commit; None where the log has grown since
+# it was read.
 FindEnd = Callable[[str], Cursor | None]
 
 
-def seal_all(
-    backend: Backend, agents: Iterable[str], find_end: FindEnd, freshness: Freshness, clock: LamportClock
-) -> tuple[str, ...]:
+def seal_all(backend: Backend, agents: Iterable[str], find_end: FindEnd, freshness: Freshness) -> tuple[str, ...]:
     """Seal each of these logs under its agent's name, unless it has grown; returns whose were. Live agents hold their
     names and are left alone. Where somebody else is sealing all are: the next compaction comes to them.
 
     :param freshness: of what was read of the logs.
-    :param clock: has observed all of it.
     """
     waiting = tuple(agents)
     if not waiting:
         return ()
     try:
         with backend.lock(SEALING_LOCK):
-            return tuple(agent for agent in waiting if _seal(backend, agent, find_end, freshness, clock))
+            return tuple(agent for agent in waiting if _seal(backend, agent, find_end, freshness))
     except LockedError:
         return ()
 
@@ -99,7 +97,7 @@ def _ends_at(listed: list[Segment], cut: Cut) -> bool:
     return bool(listed) and cut.offset > 0 and (listed[-1].number, listed[-1].bytes) == cut.position
 
 
-def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness, clock: LamportClock) -> bool:
+def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness) -> bool:
     try:
         appender = backend.appender(agent)
     except AgentBusyError:
@@ -108,8 +106,10 @@ def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness,
         end = find_end(agent)
         if end is None:
             return False
-        session = WriterSession(backend, appender, end, freshness, clock)
-        session.append(session.stamp(Seal("", 0, "")))
+        session = WriterSession(backend, appender, end, freshness, LamportClock(end.clock))
+        # What the agent has stamped, and not written yet, goes behind the seal. With a clock above everything, the seal
+        # would raise those clocks, and have them outrank transactions that the agent has not read.
+        session.append(session.stamp(Seal("", 0, ""), end.clock))
     except (AgentFencedError, CommitUnknownError):
         # It is alive in another process, and wrote just now. Or whether the seal counts, the next compaction sees.
         return False

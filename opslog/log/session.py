@@ -28,9 +28,10 @@ that was deleted. After each stands the test that shows it:
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
-9. **Going on.** Behind a seal a session goes on, and what has a stamp gets another one.
-   (tests/store/test_sealed_writers.py:
-   test_what_was_buffered_in_front_of_a_seal_is_stamped_anew_and_written_in_its_order)
+9. **Going on.** Behind a seal a session goes on. What has a stamp keeps it, unless the log demands a greater clock: it
+   must not outrank a transaction that it has not seen.
+   (tests/store/test_seals_and_transactions.py:
+   test_what_was_written_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal)
 10. **Stopping.** Where anything but a seal came, a session whose owner has the log in memory never writes again.
     (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process)
 
@@ -42,6 +43,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
+
+import msgspec
 
 from opslog.backends import Appender, Backend, Position
 from opslog.environment import Environment, format_ts
@@ -57,10 +60,10 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.commits import Commit, Seal, decode_commits, encode_commit
-from opslog.format.layout import segment_of, segment_path
+from opslog.format.layout import TRANSACTIONS, segment_of, segment_path
 from opslog.format.manifest import START, Cut, Manifest
 from opslog.log.freshness import Freshness
-from opslog.log.reader import Cursor, Segment
+from opslog.log.reader import Cursor, Segment, list_log
 from opslog.merge.clock import LamportClock
 
 # Held while logs are sealed, and taken before any of their names: a name that is in use while nobody has this lock is
@@ -102,10 +105,12 @@ class Passage(NamedTuple):
 
     :ivar after: the segment to go on after.
     :ivar seals: what the session did not know of the log up to there.
+    :ivar clock: every commit behind it has a greater one.
     """
 
     after: int
     seals: list[Seal]
+    clock: int
 
 
 class WriterSession:
@@ -138,14 +143,24 @@ class WriterSession:
         self._appender = appender
         self._in_memory = in_memory
         self._commits = own.commits
+        # Of the last commit in the log. 0: nobody has read it.
+        self._last_clock = own.clock
         self._was_taken = False
         appender.advance(self.last_segment)
 
-    def stamp(self, commit: Commit) -> bytes:
-        """Give a commit its agent, ts and clock; returns its line. Errors as of `encode_commit`."""
+    def stamp(self, commit: Commit, after: int | None = None) -> bytes:
+        """Give a commit its agent, ts and clock; returns its line. Errors as of `encode_commit`.
+
+        :param after: it gets the next clock after this one, and so does not outrank what it does not rest on. None: one
+            above everything.
+        """
         commit.agent = self.agent
         commit.ts = format_ts(self.freshness.environment.time())
-        commit.clock = self.clock.tick()
+        if after is None:
+            commit.clock = self.clock.tick()
+        else:
+            commit.clock = after + 1
+            self.clock.observe(commit.clock)
         return encode_commit(commit)
 
     def append(self, lines: bytes, read_at: float | None = None) -> Position:
@@ -165,6 +180,8 @@ class WriterSession:
         self._confirm(position)
         self.last_segment = max(self.last_segment, position.segment)
         self._commits += lines.count(b"\n")
+        if not self._backend.segments_grow:
+            self._last_clock = _clock_of_last(lines)
         return position
 
     def check_name(self) -> None:
@@ -185,27 +202,31 @@ class WriterSession:
         taken = segment_of(fenced.path)
         if taken is None:
             raise fenced
+        after = taken[1]
         try:
             seals = _read_seals(self._backend, fenced.path)
             newest = self.freshness.read_newest()
+            cut = self._cut_in(newest)
+            if seals is not None and cut.segment > after:
+                # Compacted, and perhaps collected. What stands there now may be another one, that came too late.
+                after = cut.last_segment
+                may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
+                seals = [Seal(newest.ts, self._clock_of_seal(newest), self.agent)] if may_go_on else None
         except OpslogError as error:
             raise WriteFailedError(f"{fenced.path} exists already, and nobody can say what it is: {error}") from error
-        cut, after = self._cut_in(newest), taken[1]
-        if seals is not None and cut.segment > after:
-            # Compacted, and perhaps collected. What stands there now may be another one, that came too late.
-            after = cut.last_segment
-            may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
-            seals = [Seal(newest.ts, newest.clock, self.agent)] if may_go_on else None
         if not seals:
             raise fenced
-        return Passage(after, seals if after > self.last_segment else [])
+        if after <= self.last_segment:
+            return Passage(after, [], self._last_clock)
+        return Passage(after, seals, seals[-1].clock)
 
     def go_on(self, passage: Passage) -> None:
-        """The next append goes behind this passage. What has a clock already has to be stamped anew."""
+        """The next append goes behind this passage. What has no greater clock than that has to be stamped anew."""
         for seal in passage.seals:
             self.clock.observe(seal.clock)
         if passage.after > self.last_segment:
             self.last_segment = passage.after
+            self._last_clock = passage.clock
             self._commits += len(passage.seals)
         self._appender.advance(passage.after)
 
@@ -222,7 +243,7 @@ class WriterSession:
             return
         self._was_taken = self._was_taken or not self._is_sealed(manifest)
         self.last_segment = max(self.last_segment, own.cut.last_segment)
-        self._commits = own.commits
+        self._commits, self._last_clock = own.commits, own.clock
         if not self._was_taken:
             with suppress(ReopenError, ClosedError):  # the next append says so, too
                 self._appender.advance(self._cut_in(manifest).last_segment)
@@ -233,6 +254,21 @@ class WriterSession:
 
     def _cut_in(self, manifest: Manifest) -> Cut:
         return manifest.cut.get(self.agent, START)
+
+    def _clock_of_seal(self, newest: Manifest) -> int:
+        """The clock of a seal that was compacted, and maybe collected.
+
+        It is the next one after that of the commit before it, as `opslog.log.sealing` has it, if it is the only commit
+        that the session does not know. Programs before 0.2 made seals with a clock above everything; but where there
+        are transactions, there are no such programs any more. Elsewhere it is enough that it is not greater than the
+        manifest's.
+
+        :raises OpslogError: the storage did not answer.
+        """
+        if not (self._in_memory and self._last_clock):
+            return newest.clock
+        has_transactions = TRANSACTIONS in newest.cut or bool(list_log(self._backend, TRANSACTIONS))
+        return self._last_clock + 1 if has_transactions else newest.clock
 
     def _check_number(self) -> None:
         try:
@@ -273,6 +309,15 @@ class WriterSession:
         are recent for a while, the last commit of a log is never compacted, unless it is a seal."""
         more = self._cut_in(manifest).commits - self._commits
         return more <= (1 if manifest.settings.undo_window else 0)
+
+
+class _Clock(msgspec.Struct):
+    clock: int
+
+
+def _clock_of_last(lines: bytes) -> int:
+    """The clock of the last of some lines."""
+    return msgspec.json.decode(lines[lines.rfind(b"\n", 0, -1) + 1 :], type=_Clock).clock
 
 
 def _read_seals(backend: Backend, path: str) -> list[Seal] | None:

@@ -347,8 +347,7 @@ class LogWriter:
             group.end(broken, 0)
 
     def _pass_seal(self, group: Group) -> None:
-        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal.
-        Whatever has a clock already has one that is too small by now."""
+        """Another process made our next segment. If it was a compaction that sealed this log, go on after the seal."""
         assert group.fence is not None
         try:
             passage = self.session.pass_seal(group.fence)
@@ -358,7 +357,7 @@ class LogWriter:
             except BaseException:
                 self._memory.invalidate()  # the next try may take them in once more
                 raise
-            self._queueing.run(self._stamp_anew, group)
+            self._queueing.run(self._move_behind, group, passage.clock)
         except AgentFencedError as error:
             group.end(error, 0)
         except OpslogError as error:
@@ -436,8 +435,10 @@ class LogWriter:
             group = Group(self._queue, self._queued_bytes)
             self._group, self._queue, self._queued_bytes = group, [], 0
 
-    def _stamp_anew(self, group: Group) -> None:
-        """After a seal. An undo is not: what it takes back came before the seal, which is the end of that."""
+    def _move_behind(self, group: Group, clock: int) -> None:
+        """What goes behind a seal with this clock keeps its own, if that is greater: with a clock above everything that
+        was read since, it would outrank transactions that it does not rest on. An undo does not go there: what it takes
+        back came before the seal, which is the end of that."""
         group.size += self._queued_bytes
         group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
         if self._buffer is not None:
@@ -447,13 +448,12 @@ class LogWriter:
             if isinstance(pending.commit, Undo):
                 pending.end(SealedError("a seal came first, and what is in front of it cannot be undone"))
                 continue
-            if self._buffer is None and pending.guards not in (None, self._memory.guards):
-                pending.end(SealedError("a seal came first, and transactions that may guard what is behind it"))
-                continue
-            # A copy: memory may hold the other one, until it is loaded anew.
-            commit = msgspec.structs.replace(pending.commit)
-            line = self.session.stamp(commit)
-            pending.commit, pending.line = commit, line
+            if pending.commit.clock <= clock:
+                # A copy: memory may hold the other one, until it is loaded anew.
+                commit = msgspec.structs.replace(pending.commit)
+                line = self.session.stamp(commit, clock)
+                pending.commit, pending.line = commit, line
+            clock = pending.commit.clock
             kept.append(pending)
         group.size = sum(len(pending.line) for pending in kept)
         group.pendings, group.step = kept, "taken"

@@ -12,7 +12,6 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, list_log
 from opslog.log.sealing import seal_all
 from opslog.log.survey import Survey, survey
-from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.read.planning import JobSurvey, Recent, find_recent, tails
 
@@ -58,9 +57,9 @@ class Ends(msgspec.Struct, frozen=True):
             known = idle[agent].segments
             listed = [segment for segment in list_log(backend, agent) if segment.number >= known[0].number]
             has_grown = tuple(listed) != known  # it came back and wrote
-            return None if has_grown else Cursor(agent, *idle[agent].end)
+            return None if has_grown else Cursor(agent, *idle[agent].end, clock=self.recent[agent].clock)
 
-        return seal_all(backend, idle, find_end, self.freshness, LamportClock(self.clock))
+        return seal_all(backend, idle, find_end, self.freshness)
 
 
 def read_ends(backend: Backend, environment: Environment) -> Ends:

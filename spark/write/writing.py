@@ -225,15 +225,15 @@ class Log:
         :raises CommitUnknownError: it may have been.
         :raises AgentFencedError: another process has taken the name.
         """
-        if self._has_transactions and self._append_guarded(Batch("", 0, self._agent, ops)):
-            return
-        while True:
+        while not (self._has_transactions and self._append_guarded(Batch("", 0, self._agent, ops))):
             if self._session.freshness.is_stale:
                 self.catch_up()
             try:
                 self._session.append(self._session.stamp(Batch("", 0, "", ops)))
             except AgentFencedError as error:
                 self._session.go_on(self._session.pass_seal(error))
+                # With a clock above the seal it would outrank transactions that came since, and were not seen.
+                self.catch_up()
             else:
                 return
 

@@ -19,7 +19,7 @@ def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
     self.freshness.read_newest()
     named = segment_of(fenced.path)
     seals = vars(session)["_read_seals"](self._backend, fenced.path) if named else None
-    return Passage(named[1], seals) if named and seals else _passage(self, fenced)
+    return Passage(named[1], seals, seals[-1].clock) if named and seals else _passage(self, fenced)
 
 
 _passage = WriterSession.pass_seal
