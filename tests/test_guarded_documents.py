@@ -13,10 +13,13 @@ from opslog.backends import open_backend
 from opslog.bulk import guarded as guarded_module
 from opslog.bulk import ingest as ingest_module
 from opslog.bulk.ingest import ingest
+from opslog.bulk.replay import write_state
+from opslog.environment import REAL
 from opslog.format.commits import DeleteOp
 from opslog.importers import ImportedCommit, ImportedOp
 from opslog.importers.agents import AgentNames
 from opslog.importers.jsonl import read_json_lines
+from opslog.store import replica_of
 from opslog.testing import invariants
 from opslog.verify.verify import verify
 
@@ -190,3 +193,61 @@ def test_exported_transactions_are_imported_under_their_authors(tmp_path: Path) 
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(opslog.InvalidNameError, match=r"lines.jsonl:1: no agent is called 'transactions'"):
         ingest(open_backend(str(tmp_path / "new")), read_json_lines(path))
+
+
+# -- stores that replay has made
+
+
+def replayed(root: Path, to: Path) -> None:
+    with opslog.open(root, agent="a") as store:
+        store.create("guarded", {"n": 1})
+        store.create("gone", {})
+        del store["gone"]
+        store["plain"] = {"n": 1}
+        write_state(replica_of(store).state, to, "store", REAL)
+
+
+def test_a_replayed_store_guards_from_the_start(tmp_path: Path) -> None:
+    replayed(tmp_path / "from", tmp_path / "to")
+    root = tmp_path / "to"
+    check(root)
+    with opslog.open(root, agent="a") as a, opslog.open(root, agent="b") as b:
+        seen = b.record("guarded")
+        assert seen is not None
+        a["guarded"] = {"n": 2}
+        a["plain"] = {"n": 2}
+        with a.batch():
+            a["guarded"] = {"n": 3}
+            a["other"] = {}
+        with pytest.raises(opslog.ConflictError):
+            b.set("guarded", {"n": 4}, if_stamp=seen.stamp)
+        commits = [commit for commit in a.ops() if commit.agent == "transactions"]
+        assert [(commit.op, commit.by) for commit in commits] == [("set", "a"), ("batch", "a")]
+        assert a.undo()
+        assert a.undo(), "the plain one"
+        assert a.undo()
+        assert dict(a.items()) == {"guarded": {"n": 1}, "plain": {"n": 1}}
+        for number in range(40):
+            b["guarded"] = {"n": number}
+            b[str(number)] = {}
+        b.compact(full=True)
+        a.refresh()
+        assert a["guarded"] == b["guarded"] == {"n": 39}
+        assert {change.id for change in a.changes()} == set(b)
+        ingest(open_backend(root), [put("guarded", "c", n=5)])
+        with pytest.raises(opslog.ExistsError, match="c wrote it"):
+            a.create("guarded", {})
+    check(root)
+
+
+def test_a_replayed_store_without_transactions_has_no_shared_log(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "from", agent="a") as store:
+        store.create("x", {})
+        del store["x"]
+        store["plain"] = {}
+        write_state(replica_of(store).state, tmp_path / "to", "store", REAL)
+    with opslog.open(tmp_path / "to", agent="a") as store:
+        assert not replica_of(store).state.has_transactions
+        store["x"] = {}
+        assert store.undo()
+    check(tmp_path / "to")

@@ -18,8 +18,8 @@ from opslog.chunks import batched
 from opslog.environment import Environment, format_ts
 from opslog.errors import UsageError
 from opslog.format.commits import Set, encode_commit
-from opslog.format.layout import index_path, run_name
-from opslog.format.manifest import Manifest, Run, Settings
+from opslog.format.layout import TRANSACTIONS, index_path, run_name
+from opslog.format.manifest import Cut, Manifest, Run, Settings
 from opslog.format.snapshot import Row, build_parts
 from opslog.replica.state import State
 from opslog.snapshot.manifests import ManifestStore
@@ -162,13 +162,14 @@ def _row(record: Set) -> tuple[str, bytes, int, str, str, int, str | None, str |
 
 
 def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: State, environment: Environment) -> int:
-    newest = ""
+    newest, guarded = "", 0
 
     def rows() -> Iterator[Row]:
-        nonlocal newest
+        nonlocal newest, guarded
         for some in records:
             for record in some:
                 newest = max(newest, record.ts)
+                guarded += record.agent == TRANSACTIONS
                 yield Row(record.id, encode_commit(record), None)
 
     run = new_run(environment)
@@ -177,7 +178,8 @@ def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: Sta
             target.create(file.part.path, file.data)
             target.create(index_path(file.part.path), file.index)
             run.parts.append(file.part)
-        create_store(target, run, environment, settings=state.manifest.settings, clock=state.clock, ts=newest)
+        settings = state.manifest.settings
+        create_store(target, run, environment, settings=settings, clock=state.clock, ts=newest, guarded=guarded)
     return run.records
 
 
@@ -187,13 +189,17 @@ def new_run(environment: Environment) -> Run:
 
 
 def create_store(
-    target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str
+    target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str, guarded: int
 ) -> None:
     """Make a store of a run whose parts are there, all of them sets.
 
     :param clock: at which agents go on; at least that of every record.
     :param ts: the greatest of all records.
+    :param guarded: how many of them are from the shared log.
     """
+    # By the cut of the shared log writers know that there may be guarded documents. What it had counts as compacted and
+    # collected: it goes on in the segment after that.
+    cut = {TRANSACTIONS: Cut(2, 0, guarded)} if guarded else {}
     # The only manifest, with none below it: this store has no past that one could read.
     ManifestStore(target).create(
         Manifest(
@@ -203,6 +209,7 @@ def create_store(
             ts=ts,
             folded=format_ts(target.now()),
             documents=run.records,
+            cut=cut,
             runs=[run] if run.parts else [],
             settings=settings,
         )

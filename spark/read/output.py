@@ -26,12 +26,21 @@ from opslog.bulk.replay import Format, create_store, new_directory, new_run
 from opslog.environment import Environment
 from opslog.errors import AlreadyExistsError, UsageError
 from opslog.format.commits import Set, encode_commit
-from opslog.format.layout import index_path, part_path
+from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part, Settings
 from opslog.format.snapshot import Row, build_parts
 
-_WRITTEN = pa.schema([("records", pa.int64()), ("clock", pa.int64()), ("ts", pa.string()), ("part", pa.binary())])
-_WRITTEN_DDL = "records long, clock long, ts string, part binary"
+# What a task says of each file that it has written.
+_WRITTEN = pa.schema(
+    [
+        ("records", pa.int64()),
+        ("guarded", pa.int64()),
+        ("clock", pa.int64()),
+        ("ts", pa.string()),
+        ("part", pa.binary()),
+    ]
+)
+_WRITTEN_DDL = "records long, guarded long, clock long, ts string, part binary"
 
 # How many names there are for the parts of a run.
 _PARTS_MAX = 100_000
@@ -78,7 +87,8 @@ def write_state(
         clock = max([clock, *(row.clock for row in done)])
         ts = max((row.ts for row in done), default="")
         with closing(open_backend(place)) as target:
-            create_store(target, run, environment, settings=settings, clock=clock, ts=ts)
+            guarded = sum(row.guarded for row in done)
+            create_store(target, run, environment, settings=settings, clock=clock, ts=ts, guarded=guarded)
         return run.records
 
 
@@ -123,7 +133,7 @@ def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, path)
-    yield _written(count, 0, "", None)
+    yield _written(count)
 
 
 def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, numbers: int) -> Iterator[pa.RecordBatch]:
@@ -131,12 +141,13 @@ def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, nu
 
     :param numbers: how many names for parts each task has.
     """
-    first, clock, ts = _context().partitionId() * numbers, 0, ""
+    first, clock, ts, guarded = _context().partitionId() * numbers, 0, "", 0
 
     def rows() -> Iterator[Row]:
-        nonlocal clock, ts
+        nonlocal clock, ts, guarded
         for record in _records(batches):
             clock, ts = max(clock, record.clock), max(ts, record.ts)
+            guarded += record.agent == TRANSACTIONS
             yield Row(record.id, encode_commit(record), None)
 
     with closing(open_backend(directory)) as target:
@@ -150,11 +161,12 @@ def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, nu
                 except AlreadyExistsError:  # by another attempt, which had the same rows
                     if target.read(path) != data:
                         raise
-            yield _written(part.records, clock, ts, msgspec.json.encode(part))
+            yield _written(part.records, guarded, clock, ts, msgspec.json.encode(part))
+            guarded = 0  # each is counted once
 
 
-def _written(records: int, clock: int, ts: str, part: bytes | None) -> pa.RecordBatch:
-    row: dict[str, Any] = {"records": records, "clock": clock, "ts": ts, "part": part}
+def _written(records: int, guarded: int = 0, clock: int = 0, ts: str = "", part: bytes | None = None) -> pa.RecordBatch:
+    row: dict[str, Any] = {"records": records, "guarded": guarded, "clock": clock, "ts": ts, "part": part}
     return pa.RecordBatch.from_pylist([row], schema=_WRITTEN)
 
 

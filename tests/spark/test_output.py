@@ -14,6 +14,7 @@ from opslog.cli.app import run
 from opslog.cli.engines import break_even, choose, cores_of
 from opslog.format.commits import encode_commit
 from opslog.spark.__main__ import app
+from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.cli.calling import call
 
@@ -32,6 +33,8 @@ def store(tmp_path: Path) -> Path:
         b.undo()
         a.refresh()
         del a["task-07"]
+        b.modify("task-09", lambda document: {"by": "b"})
+        b.create("claim", {"by": "b"})
     return root
 
 
@@ -58,6 +61,10 @@ def test_it_writes_what_python_writes(spark: SparkSession, store: Path, tmp_path
     backend.close()
     with opslog.open(tmp_path / "copy", read_only=True) as copy, opslog.open(store, read_only=True) as original:
         assert copy.stats().clock == original.stats().clock
+    with opslog.open(tmp_path / "copy", agent="a") as writable:
+        assert replica_of(writable).state.manifest.cut["transactions"].commits == 2
+        writable["claim"] = {"by": "a"}
+        assert [commit.agent for commit in writable.ops()] == ["transactions"], "it is guarded from the start"
 
 
 def test_parquet_has_text_or_variants(spark: SparkSession, store: Path, tmp_path: Path) -> None:
