@@ -296,3 +296,43 @@ def test_a_store_whose_own_commit_has_an_unknown_outcome_decides_nothing(
     store.close()
     with open_writer(url, "a") as again:
         again.create("x", {})
+
+
+@pytest.mark.parametrize("call", ["modify", "create", "query", "nothing is written"])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_an_undo_by_which_something_else_was_read_is_durable_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_loaded: bool
+) -> None:
+    """Without its line, which another process has written and maybe not yet synced, there would be another document."""
+    url = str(tmp_path / "store")
+
+    def undo() -> None:
+        for id in ("x", "y"):
+            b[id] = {"n": 2}
+            assert b.undo()
+
+    with open_writer(url, "b") as b, open_writer(url, "c") as c:
+        c["x"] = {"n": 1}
+        if is_loaded:
+            undo()
+        with open_writer(url, "a") as store:
+            if not is_loaded:
+                undo()
+            persisted: list[str] = []
+            backend = replica_of(store).backend
+            monkeypatch.setattr(backend, "persist", persisted.extend)
+            match call:
+                case "modify":
+                    store.modify("x", lambda document: document)
+                case "create":
+                    store.create("y", {})
+                case "query":
+                    store.transact(partial(count_into, "count"))
+                case _:
+                    assert store.transact(lambda transaction: transaction["x"]) == {"n": 1}
+            read = {"b"} if call == "create" else {"b", "c"}
+            assert {path.split("/")[1] for path in persisted} == read
+            persisted.clear()
+            b["other"] = {}
+            store.modify("y", lambda document: {"n": 3})
+            assert persisted == [], "it is durable by now"

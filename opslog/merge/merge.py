@@ -43,6 +43,7 @@ class _Loading:
 
     :ivar room: how many commits may be recent.
     :ivar undone: per clock of a commit that an undo names: how far back from the end of the log that undo reaches.
+    :ivar undos: and the clock of that undo.
     :ivar reach: farther back a set is just a set: it is not recent, and no undo that was seen reaches it.
     """
 
@@ -51,6 +52,7 @@ class _Loading:
     room: int
     reach: int
     undone: dict[int, int] = field(default_factory=dict)
+    undos: dict[int, int] = field(default_factory=dict)
     seen: int = 0
 
 
@@ -63,6 +65,8 @@ class Merge:
     :ivar recent: per agent its recent commits, oldest first.
     :ivar contested: per document the uncancelled records of recent commits, in no particular order.
     :ivar settled_by: per author the clock of the newest settled commit in the shared log.
+    :ivar undone: per document that an undo has taken something away from: in whose logs, and the clock of the newest
+        undo there. What counts for it rests on those undos, too.
     """
 
     window: int
@@ -70,6 +74,7 @@ class Merge:
     recent: dict[str, deque[Recent]] = field(default_factory=dict)
     contested: dict[str, list[Record]] = field(default_factory=dict)
     settled_by: dict[str, int] = field(default_factory=dict)
+    undone: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def apply(self, commit: Commit) -> Iterable[Record]:
         """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
@@ -80,6 +85,7 @@ class Merge:
         touched: Iterable[Record] = entry.records
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)
+            self._note_undone(touched, commit.agent, commit.clock)
         else:
             self._contest(entry.records)
         log.append(entry)
@@ -143,10 +149,13 @@ class Merge:
                 continue
             if isinstance(commit, Undo):
                 reach = log.undone[commit.target] = farthest(back, self.window)
+                log.undos[commit.target] = commit.clock
             elif isinstance(commit, Seal):
                 log.room = reachable_after(commit, self.window)
                 log.undone.clear()
             cancelled = log.undone.get(commit.clock, -1) >= back
+            if cancelled:
+                self._note_undone(commit.records, log.agent, log.undos[commit.clock])
             if len(log.recent) < log.room:
                 kept = detached(commit, log.agent)
                 entry = Recent(kept, kept.records, cancelled)
@@ -214,6 +223,12 @@ class Merge:
         for record in entry.records:
             self._withdraw(record)
             self.settled[record.id] = newer(record, self.settled.get(record.id))
+
+    def _note_undone(self, records: Iterable[Record], agent: str, clock: int) -> None:
+        for record in records:
+            known = self.undone.get(record.id, {})
+            # A new one, since other threads may be reading the old one.
+            self.undone[record.id] = {**known, agent: max(clock, known.get(agent, 0))}
 
     def _note_author(self, commit: Commit) -> None:
         if commit.by:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -99,6 +99,7 @@ class Sight(Generic[T]):
     """What one transaction reads: a view, under what those before it in its group write.
 
     :ivar agents: of whose commits something was read.
+    :ivar undos: per agent the clock of the newest undo in its log without which something else would have been read.
     :ivar missing: the part of the snapshot that was replaced and collected before it was read.
     :ivar is_early: whether it asked for a stamp that those before it in its group will get by their append.
     """
@@ -108,6 +109,7 @@ class Sight(Generic[T]):
         self.overlay = dict(overlay)
         self._replica = replica
         self.agents: set[str] = set()
+        self.undos: dict[str, int] = {}
         self.missing: MissingFileError | None = None
         self.is_early = False
 
@@ -118,13 +120,24 @@ class Sight(Generic[T]):
                 record = self._replica.read_frozen(partial(self.view.record, id))
             if record is not None:
                 self.agents.add(record.agent)
+            self._note_undos(self._replica.read_frozen(partial(self.view.undone, id)))
         return record
 
     def records(self, overlay: dict[str, Record]) -> Iterator[Set]:
+        self._note_undos(self._replica.read_frozen(self.view.undone))
         with self._noting_what_is_missing():
             for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay, self.agents)):
                 self.agents.add(record.agent)
                 yield record
+
+    def rest_on(self, other: Sight[T]) -> None:
+        """What was decided on another view is right on this one, too."""
+        self.agents |= other.agents
+        self._note_undos(other.undos.items())
+
+    def _note_undos(self, undos: Iterable[tuple[str, int]]) -> None:
+        for agent, clock in undos:
+            self.undos[agent] = max(clock, self.undos.get(agent, 0))
 
     def undoable(self, author: str) -> Commit | None:
         self.is_early = self.is_early or bool(self.overlay)
@@ -404,7 +417,7 @@ class Deciding(Generic[T]):
         old = waiting.sight
         changed = None if old is None else _changed(waiting, old, sight)
         if old is not None and changed is None:
-            sight.agents |= old.agents
+            sight.rest_on(old)
         else:
             if old is not None and self._queueing.has_to_queue():
                 raise _Again
@@ -443,7 +456,11 @@ class Deciding(Generic[T]):
         itself.)"""
         if not self._replica.backend.segments_grow:
             return
-        agents = {agent for waiting in group if waiting.sight is not None for agent in waiting.sight.agents}
+        sights = [waiting.sight for waiting in group if waiting.sight is not None]
+        agents = {agent for sight in sights for agent in sight.agents}
+        agents |= {
+            agent for sight in sights for agent, clock in sight.undos.items() if clock > self._durable.get(agent, 0)
+        }
         if self._replica.agent in agents:
             self._flush()  # another thread may have written since
         paths, known = [], {}

@@ -339,6 +339,13 @@ class View:
         changed = self.changed
         return self.state.record_over(id, changed[id] if id in changed else self.state.winners.get(id))
 
+    def undone(self, id: str | None = None) -> Iterable[tuple[str, int]]:
+        """The undos that a document rests on (None: that any does): in whose logs, and at which clocks."""
+        undone = self.state.merge.undone
+        if id is not None:
+            return undone.get(id, {}).items()
+        return [undo for undos in undone.values() for undo in undos.items()]
+
     def records(self, overlay: dict[str, Record], agents: set[str]) -> Iterator[Set]:
         """As `State.records`, but raises MissingFileError where that raises RetryError.
 
