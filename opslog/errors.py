@@ -24,6 +24,7 @@ OpslogError
     ├── CorruptError                    names the file and the byte offset; `opslog verify` lists all such places
     ├── FormatVersionError              the store was written by a newer opslog
     ├── SchemaVersionError              the document was written under a newer schema version
+    ├── SchemaMismatchError             the document is whole, and does not fit the store's type: see `migrate`
     └── HistoryGoneError                that point of the past was compacted away
 
 All of them pickle with their attributes, because Spark and multiprocessing carry them between processes.
@@ -235,6 +236,19 @@ class SchemaVersionError(DataError):
 
     :ivar id: the document.
     :ivar version: the version it was written under.
+    """
+
+    def __init__(self, message: str, id: str = "", version: int = 0) -> None:
+        super().__init__(message)
+        self.id = id
+        self.version = version
+
+
+class SchemaMismatchError(DataError):
+    """A document is not damaged, but does not fit the type that the store was opened with.
+
+    :ivar id: the document.
+    :ivar version: the schema version it was written under.
     """
 
     def __init__(self, message: str, id: str = "", version: int = 0) -> None:

@@ -9,7 +9,7 @@ from opslog.backends import Appender, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
-from opslog.format.documents import Document, Migrate, Schema, check_version
+from opslog.format.documents import Document, Migrate, Schema, check_type, check_version
 from opslog.format.layout import check_agent
 from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
@@ -84,6 +84,7 @@ def open(
         raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")
     if version is not None:
         check_version(version)
+    check_type(type)
     check_storage_options(os.fspath(url), storage_options, "opslog.open", OPEN)
     included = None if as_of is None else conditions(as_of)[1]
     writes = not read_only and as_of is None

@@ -46,6 +46,7 @@ ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
     errors.CorruptError: {"path": "ops/a/1", "offset": 42},
     errors.FormatVersionError: {"needed": 2},
     errors.SchemaVersionError: {"id": "x", "version": 3},
+    errors.SchemaMismatchError: {"id": "x", "version": 1},
     errors.HistoryGoneError: {"oldest": 12},
 }
 

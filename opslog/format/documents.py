@@ -7,6 +7,8 @@ refused.
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
 import marshal
 import math
 from collections.abc import Callable
@@ -15,7 +17,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import orjson
 
-from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, SchemaVersionError, UsageError
+from opslog.errors import (
+    CorruptError,
+    InvalidDocumentError,
+    InvalidNameError,
+    SchemaMismatchError,
+    SchemaVersionError,
+    UsageError,
+)
 from opslog.format.commits import CLOCK_MAX, Set
 
 T = TypeVar("T")
@@ -27,6 +36,8 @@ Migrate = Callable[[Document, int], Document]
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 # orjson writes at most this many levels.
 _DEPTH_MAX = 254
+# A message has the beginning and the end of a longer place.
+_PLACE_SHOWN = 120
 
 
 def check_version(version: object) -> int:
@@ -37,6 +48,45 @@ def check_version(version: object) -> int:
     if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= CLOCK_MAX:
         return version
     raise UsageError(f"a schema version is an integer from 1 to {CLOCK_MAX}, not {version!r:.60}")
+
+
+def check_type(type: Any) -> None:
+    """Refuse a type whose values are no JSON objects.
+
+    :raises UsageError: documents cannot be of this type.
+    """
+    if type is None or type is dict:
+        return
+    from msgspec import inspect  # only for those who have types
+
+    try:
+        fits = not isinstance(type, str) and _is_object(inspect.type_info(type))
+    except (TypeError, NameError, AttributeError) as error:
+        raise UsageError(f"documents cannot be of type {type_name(type)}: {error}") from error
+    if not fits:
+        raise UsageError(
+            f"type is a dataclass, a TypedDict or a msgspec.Struct, because documents are JSON objects; it is not "
+            f"{type_name(type)}. For plain dicts leave it out"
+        )
+
+
+def _is_object(info: Any) -> bool:
+    """Whether JSON has an object for each value of a type."""
+    from msgspec import inspect
+
+    match info:
+        case inspect.Metadata():
+            return _is_object(info.type)
+        case inspect.UnionType():
+            return all(map(_is_object, info.types))
+        case inspect.StructType():
+            return not info.array_like
+    return isinstance(info, inspect.DataclassType | inspect.TypedDictType | inspect.DictType)
+
+
+def type_name(type: Any) -> str:
+    """What messages call a type."""
+    return type.__name__ if isinstance(type, builtins.type) else repr(type)[:80]
 
 
 def check_id(id: object) -> str:
@@ -75,32 +125,54 @@ def encode(document: object) -> bytes:
             return bytes(memoryview(text))
     except (orjson.JSONEncodeError, RecursionError, ValueError):
         pass
-    reason, place = _find_fault(document, "$", 0) or ("it does not come back as it was written", "$")
-    raise InvalidDocumentError(f"the document cannot be stored exactly: at {place}, {reason}", place)
+    reason, place = _find_fault(document, "$", {}) or ("it does not come back as it was written", "$")
+    shown = place
+    if len(place) > _PLACE_SHOWN:
+        shown = f"{place[: _PLACE_SHOWN // 2]} … {place[-_PLACE_SHOWN // 4 :]}"
+    raise InvalidDocumentError(f"the document cannot be stored exactly: at {shown}, {reason}", place)
 
 
-def _find_fault(value: object, place: str, depth: int) -> tuple[str, str] | None:
-    """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None."""
-    if depth == 0 and type(value) is not dict:
-        return f"a document is a JSON object (a dict), not {type(value).__name__}", place
-    if depth == _DEPTH_MAX and type(value) in (dict, list):
+def _find_fault(value: object, place: str, above: dict[int, str]) -> tuple[str, str] | None:
+    """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None.
+
+    :param above: the places of the dicts and lists that `value` lies in, by their identity.
+    """
+    if not above and type(value) is not dict:
+        hint = f": open the store with type={type(value).__name__}" if _is_typed(value) else ""
+        return f"a document is a JSON object (a dict), not {type(value).__name__}{hint}", place
+    if type(value) is not dict and type(value) is not list:
+        fault = _scalar_fault(value)
+        return (fault, place) if fault else None
+    if id(value) in above:
+        return f"it contains itself: this is the same {type(value).__name__} as at {above[id(value)]}", place
+    if len(above) == _DEPTH_MAX:
         return f"it is nested more than {_DEPTH_MAX} levels deep", place
+    above[id(value)] = place
+    found = _find_fault_within(value, place, above)
+    del above[id(value)]
+    return found
+
+
+def _find_fault_within(
+    value: dict[object, object] | list[object], place: str, above: dict[int, str]
+) -> tuple[str, str] | None:
     if type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
                 return f"the key {key!r} is not a string but {type(key).__name__}", place
             if fault := _string_fault(key):
                 return f"the key {key!r} {fault}", place
-            if found := _find_fault(item, f"{place}.{key}", depth + 1):
+            if found := _find_fault(item, f"{place}.{key}", above):
                 return found
         return None
-    if type(value) is list:
-        for number, item in enumerate(value):
-            if found := _find_fault(item, f"{place}[{number}]", depth + 1):
-                return found
-        return None
-    fault = _scalar_fault(value)
-    return (fault, place) if fault else None
+    for number, item in enumerate(value):
+        if found := _find_fault(item, f"{place}[{number}]", above):
+            return found
+    return None
+
+
+def _is_typed(value: object) -> bool:
+    return isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _scalar_fault(value: object) -> str | None:
@@ -113,7 +185,8 @@ def _scalar_fault(value: object) -> str | None:
     if type(value) is str:
         fault = _string_fault(value)
         return f"the string {fault}" if fault else None
-    return f"{type(value).__name__} is not a JSON type: {value!r:.80}"
+    hint = ". Give the store a type= that has it, or make it a dict" if _is_typed(value) else ""
+    return f"{type(value).__name__} is not a JSON type: {value!r:.80}{hint}"
 
 
 def _string_fault(text: str) -> str | None:
@@ -159,7 +232,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         place = lost_field(self.type, old, orjson.loads(data))
         if place is not None:
             raise InvalidDocumentError(
-                f"to set document {replaced.id!r} would delete {place}, which {self.type.__name__} does not know: "
+                f"to set document {replaced.id!r} would delete {place}, which {type_name(self.type)} does not know: "
                 f"another version of this program (agent {replaced.agent}) has written it. Add the field to the type; "
                 "or, to remove the field, raise `version` and let `migrate` remove it; or open the store without "
                 "`type`",
@@ -174,12 +247,14 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             plain = msgspec.to_builtins(value)
             msgspec.convert(plain, self.type)
         except (msgspec.ValidationError, TypeError) as error:
-            raise InvalidDocumentError(f"the document is not a valid {self.type.__name__}: {error}") from error
+            raise InvalidDocumentError(f"the document is not a valid {type_name(self.type)}: {error}") from error
+        except RecursionError:
+            return encode(value)  # which finds the place
         return encode(plain)
 
     def decode(self, record: Set) -> T:
         """:raises SchemaVersionError: written under a newer version.
-        :raises CorruptError: not of the store's type.
+        :raises SchemaMismatchError: not of the store's type.
         """
         document = self._document(record)
         if self.type is None:
@@ -187,7 +262,27 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         try:
             return msgspec.convert(document, self.type)
         except msgspec.ValidationError as error:
-            raise record.corrupt(f"it is not a valid {self.type.__name__}: {error}") from error
+            raise SchemaMismatchError(self._mismatch(record, str(error)), record.id, record.v) from error
+
+    def _mismatch(self, record: Set, fault: str) -> str:
+        name = type_name(self.type)
+        written = f"document {record.id!r}, written by {record.author} at clock {record.clock} under version {record.v}"
+        if self.version is None or record.v == self.version:
+            return (
+                f"{written} of the schema, does not fit {name}: {fault}. It is not damaged: another type, or a program "
+                "without one, wrote it. Give fields that were added a default; or raise `version` and pass `migrate`; "
+                "or open the store without `type` to see the document"
+            )
+        if self.migrate is None:
+            return (
+                f"{written} of the schema, does not fit {name}, which is version {self.version}: {fault}. It is not "
+                f"damaged: `migrate` is missing. Pass migrate= a function to opslog.open; it is called with the "
+                f"document and its version ({record.v}), and returns the document in the form of {self.version}"
+            )
+        return (
+            f"{written} of the schema, does not fit {name}, which is version {self.version}, after `migrate`: {fault}. "
+            "It is not damaged: correct what `migrate` returns for this version"
+        )
 
     def _document(self, record: Set) -> Document:
         """In the form of the current version."""
