@@ -34,6 +34,7 @@ from opslog.errors import (
     MissingFileError,
     NotFoundError,
     OpslogError,
+    QueryError,
     ReadOnlyError,
     ReopenError,
     RetryError,
@@ -47,7 +48,9 @@ from opslog.format.manifest import Settings
 from opslog.history import Revision
 from opslog.lease import Lease
 from opslog.opening import open
+from opslog.query.question import Group
 from opslog.replica.feed import Change, Changes, Effect
+from opslog.replica.questions import Found
 from opslog.replica.transaction import Transaction
 from opslog.stats import Stats
 from opslog.store import Store
@@ -74,6 +77,8 @@ __all__ = [
     "ExistsError",
     "FilesystemWarning",
     "FormatVersionError",
+    "Found",
+    "Group",
     "HistoryGoneError",
     "InvalidDocumentError",
     "InvalidNameError",
@@ -83,6 +88,7 @@ __all__ = [
     "MissingFileError",
     "NotFoundError",
     "OpslogError",
+    "QueryError",
     "ReadOnlyError",
     "ReopenError",
     "RetryError",

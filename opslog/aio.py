@@ -36,10 +36,12 @@ from opslog.history import Revision
 from opslog.lease import AsyncLease
 from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
+from opslog.query.question import Group, OrderBy, Where
 from opslog.replica import transaction
 from opslog.replica.batch import OpenBatch
 from opslog.replica.deciding import ATTEMPTS, check_attempts
 from opslog.replica.feed import Change, Changes
+from opslog.replica.questions import Found
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
@@ -161,15 +163,30 @@ class AsyncStore(Generic[T]):
     async def contains(self, id: str) -> bool:
         return await self._read(lambda: id in self._store)
 
-    async def count(self, predicate: Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil the predicate; without one, how many there are."""
-        if predicate is None:
-            return await self._read(lambda: len(self._store))
-        return await _in_thread(partial(self._store.count, predicate))
+    async def find(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Found[T]:
+        """As `Store.find`."""
+        return await _in_thread(partial(self._store.find, where, order_by=order_by, limit=limit, offset=offset))
 
     async def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, which is called in another thread."""
         return await _in_thread(partial(self._store.filter, predicate))
+
+    async def count(self, where: Where | Callable[[T], object] | None = None) -> int:
+        """As `Store.count`; a predicate is called in another thread."""
+        if where is None:
+            return await self._read(lambda: len(self._store))
+        return await _in_thread(partial(self._store.count, where))
+
+    async def group(self, by: str, where: Where | None = None) -> list[Group]:
+        """As `Store.group`."""
+        return await _in_thread(partial(self._store.group, by, where))
 
     async def items(self) -> AsyncIterator[tuple[str, T]]:
         """(id, document) pairs in order of id, all of them as they were when the iteration began."""
@@ -409,10 +426,10 @@ class AsyncStore(Generic[T]):
         return await _in_thread(partial(self._store.compact, full=full, keep_history=keep_history))
 
     async def archive(
-        self, predicate: Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
+        self, where: Where | Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
     ) -> int:
-        """As `Store.archive`; the predicate is called in another thread."""
-        return await _in_thread(partial(self._store.archive, predicate, period, older_than=older_than))
+        """As `Store.archive`; a predicate is called in another thread."""
+        return await _in_thread(partial(self._store.archive, where, period, older_than=older_than))
 
     async def archives(self) -> list[str]:
         """The periods that have archives, in order."""

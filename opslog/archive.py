@@ -21,6 +21,9 @@ from opslog.format.commits import Batch, Delete, DeleteOp, Record, Set, Stamp, e
 from opslog.format.layout import ARCHIVE, TRANSACTIONS, archive_of, archive_path, check_name, index_path
 from opslog.format.snapshot import Block, Row, build_archive, decode_index
 from opslog.merge.stamps import newer
+from opslog.query.conditions import Condition
+from opslog.query.question import Where
+from opslog.replica.questions import chooser
 from opslog.replica.replica import Replica
 from opslog.replica.state import State
 from opslog.replica.transaction import Transaction
@@ -36,10 +39,14 @@ def quarter(seconds: float) -> str:
 
 
 def archive_documents(
-    replica: Replica[T], predicate: Callable[[T], object], period: str | None, older_than: timedelta | None
+    replica: Replica[T],
+    where: Where | Condition | Callable[[T], object],
+    period: str | None,
+    older_than: timedelta | None,
 ) -> int:
     """As `Store.archive`."""
     environment = replica.environment
+    is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
     replica.writable_log("archive")
     replica.refresh()
@@ -53,7 +60,7 @@ def archive_documents(
         [
             msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
             for record in records
-            if (before is None or record.ts < before) and predicate(replica.schema.decode(record))
+            if (before is None or record.ts < before) and is_chosen(record)
         ],
     )
     if not chosen.records:

@@ -4,6 +4,7 @@ OpslogError
 ├── UsageError (ValueError)             fix the call
 │   ├── InvalidDocumentError            the document cannot be stored exactly; the message names the place in it
 │   ├── InvalidNameError                an agent name, id, period or URL that no store can hold
+│   ├── QueryError                      a condition or a path that cannot be read; the message points at the place
 │   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
 │   └── ClosedError                     the store was closed, or this is a forked child
 ├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
@@ -76,6 +77,19 @@ class InvalidDocumentError(UsageError):
 
 class InvalidNameError(UsageError):
     """A name that a store cannot hold."""
+
+
+class QueryError(UsageError):
+    """A condition or a path that cannot be read.
+
+    :ivar offset: where in the text, counted in characters; None if it is no text.
+    :ivar place: where in the mapping, in the form ``where['hours']['>']``; empty if it is a text.
+    """
+
+    def __init__(self, message: str, offset: int | None = None, place: str = "") -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.place = place
 
 
 class ReadOnlyError(UsageError):

@@ -17,10 +17,12 @@ from opslog.errors import ClosedError, NotFoundError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Record, Set
 from opslog.format.layout import check_name
 from opslog.history import Revision
+from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, question
 from opslog.replica import transaction
 from opslog.replica.batch import Block
 from opslog.replica.deciding import ATTEMPTS, Deciding, check_attempts
 from opslog.replica.feed import Changes
+from opslog.replica.questions import Found, chooser, scan
 from opslog.replica.replica import Replica
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.replica.views import Items, Values
@@ -80,15 +82,48 @@ class Store(MutableMapping[str, T], Generic[T]):
         """Documents in order of id, all of them as they were when the iteration began."""
         return Values(self, self._documents)
 
+    def find(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Found[T]:
+        """The (id, document) pairs whose document fulfils a condition, such as ``status = "active" and hours > 3`` or
+        ``{"status": "active", "hours": {">": 3}}``. docs/queries.md describes the language.
+
+        A condition sees each document as JSON, as it is stored, or as `migrate` returns it. Decodes every document.
+
+        :param where: None: all documents.
+        :param order_by: a path such as ``due.year``, or several; a minus before a path turns its order round. Documents
+            that are equal by these, and all without it, are in order of id.
+        :param limit: how many to return at most; None: all of them.
+        :param offset: how many to pass over first.
+        :raises QueryError: the condition or a path cannot be read; the message points at the place.
+        """
+        asked = question(where, order_by, limit, offset)
+        return scan(self._replica.schema, self.records(), asked)
+
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
-        """The (id, document) pairs whose document fulfils the predicate, in order of id. Decodes every document."""
+        """The (id, document) pairs whose document fulfils the predicate, in order of id; for what the conditions of
+        `find` cannot express. Decodes every document."""
         return [(id, document) for id, document in self._documents() if predicate(document)]
 
-    def count(self, predicate: Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil the predicate; without a predicate, how many documents there are."""
-        if predicate is None:
+    def count(self, where: Where | Callable[[T], object] | None = None) -> int:
+        """How many documents fulfil a condition, as of `find`, or a predicate. Without one, how many there are."""
+        if where is None:
             return len(self)
-        return sum(1 for _, document in self._documents() if predicate(document))
+        return sum(map(bool, map(chooser(self._replica.schema, where), self.records())))
+
+    def group(self, by: str, where: Where | None = None) -> list[Group]:
+        """How many documents have each value at a path, the most frequent first: (value, count) pairs.
+
+        :param by: the path. With ``tags[*]`` a document counts once for each different item.
+        :param where: only documents that fulfil this condition, as of `find`.
+        :raises QueryError: as of `find`.
+        """
+        return groups_of(grouping(by, where), self.records(), self._replica.schema.current)
 
     def records(self) -> Iterator[Set]:
         """The last record of each document, in order of id, as of the time of the call: agent, clock, ts and schema
@@ -361,17 +396,18 @@ class Store(MutableMapping[str, T], Generic[T]):
         return done
 
     def archive(
-        self, predicate: Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
+        self, where: Where | Callable[[T], object], period: str | None = None, *, older_than: timedelta | None = None
     ) -> int:
-        """Move the documents that fulfil the predicate into an archive, and return how many.
+        """Move documents into an archive, and return how many.
 
         They are first written to the archive and then deleted with one commit; a crash in between leaves them in both.
         A document that another thread writes meanwhile stays in the store with that value, and is not counted.
 
+        :param where: which ones: a condition, as of `find`, or a predicate.
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
         """
-        return archive.archive_documents(self._replica, predicate, period, older_than)
+        return archive.archive_documents(self._replica, where, period, older_than)
 
     def archives(self) -> list[str]:
         """The periods that have archives, in order."""

@@ -168,7 +168,7 @@ def test_retired_words_are_not_used() -> None:
     assert not found, "CONTRIBUTING.md says which word to use instead\n" + "\n".join(found)
 
 
-PURE_FOLDERS = ("opslog/format", "opslog/merge", "server/protocol")
+PURE_FOLDERS = ("opslog/format", "opslog/merge", "opslog/query", "server/protocol")
 """What decides and encodes, and knows nothing of files, threads and processes."""
 
 NOT_PURE = ("opslog/merge/clock.py",)

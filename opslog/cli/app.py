@@ -21,6 +21,7 @@ _COMMANDS = {
     "delete": ("documents", "Delete documents."),
     "undo": ("documents", "Take back the newest commit of an agent."),
     "ls": ("documents", "List documents."),
+    "count": ("documents", "Count documents."),
     "history": ("past", "Show what happened to a document."),
     "ops": ("past", "Show commits of all agents."),
     "watch": ("past", "Show commits as they come."),

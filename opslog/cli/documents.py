@@ -15,6 +15,7 @@ from opslog.cli.output import (
     is_terminal,
     records,
     report_error,
+    rows,
     say,
     signed,
     visible,
@@ -22,9 +23,13 @@ from opslog.cli.output import (
     write_json,
 )
 from opslog.cli.session import Session, StoreCommand, complete_id
-from opslog.cli.values import Condition, document_id, matches, parse_document, stamp_of_text, where
+from opslog.cli.values import document_id, order, parse_document, path, stamp_of_text, where
 from opslog.errors import NotFoundError
-from opslog.format.commits import Stamp
+from opslog.format.commits import Set, Stamp
+from opslog.format.documents import Document
+from opslog.query.conditions import Condition
+from opslog.query.paths import BY_ID, Path
+from opslog.query.question import Grouping, Order, Question, all_of, count_of, groups_of
 from opslog.replica.transaction import NO_CONDITION
 
 
@@ -145,19 +150,42 @@ def undo_command(session: Session) -> int:
     "conditions",
     type=where,
     multiple=True,
-    metavar="FIELD=VALUE",
-    help="Only documents with this value; may be repeated.",
+    metavar="CONDITION",
+    help="Only documents that fulfil this: 'status = active and hours > 3'. May be repeated.",
 )
+@click.option(
+    "--sort",
+    "orders",
+    type=order,
+    multiple=True,
+    metavar="PATH",
+    help="In order of this field; may be repeated. Default: in order of id.",
+)
+@click.option("--desc", is_flag=True, help="Turn the order round.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N documents.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Without the first N of them.")
 @click.option("--ids", is_flag=True, help="Only the ids.")
 @click.option("--stamp", is_flag=True, help="Between id and document, the stamp and who wrote it, as of get.")
 @click.pass_obj
-def ls_command(session: Session, conditions: Sequence[Condition], ids: bool, stamp: bool) -> None:
-    """List documents in order of id, one per line: the id, a tab, the document."""
+def ls_command(
+    session: Session,
+    *,
+    conditions: Sequence[Condition],
+    orders: Sequence[Order],
+    desc: bool,
+    limit: int | None,
+    offset: int,
+    ids: bool,
+    stamp: bool,
+) -> None:
+    """List documents, one per line: the id, a tab, the document."""
     if ids and stamp:
         raise click.UsageError("--ids prints the ids alone: leave one of --ids and --stamp out")
-    fulfils = matches(conditions)
+    if desc:
+        orders = [Order(each.path, not each.is_descending) for each in [*orders, Order(BY_ID, is_descending=False)]]
+    asked = Question(all_of(conditions), tuple(orders), limit, offset)
     with session.reading() as store:
-        found = (record for record in store.records() if not conditions or fulfils(record.document))
+        found = (record for record, _ in asked.matches(store.records(), _document_of))
         if ids:
             for record in found:
                 answer(session, {"id": record.id}, id_text(record.id))
@@ -165,6 +193,38 @@ def ls_command(session: Session, conditions: Sequence[Condition], ids: bool, sta
             records(session, found)
         else:
             documents(session, ((record.id, bytes(record.data)) for record in found))
+
+
+@click.command("count", cls=StoreCommand)
+@click.option(
+    "--where",
+    "-w",
+    "conditions",
+    type=where,
+    multiple=True,
+    metavar="CONDITION",
+    help="Only documents that fulfil this, as for ls; may be repeated.",
+)
+@click.option("--by", type=path, metavar="PATH", help="How many there are with each value of this field.")
+@click.pass_obj
+def count_command(session: Session, conditions: Sequence[Condition], by: Path | None) -> None:
+    """Print how many documents there are; with --by the number, a tab and the value, the most frequent first."""
+    with session.reading() as store:
+        condition = all_of(conditions)
+        if by is None:
+            count = len(store) if not conditions else count_of(condition, store.records(), _document_of)
+            answer(session, {"count": count}, str(count))
+            return
+        groups = groups_of(Grouping(by, condition), store.records(), _document_of)
+    if session.json:
+        for value, count in groups:
+            write_json({"value": value, "count": count})
+    else:
+        rows(["count", "value"], ([str(count), orjson.dumps(value).decode()] for value, count in groups))
+
+
+def _document_of(record: Set) -> Document:
+    return record.document
 
 
 def _missing(session: Session, ids: Sequence[str]) -> int:

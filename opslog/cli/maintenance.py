@@ -11,12 +11,15 @@ import click
 import msgspec
 
 import opslog
-from opslog.archive import list_periods, read_archive
+from opslog.archive import archive_documents, list_periods, read_archive
 from opslog.cli.output import answer, counted, documents, one_line, progress, report_error, rows, say, write, write_json
 from opslog.cli.session import Session, StoreCommand
-from opslog.cli.values import Condition, duration, keep, matches, where
+from opslog.cli.values import duration, keep, where
 from opslog.environment import REAL, format_ts
 from opslog.format.layout import check_name
+from opslog.query.conditions import Condition, compiled
+from opslog.query.question import all_of
+from opslog.store import replica_of
 
 if TYPE_CHECKING:
     from opslog.compaction.compact import Compaction, KeepHistory
@@ -82,8 +85,8 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
     "conditions",
     type=where,
     multiple=True,
-    metavar="FIELD=VALUE",
-    help="Documents with this value; may be repeated.",
+    metavar="CONDITION",
+    help="Documents that fulfil this, as for ls; may be repeated.",
 )
 @click.option(
     "--older-than",
@@ -118,23 +121,23 @@ def archive_command(
     if load is not None:
         return _load(session, load)
     if not conditions and older_than is None:
-        raise click.UsageError("say which documents: --where FIELD=VALUE, --older-than DURATION, or both")
+        raise click.UsageError("say which documents: --where CONDITION, --older-than DURATION, or both")
     if dry_run:
         return _preview(session, conditions, older_than)
     with session.writing() as store:
-        count = store.archive(matches(conditions), period, older_than=older_than)
+        count = archive_documents(replica_of(store), all_of(conditions), period, older_than)
     answer(session, {"archived": count}, f"archived {counted(count, 'document')}")
     return 0
 
 
 def _preview(session: Session, conditions: Sequence[Condition], older_than: timedelta | None) -> int:
     before = None if older_than is None else format_ts(REAL.time() - older_than.total_seconds())
-    fulfils = matches(conditions)
+    fulfils = compiled(all_of(conditions))
     with session.reading() as store:
         found = (
             (record.id, bytes(record.data))
             for record in store.records()
-            if (before is None or record.ts < before) and fulfils(record.document)
+            if (before is None or record.ts < before) and fulfils(record.document, record)
         )
         documents(session, found)
     return 0

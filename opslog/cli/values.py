@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import click
-import orjson
 
 from opslog.compaction.compact import KeepHistory
-from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, UsageError
+from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, QueryError, UsageError
 from opslog.format.commits import Stamp
 from opslog.format.documents import Document, check_id
 from opslog.history import Point
-
-Condition = tuple[list[str], Any]
+from opslog.query.conditions import Condition
+from opslog.query.paths import Path, parse_path
+from opslog.query.question import Order, parse_order
+from opslog.query.text import parse_text
 
 _UNITS = {
     "s": timedelta(seconds=1),
@@ -46,15 +45,27 @@ def stamp_of_text(text: str) -> Stamp:
 
 
 def where(text: str) -> Condition:
-    """``FIELD=VALUE``: a field of the document, with dots for fields inside fields, and its value: JSON, or, where it
-    is no JSON, a string."""
-    field, equals, value = text.partition("=")
-    if not field or not equals:
-        raise click.BadParameter(f"{text!r} is no condition: write it as status=active or due.year=2026")
+    """A condition in the language of `find`."""
     try:
-        return field.split("."), orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return field.split("."), value
+        return parse_text(text)
+    except QueryError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def order(text: str) -> Order:
+    """A path to sort by, and a minus before it for the other direction."""
+    try:
+        return parse_order(text)[0]
+    except QueryError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def path(text: str) -> Path:
+    """What names a value in a document."""
+    try:
+        return parse_path(text)
+    except QueryError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def duration(text: str) -> timedelta:
@@ -79,11 +90,6 @@ def point(text: str) -> Point:
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
-def matches(conditions: Sequence[Condition]) -> Callable[[Document], bool]:
-    """Whether a document fulfils all of the conditions."""
-    return lambda document: all(_equal(_field(document, path), wanted) for path, wanted in conditions)
-
-
 def parse_document(text: bytes, source: str) -> Document:
     """The JSON object in `text`.
 
@@ -98,19 +104,3 @@ def parse_document(text: bytes, source: str) -> Document:
     if not isinstance(document, dict):
         raise InvalidDocumentError(f'{source}: a document is a JSON object, as in {{"title": "Build API"}}')
     return document
-
-
-def _field(document: Any, path: list[str]) -> Any:
-    """A field inside fields; None, which is JSON's null, where there is none."""
-    for name in path:
-        document = document.get(name) if isinstance(document, dict) else None
-    return document
-
-
-def _equal(value: Any, wanted: Any) -> bool:
-    """Equality of JSON. In Python True == 1; in JSON they are different things, at any depth."""
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        return value.keys() == wanted.keys() and all(_equal(value[name], wanted[name]) for name in value)
-    if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(map(_equal, value, wanted))
-    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

@@ -226,7 +226,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         from opslog.format.known_fields import lost_field  # only for those who have types
 
         try:
-            old = self._document(replaced)
+            old = self.current(replaced)
         except CorruptError:
             return  # nobody can read what it has, and to set it anew is the way out
         place = lost_field(self.type, old, orjson.loads(data))
@@ -256,7 +256,13 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         """:raises SchemaVersionError: written under a newer version.
         :raises SchemaMismatchError: not of the store's type.
         """
-        document = self._document(record)
+        return self.typed(self.current(record), record)
+
+    def typed(self, document: Document, record: Set) -> T:
+        """What `decode` makes of a record whose document `current` gave. The document is used up.
+
+        :raises CorruptError: not of the store's type.
+        """
         if self.type is None:
             return document  # type: ignore[return-value]  # T is Document where no type was given
         try:
@@ -284,8 +290,11 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             "It is not damaged: correct what `migrate` returns for this version"
         )
 
-    def _document(self, record: Set) -> Document:
-        """In the form of the current version."""
+    def current(self, record: Set) -> Document:
+        """The document as JSON in the form of the current version, decoded anew.
+
+        :raises SchemaVersionError: written under a newer version.
+        """
         if self.version is None or record.v == self.version:
             return record.document
         return self._migrate(record.document, record)

@@ -15,6 +15,9 @@ import msgspec
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
 from opslog.format.documents import Schema, check_id
+from opslog.query import conditions
+from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, parse, question
+from opslog.replica.questions import Found, matcher, scan
 from opslog.replica.views import Items, Values
 
 T = TypeVar("T")
@@ -125,6 +128,27 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self._records(_every))
 
+    def find(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Found[T]:
+        """As `Store.find`. A document that another writer changes conflicts only if it fulfils the condition before or
+        after, whatever the limit."""
+        asked = question(where, order_by, limit, offset)
+        return scan(self._schema, self._records(self._fulfilling(asked.condition)), asked)
+
+    def group(self, by: str, where: Where | None = None) -> list[Group]:
+        """As `Store.group`; conflicts as of `find`."""
+        asked = grouping(by, where)
+        return groups_of(asked, self._records(self._fulfilling(asked.condition)), self._schema.current)
+
+    def _fulfilling(self, condition: conditions.Condition) -> Callable[[Set], object]:
+        return matcher(self._schema, condition)
+
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id. A document that another writer
         changes conflicts only if it fulfils the predicate before or after."""
@@ -132,9 +156,14 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         found = ((record.id, decode(record)) for record in self._records(lambda record: predicate(decode(record))))
         return [(id, document) for id, document in found if predicate(document)]
 
-    def count(self, predicate: Callable[[T], object] | None = None) -> int:
-        """How many documents fulfil the predicate; without one, how many there are."""
-        return len(self) if predicate is None else len(self.filter(predicate))
+    def count(self, where: Where | Callable[[T], object] | None = None) -> int:
+        """As `Store.count`; conflicts as of `find` or `filter`."""
+        if where is None:
+            return len(self)
+        if callable(where):
+            return len(self.filter(where))
+        fulfils = self._fulfilling(parse(where))
+        return sum(1 for record in self._records(fulfils) if fulfils(record))
 
     def items(self) -> ItemsView[str, T]:
         """(id, document) pairs in order of id."""

@@ -8,39 +8,7 @@ from typing import Any
 import pytest
 
 import opslog
-from opslog.cli.values import matches, where
 from tests.cli.calling import call
-
-DOCUMENT = {"n": 1, "yes": True, "list": [1, {"deep": [True]}], "by": {"team": 7, "none": None}, "text": "a=b"}
-
-
-@pytest.mark.parametrize(
-    ("condition", "found"),
-    [
-        ("n=1", True),
-        ("n=1.0", True),
-        ("n=true", False),
-        ("yes=true", True),
-        ("yes=1", False),
-        ('list=[1,{"deep":[true]}]', True),
-        ('list=[1,{"deep":[1]}]', False),
-        ('list=[true,{"deep":[true]}]', False),
-        ("list=[1]", False),
-        ('by={"none":null,"team":7}', True),
-        ('by={"team":7}', False),
-        ("by.team=7", True),
-        ("by.none=null", True),
-        ("by.nothing=null", True),
-        ("by.team.x=null", True),
-        ("by.team.x=7", False),
-        ("text=a=b", True),
-        ('text="a=b"', True),
-        ("text=", False),
-        ("text=NaN", False),
-    ],
-)
-def test_conditions_compare_as_json(condition: str, found: bool) -> None:
-    assert matches([where(condition)])(DOCUMENT) is found
 
 
 def content(root: Path) -> dict[str, Any]:
@@ -101,3 +69,64 @@ def test_a_set_keeps_the_schema_version(store: Path) -> None:
     assert call(store, "set", "a", "{}").code == 0
     assert call(store, "set", "c", "{}").code == 0
     assert [value["v"] for id in "ac" for value in call(store, "history", id, "--json").values] == [3, 3, 1, 1]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    root = tmp_path / "tasks"
+    with opslog.open(root) as store:
+        store["a"] = {"status": "active", "hours": 3}
+        store["b"] = {"status": "done", "hours": 8}
+        store["c"] = {"status": "active", "hours": 5}
+        store["d"] = {"status": ["active"]}
+    return root
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        (["--where", 'status = "active" and hours > 3'], "c"),
+        (["--where", "status=active"], "ac"),
+        (["-w", "status=active", "-w", "hours<5"], "a"),
+        (["--sort", "-hours"], "bcad"),
+        (["--sort", "hours", "--where", "exists hours"], "acb"),
+        (["--sort", "status", "--sort", "-hours", "--where", "exists hours"], "cab"),
+        (["--sort", "hours", "--desc"], "bcad"),
+        (["--sort", "status", "--desc"], "dbca"),
+        (["--desc", "--limit", "2"], "dc"),
+        (["--limit", "2"], "ab"),
+        (["--limit", "2", "--offset", "1"], "bc"),
+        (["--limit", "0"], ""),
+        (["--sort", "-@id", "--limit", "1"], "d"),
+    ],
+)
+def test_ls_takes_the_conditions_of_find(tasks: Path, options: list[str], ids: str) -> None:
+    shown = call(tasks, "ls", "--ids", *options)
+    assert (shown.code, "".join(shown.out.split())) == (0, ids)
+    assert [value["id"] for value in call(tasks, "ls", "--json", *options).values] == [*ids]
+
+
+def test_count_counts_and_groups(tasks: Path) -> None:
+    assert call(tasks, "count").out == "4\n"
+    assert call(tasks, "count", "-w", "status = active").out == "2\n"
+    assert call(tasks, "count", "--by", "status").out == '2\t"active"\n1\t"done"\n1\t["active"]\n'
+    assert call(tasks, "count", "--by", "status", "--where", "hours > 4", "--json").values == [
+        {"value": "active", "count": 1},
+        {"value": "done", "count": 1},
+    ]
+    assert call(tasks, "count", "--json").values == [{"count": 4}]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["count"], ["archive", "--dry-run"]])
+def test_a_condition_that_cannot_be_read_is_pointed_at(tasks: Path, command: list[str]) -> None:
+    done = call(tasks, *command, "--where", "status = active an hours > 3")
+    assert done.code == 2
+    assert "  status = active an hours > 3\n                  ^\n" in done.err.replace("'", "")
+    assert call(tasks, *command, "--where", "status", "--json").code == 2
+
+
+@pytest.mark.parametrize("options", [["ls", "--sort", "a b"], ["ls", "--sort", "a[*]"], ["count", "--by", "."]])
+def test_a_path_that_cannot_be_read_is_pointed_at(tasks: Path, options: list[str]) -> None:
+    done = call(tasks, *options)
+    assert done.code == 2
+    assert "^" in done.err

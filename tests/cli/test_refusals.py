@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Path:
         (["import", "x", "--git", "y"], "name one source"),
         (["import", "/no/such/file"], "check path and permissions"),
         (["export", "--as-of", "yesterday"], "as_of takes a clock"),
-        (["ls", "--where", "n"], "write it as status=active"),
+        (["ls", "--where", "n"], "after n, =, !=, <"),
         (["set", "a", "nonsense"], "DOCUMENT, byte 0: not JSON"),
         (["set", "a"], "stdin, byte 0: not JSON"),
         (["compact", "--keep-history", "soon"], "write it as 90s"),

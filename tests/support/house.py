@@ -23,7 +23,7 @@ FLOORS: Floors = [
     ("opslog.errors", "opslog.environment", "opslog.chunks"),
     ("opslog.format",),
     ("opslog.backends",),
-    ("opslog.merge", "opslog.concurrency"),
+    ("opslog.merge", "opslog.concurrency", "opslog.query"),
     ("opslog.snapshot",),
     ("opslog.log",),
     ("opslog.compaction",),

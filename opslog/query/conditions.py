@@ -1,0 +1,108 @@
+"""Conditions: what both forms of the filter language are read into, and what they are true of. Pure.
+
+Each condition is true or false of each document; there is no third value, and no comparison fails.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from opslog.format.commits import Set
+from opslog.query.paths import Path
+from opslog.query.values import MISSING, Key, key_of
+
+# What a condition says of a document, given as JSON, and its record.
+Test = Callable[[Any, Set], bool]
+_OfValue = Callable[[Any], bool]
+
+
+class OneOf(NamedTuple):
+    """A value is equal to one of these, given by their keys. ``=`` and ``in``. A missing value counts as null."""
+
+    path: Path
+    keys: frozenset[Key]
+
+
+class Range(NamedTuple):
+    """``<``, ``<=``, ``>`` or ``>=``: both are numbers, or both are strings, and in this order."""
+
+    path: Path
+    operator: str
+    limit: Any
+
+
+class Exists(NamedTuple):
+    """There is a value, and be it null."""
+
+    path: Path
+
+
+class And(NamedTuple):
+    parts: tuple[Condition, ...]
+
+
+class Or(NamedTuple):
+    parts: tuple[Condition, ...]
+
+
+class Not(NamedTuple):
+    part: Condition
+
+
+Condition = OneOf | Range | Exists | And | Or | Not
+
+EVERYTHING = And(())
+
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+RANGES = frozenset(_ORDERS)
+
+
+def compiled(condition: Condition) -> Test:
+    """What says whether a condition is true of a document."""
+    if isinstance(condition, And | Or):
+        return _all_or_any(condition)
+    if isinstance(condition, Not):
+        part = compiled(condition.part)
+        return lambda document, record: not part(document, record)
+    is_true = _of_value(condition)
+    if condition.path.has_many:
+        values = condition.path.values()
+        return lambda document, record: any(map(is_true, values(document, record)))
+    get = condition.path.getter()
+    return lambda document, record: is_true(get(document, record))
+
+
+def _all_or_any(condition: And | Or) -> Test:
+    parts = tuple(map(compiled, condition.parts))
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(condition, And):
+        return lambda document, record: all(part(document, record) for part in parts)
+    return lambda document, record: any(part(document, record) for part in parts)
+
+
+def _of_value(condition: OneOf | Range | Exists) -> _OfValue:
+    if isinstance(condition, Exists):
+        return lambda value: value is not MISSING
+    if isinstance(condition, OneOf):
+        return _one_of(condition.keys)
+    compare, limit = _ORDERS[condition.operator], condition.limit
+    if type(limit) is str:
+        return lambda value: type(value) is str and compare(value, limit)
+    if type(limit) in (int, float):
+        return lambda value: type(value) in (int, float) and compare(value, limit)
+    return lambda value: False
+
+
+def _one_of(keys: frozenset[Key]) -> _OfValue:
+    wanted = keys | {MISSING} if None in keys else keys
+    if len(wanted) == 1 and type(only := next(iter(wanted))) is str:
+        return lambda value: value == only  # nothing but a string equals a string
+    return lambda value: key_of(value) in wanted
