@@ -114,6 +114,21 @@ def cost_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
     return bytes_after(segments, cut) + SEGMENT_COST * beginning
 
 
+def until(segments: list[Segment], end: tuple[int, int]) -> list[Segment]:
+    """A log as it was when it ended at this segment and byte."""
+    return [
+        segment._replace(bytes=end[1]) if segment.number == end[0] and segment.bytes > end[1] else segment
+        for segment in segments
+        if (segment.number, 0) < end
+    ]
+
+
+def least_first(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> list[str]:
+    """The agents, those with the fewest bytes after a cut first: so no log waits for ever behind one that is written
+    faster, and what is left of its share goes to the others."""
+    return sorted(segments, key=lambda agent: (bytes_after({agent: segments[agent]}, cut), agent))
+
+
 class LogSource(Protocol):
     """What a cursor needs of a backend, for reading."""
 

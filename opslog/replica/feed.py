@@ -22,8 +22,9 @@ import msgspec
 from opslog.errors import MissingFileError, UsageError
 from opslog.format.commits import CLOCK_MAX, Commit, Record, Seal, Set, Stamp, Undo
 from opslog.format.layout import segment_path
-from opslog.format.manifest import START, Manifest
-from opslog.log.reader import Cursor, Segment, Segments, log_source
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.log.gaps import missing_segment
+from opslog.log.reader import Segment, Segments, least_first, log_source, until
 from opslog.log.survey import at_cut, list_logs, unread
 from opslog.replica.state import Loader, State
 from opslog.replica.token import Token
@@ -204,10 +205,10 @@ class Feed(Generic[T]):
         token, state = at
         before = state.ends
         listed = list_logs(self._backend, newest, state.cursors).segments
-        clipped = {agent: _until(segments, ends[agent]) for agent, segments in listed.items() if agent in ends}
-        commits, touched, is_all = self._read(state, unread(state.cursors, clipped), ends, limit)
-        if is_all and self._is_short(state, ends):
+        if self._is_short(state, listed, ends):
             return None
+        clipped = {agent: until(segments, ends[agent]) for agent, segments in listed.items() if agent in ends}
+        commits, touched, is_all = self._read(state, unread(state.cursors, clipped), ends, limit)
         if commits:
             self._persist(newest, before, state)
         if (commits or newest.number != token.manifest) and not self._is_retained(token.manifest):
@@ -219,15 +220,15 @@ class Feed(Generic[T]):
         changed = tuple(_changed(touched, state))
         return Changes(self._keep(store, state, base), partial(iter, changed), self._decode, commits=effects)
 
-    def _is_short(self, state: State, ends: Ends) -> bool:
-        """Whether a log does not reach the position up to which it was to be read: what was there was compacted and
-        collected before it was listed here, and a log of which nothing is left looks like one with nothing new. (Within
-        a segment that is gone, reading it says so.)"""
-        for agent, end in ends.items():
-            cursor = state.cursors.get(agent, Cursor(agent))
-            if end != EVERYTHING and cursor.position < end and (not cursor.offset or not self._backend.segments_grow):
-                return True
-        return False
+    def _is_short(self, state: State, listed: Segments, ends: Ends) -> bool:
+        """Whether a log does not reach the position up to which it is to be read: what was there was compacted and
+        collected before it was listed here."""
+        return any(
+            state.cursors.get(agent, START).position < end
+            and missing_segment(listed.get(agent, []), Cut(*end, 0), START) is not None
+            for agent, end in ends.items()
+            if end != EVERYTHING
+        )
 
     def _read(
         self, state: State, logs: Segments, ends: Ends, limit: int | None
@@ -239,8 +240,7 @@ class Feed(Generic[T]):
         """
         commits: list[tuple[Commit, tuple[str, ...]]] = []
         touched: dict[str, Record | None] = {}
-        # Those with little that is new come first, so that no log waits for ever behind one that is written faster.
-        order = sorted(logs, key=lambda agent: (_bytes(logs[agent], state, agent), agent))
+        order = least_first(logs, state.cursors)
         cursors = {agent: state.cursor(agent) for agent in order}
         source = log_source(self._backend, cursors, {agent: logs[agent] for agent in order})
         for agent in order:
@@ -286,7 +286,7 @@ class Feed(Generic[T]):
     def _clipped(self, segments: Segments, ends: Ends, manifest: Manifest) -> Segments:
         cursors = at_cut(manifest)
         return {
-            agent: _until(listed, ends[agent])
+            agent: until(listed, ends[agent])
             for agent, listed in segments.items()
             if agent in ends and (agent not in cursors or cursors[agent].position < ends[agent])
         }
@@ -315,18 +315,3 @@ def _changed(touched: dict[str, Record | None], state: State) -> Iterator[tuple[
     """
     for id in sorted(touched):
         yield id, state.record(id), isinstance(touched[id], Set)
-
-
-def _until(segments: list[Segment], end: tuple[int, int]) -> list[Segment]:
-    """A log as it was when it ended there."""
-    return [
-        segment._replace(bytes=end[1]) if segment.number == end[0] and segment.bytes > end[1] else segment
-        for segment in segments
-        if segment.number < end[0] or (segment.number == end[0] and end[1] > 0)
-    ]
-
-
-def _bytes(segments: list[Segment], state: State, agent: str) -> int:
-    """About how much of a log is new."""
-    segment, offset = state.cursor(agent).position
-    return sum(size - (offset if number == segment else 0) for number, size, _ in segments if number >= segment)

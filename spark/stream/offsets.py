@@ -2,21 +2,23 @@
 
 An `Offset` has one position per log, always between two lines: what follows the last newline of a segment is not there
 yet. What lies between two offsets never changes, so a batch that is tried again has the same rows. But a
-compaction may have compacted and collected commits before they were read. That is a *gap*, and it is closed by a
-*resync*: the batch then begins with the state of the newest manifest, and everything that is retained follows.
+compaction may have compacted and collected commits before they were read. That is a *gap* (`opslog.log.gaps`), and it
+is closed by a *resync*: the batch then begins with the state of the newest manifest, and everything that is retained
+follows. A batch that was planned before, and ends where a gap still lies ahead, leaves the state to the next one.
 
 The rows of a batch say why they are there:
 
 - `OP`: a commit of a log, delivered once.
 - `RESYNC`: all rows of this kind in a batch are, together, a state that takes the place of everything delivered before:
   the snapshot, and those commits behind its cut that were delivered before.
-- `FOLDED`: as `OP`, but of a batch with a resync, and its effect is in that state already.
+- `FOLDED`: as `OP`, but its effect is in the state of the resync in the same batch, or in the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -25,7 +27,8 @@ from opslog.backends import Backend
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import SEGMENT_COST, Cursor, Segment, list_segments
+from opslog.log.gaps import missing_segment, resume
+from opslog.log.reader import SEGMENT_COST, Cursor, Segment, bytes_after, least_first, list_segments, until
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.read.planning import SPLIT_BYTES
@@ -101,28 +104,6 @@ class Work(msgspec.Struct, frozen=True):
     slices: list[Slice]
 
 
-def resume(position: Cut, first: Cut, commits: int | None, window: int) -> tuple[Cut, bool]:
-    """Where a reader of a log goes on, and whether commits before that were collected unread (a gap). Pure.
-
-    Segments before the one in which the cut of the oldest retained manifest lies are collected, or count as collected;
-    all others are there. A log that was sealed and compacted whole has none left where each append is a segment.
-
-    :param position: up to where the log was read; `START` where nothing was.
-    :param first: that cut.
-    :param commits: how many commits lie before the beginning of its segment. None where each append is a segment: there
-        every segment has a commit, so their numbers say as much.
-    :param window: the store's undo window. If it is not 0, a cut at the end of a log is behind a seal, which is a
-        segment of its own, and of which no reader misses anything.
-    """
-    if position.segment >= first.segment:
-        return position, False
-    start = Cut(first.segment, 0, commits or 0)
-    if commits is not None:
-        return start, commits != position.commits
-    is_sealed = window > 0 and first.offset == 0 and not first.there
-    return start, first.segment - position.segment > is_sealed
-
-
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
@@ -134,6 +115,42 @@ class Log(msgspec.Struct, frozen=True):
     start: Cut
     segments: list[Segment]
     gap: bool
+
+    @property
+    def bytes(self) -> int:
+        """How many there are to read."""
+        return bytes_after({"": self.segments}, {"": self.start})
+
+    def until(self, end: tuple[int, int]) -> Log:
+        """The log as it was when it ended there."""
+        return msgspec.structs.replace(self, segments=until(self.segments, end))
+
+    def cut(self, position: Cut) -> Log:
+        """The log from a later position on, of which the stream misses nothing."""
+        return Log(position, [segment for segment in self.segments if segment.number >= position.segment], False)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A store as a stream finds it.
+
+    :ivar manifest: the newest one.
+    :ivar logs: every log that is listed, of which the stream has a position or plans one, or of which something is
+        compacted.
+    :ivar is_overtaken: whether there is a gap also for a reader who has read all that was planned.
+    """
+
+    manifest: Manifest
+    logs: dict[str, Log]
+    is_overtaken: bool
+
+    @property
+    def gap(self) -> str | None:
+        """An agent in whose log there is one."""
+        return next((agent for agent, log in self.logs.items() if log.gap), None)
+
+
+def _position(cut: Cut) -> tuple[int, int]:
+    return cut.position
 
 
 class Follower:
@@ -149,8 +166,10 @@ class Follower:
 
     def newest(self) -> Offset:
         """Behind everything that is there now. Reads all that is retained, where segments grow."""
-        manifest, logs = self._newest_logs(Offset())
-        return Offset({agent: self._advance(agent, log, None) for agent, log in logs.items()}, manifest.number)
+        found = self._find(Offset())
+        return Offset(
+            {agent: self._advance(agent, log, None) for agent, log in found.logs.items()}, found.manifest.number
+        )
 
     def ends(self) -> dict[str, tuple[int, int]]:
         """Per log the last segment and its length; the position of the cut, where nothing is left of it."""
@@ -170,23 +189,25 @@ class Follower:
         :param ends: as of `ends`: no farther than this.
         :raises HistoryGoneError: there is a gap, and there shall be no resync.
         """
-        manifest, logs = self._newest_logs(start)
+        found = self._find(start)
+        manifest, logs = found.manifest, found.logs
         if ends is not None:
-            logs = {agent: _until(log, ends[agent]) for agent, log in logs.items() if agent in ends}
+            logs = {agent: log.until(ends[agent]) for agent, log in logs.items() if agent in ends}
         gaps = any(log.gap for log in logs.values())
         positions: dict[str, Cut] = dict(start.logs)
         left = limit
-        # Those with little that is new come first, so that what they leave of their share goes to the others.
-        waiting = sorted(logs, key=lambda agent: (_bytes(logs[agent]), agent))
+        waiting = least_first(
+            {agent: log.segments for agent, log in logs.items()}, {agent: log.start for agent, log in logs.items()}
+        )
         for count, agent in enumerate(waiting):
             log = logs[agent]
             share = None if left is None else left // (len(waiting) - count)
             if share is not None and gaps:
-                share = max(share, _bytes(_until(log, manifest.cut.get(agent, START).position)))
+                share = max(share, log.until(manifest.cut.get(agent, START).position).bytes)
             if share is None or share > 0 or gaps:
                 positions[agent] = end = self._advance(agent, log, share)
                 if left is not None:
-                    left = max(0, left - _bytes(_until(log, end.position)))
+                    left = max(0, left - log.until(end.position).bytes)
         return Offset(dict(sorted(positions.items())), manifest.number if gaps else start.resync)
 
     def between(self, start: Offset, end: Offset) -> Work:
@@ -194,26 +215,30 @@ class Follower:
 
         :raises HistoryGoneError: some of it was collected since, and there shall be no resync.
         """
-        manifest, logs = self._newest_logs(start)
-        resyncs = end.resync != start.resync or any(logs[agent].gap for agent in end.logs if agent in logs)
+        found = self._find(start, end)
+        manifest = found.manifest
+        resyncs = end.resync != start.resync or any(found.logs[agent].gap for agent in end.logs)
+        if resyncs and self._resyncs and found.is_overtaken:
+            # The next batch begins with a state that has all this. The rows of the gap are missing here, so that
+            # without them nobody can say what the others amount to.
+            late = [self._slices(agent, found.logs[agent], stop.position, FOLDED) for agent, stop in end.logs.items()]
+            return Work(None, [], list(chain.from_iterable(late)))
         if end.resync != start.resync:
             with suppress(MissingFileError):  # collected since, as when a batch is tried again much later
                 manifest = self._manifests.read(end.resync)
         slices: list[Slice] = []
         for agent, stop in end.logs.items():
-            log = logs.get(agent)
-            if log is None:
-                continue
+            log = found.logs[agent]
             cut = manifest.cut.get(agent, START)
             if not resyncs:
                 slices += self._slices(agent, log, stop.position, OP)
                 continue
             slices += self._slices(agent, log, min(stop.position, cut.position), FOLDED)
             if log.start.position < cut.position:
-                log = Log(cut, _from(log.segments, cut), False)
+                log = log.cut(cut)
             elif not log.gap:
                 again = list_segments(self._backend, {agent: Cursor.at(agent, cut)}).get(agent, [])
-                slices += self._slices(agent, Log(cut, _from(again, cut), False), log.start.position, RESYNC)
+                slices += self._slices(agent, Log(cut, again, False).cut(cut), log.start.position, RESYNC)
             slices += self._slices(agent, log, stop.position, OP)
         if not resyncs:
             return Work(None, [], slices)
@@ -221,50 +246,60 @@ class Follower:
         stored = [Stored([range.run(run) for run in manifest.runs], range) for range in ranges]
         return Work(Resync(manifest.clock, manifest.ts), stored, slices)
 
-    def _newest_logs(self, start: Offset) -> tuple[Manifest, dict[str, Log]]:
-        """The newest manifest, and all logs from `start` on."""
-        manifest, logs = survey(
+    def _find(self, start: Offset, planned: Offset | None = None) -> Found:
+        """The newest manifest, and all logs from `start` on.
+
+        :param planned: how far a batch goes; the logs reach up to there, or it is damage.
+        :raises HistoryGoneError: there is a gap, and there shall be no resync.
+        """
+        plan = {} if planned is None else planned.logs
+        found = survey(
             self._manifests,
-            lambda found: (found.manifest, self._resumed(start, found)),
-            begin=lambda _: {agent: Cursor.at(agent, position) for agent, position in start.logs.items()},
+            lambda found: self._judge(found, start.logs, plan),
+            # The last segments that were read, too: they show that the log did not end before.
+            begin=lambda _: {
+                agent: Cursor(agent, max(1, start.logs.get(agent, START).last_segment))
+                for agent in sorted({*start.logs, *plan})
+            },
         )
-        gap = next((agent for agent, log in logs.items() if log.gap), None)
-        if gap is not None and not self._resyncs and not start.is_first:
-            position = start.logs.get(gap, START)
+        if found.gap is not None and not self._resyncs and not start.is_first:
+            position = start.logs.get(found.gap, START)
             raise HistoryGoneError(
-                f"{self._backend.url}: commits of agent {gap!r} from segment {position.segment}, byte "
+                f"{self._backend.url}: commits of agent {found.gap!r} from segment {position.segment}, byte "
                 f"{position.offset} on were compacted and collected before this stream read them. Let it resync "
                 "(onGap=resync), or begin a new one with an empty checkpoint; so that it does not happen again, run it "
                 "more often or compact with keep_history",
-                manifest.clock,
+                found.manifest.clock,
             )
-        return manifest, logs
+        return found
 
-    def _resumed(self, start: Offset, found: Survey) -> dict[str, Log]:
-        """Every log that is listed, that the stream has read from, or of which something is compacted."""
-        newest, segments = found.manifest, found.segments
-        positions = {agent: start.logs.get(agent, START) for agent in sorted({*segments, *newest.cut})}
+    def _judge(self, found: Survey, start: Mapping[str, Cut], planned: Mapping[str, Cut]) -> Found:
+        newest = found.manifest
+        agents = sorted({*found.segments, *newest.cut})
         oldest = newest
-        if any(position.segment < newest.cut.get(agent, START).segment for agent, position in positions.items()):
+        if any(start.get(agent, START).segment < newest.cut.get(agent, START).segment for agent in agents):
             oldest = self._manifests.oldest()
-        return {
-            agent: self._resume(agent, position, oldest, newest, segments.get(agent, []))
-            for agent, position in positions.items()
-        }
+        logs = {}
+        for agent in agents:
+            listed, position = found.segments.get(agent, []), start.get(agent, START)
+            self._check_there(agent, listed, max(position, planned.get(agent, START), key=_position), newest)
+            position, gap = self._resume(agent, position, oldest, newest)
+            logs[agent] = Log(position, Cursor.at(agent, position).coming(listed), gap)
+        overtaken = any(self._resume(agent, stop, oldest, newest)[1] for agent, stop in planned.items())
+        return Found(newest, logs, overtaken)
 
-    def _resume(self, agent: str, position: Cut, oldest: Manifest, newest: Manifest, listed: list[Segment]) -> Log:
+    def _check_there(self, agent: str, listed: list[Segment], reached: Cut, newest: Manifest) -> None:
+        missing = missing_segment(listed, reached, newest.cut.get(agent, START))
+        if missing is not None:
+            path = segment_path(agent, missing)
+            raise MissingFileError(f"{path} is missing, and was read, or compacted in part", path)
+
+    def _resume(self, agent: str, position: Cut, oldest: Manifest, newest: Manifest) -> tuple[Cut, bool]:
         first, commits = oldest.cut.get(agent, START), None
         if self._backend.segments_grow and position.segment < first.segment:
             commits = first.commits - self._lines(agent, first.segment, 0, first.offset)[1]
         # Manifests of older programs do not say whether the segment at a cut is there.
-        position, gap = resume(position, first, commits, newest.settings.undo_window if oldest.oldest else 0)
-        coming = Cursor.at(agent, position).coming(listed)
-        cut = newest.cut.get(agent, START)
-        last = coming[-1].number if coming else position.segment - 1
-        if last < cut.segment <= cut.needed_segment:
-            path = segment_path(agent, cut.segment)
-            raise MissingFileError(f"{path} is missing, and manifest {newest.number} needs it", path)
-        return Log(position, coming, gap)
+        return resume(position, first, commits, newest.settings.undo_window if oldest.oldest else 0)
 
     def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
         """Where a log is after about so many bytes."""
@@ -332,23 +367,3 @@ class Follower:
             start = line
         if start < slice_.stop:
             yield msgspec.structs.replace(slice_, start=start)
-
-
-def _from(segments: Iterable[Segment], position: Cut) -> list[Segment]:
-    return [segment for segment in segments if segment.number >= position.segment]
-
-
-def _until(log: Log, end: tuple[int, int]) -> Log:
-    """A log as it was when it ended there."""
-    kept = [segment for segment in log.segments if (segment.number, 0) < end]
-    clipped = [
-        segment._replace(bytes=min(segment.bytes, end[1])) if segment.number == end[0] else segment for segment in kept
-    ]
-    return msgspec.structs.replace(log, segments=clipped)
-
-
-def _bytes(log: Log) -> int:
-    """How many bytes there are to read."""
-    total = sum(segment.bytes for segment in log.segments)
-    first = log.segments[0].number if log.segments else 0
-    return max(0, total - (log.start.offset if first == log.start.segment else 0))

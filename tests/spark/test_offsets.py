@@ -19,10 +19,9 @@ from opslog.compaction import compact as compaction
 from opslog.environment import REAL, format_ts
 from opslog.format.commits import Seal, Set, encode_commit
 from opslog.format.layout import segment_path
-from opslog.format.manifest import START, Cut
 from opslog.log.reader import list_log
 from opslog.snapshot.manifests import ManifestStore
-from opslog.spark.stream.offsets import Follower, resume
+from opslog.spark.stream.offsets import Follower
 from opslog.spark.stream.streaming import StreamReader
 from tests.support import bucket
 from tests.support.stream_sink import Row, Sink
@@ -380,25 +379,82 @@ def test_a_segment_that_was_removed_by_hand_is_damage(url: str) -> None:
         stream.step()
 
 
-@pytest.mark.parametrize(
-    ("place", "first", "commits", "window", "goes_on"),
-    [
-        pytest.param(START, START, None, 3, (START, False), id="nothing compacted"),
-        pytest.param(Cut(4, 0, 0), Cut(3, 0, 9, there=True), None, 3, (Cut(4, 0, 0), False), id="ahead of the cut"),
-        pytest.param(Cut(4, 70, 8), Cut(4, 90, 9), 5, 3, (Cut(4, 70, 8), False), id="in the segment of the cut"),
-        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9), None, 3, (Cut(4, 0, 0), False), id="only a seal"),
-        pytest.param(Cut(2, 0, 0), Cut(4, 0, 9), None, 3, (Cut(4, 0, 0), True), id="a commit and a seal"),
-        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9), None, 0, (Cut(4, 0, 0), True), id="no seals in this store"),
-        pytest.param(Cut(3, 0, 0), Cut(4, 0, 9, there=True), None, 3, (Cut(4, 0, 0), True), id="no end of a log"),
-        pytest.param(Cut(3, 0, 0), Cut(4, 50, 9), None, 3, (Cut(4, 0, 0), True), id="in a segment"),
-        pytest.param(Cut(3, 70, 8), Cut(5, 10, 9), 8, 3, (Cut(5, 0, 8), False), id="all counted were read"),
-        pytest.param(Cut(3, 70, 8), Cut(5, 10, 10), 9, 3, (Cut(5, 0, 9), True), id="one more was counted"),
-    ],
-)
-def test_where_a_reader_goes_on(
-    place: Cut, first: Cut, commits: int | None, window: int, goes_on: tuple[Cut, bool]
-) -> None:
-    assert resume(place, first, commits, window) == goes_on
+@pytest.mark.parametrize("known", [False, True], ids=["new agent", "known agent"])
+def test_what_was_planned_and_removed_by_hand_is_damage(url: str, known: bool) -> None:
+    write(url, "a", 5)
+    if known:
+        write(url, "b", 1)
+    stream = Stream(url)
+    stream.drain()
+    write(url, "b", 4, first=100)
+    end = stream.reader.latestOffset(stream.offset, EVERYTHING)
+    with closing(open_backend(url)) as backend:
+        number = stream.offset["logs"].get("b", {"segment": 0})["segment"]
+        backend.delete([segment_path("b", one.number) for one in list_log(backend, "b") if one.number > number])
+    with pytest.raises(opslog.CorruptError, match="is missing"):
+        stream.deliver(end)
+
+
+def test_a_log_that_ends_before_what_was_read_of_it_is_damage(url: str) -> None:
+    """As in a store that was restored from a backup: what the agent writes next would have numbers that were read."""
+    write(url, "a", 5)
+    write(url, "a", 5)
+    stream = Stream(url)
+    stream.drain()
+    with closing(open_backend(url)) as backend:
+        backend.delete([segment_path("a", list_log(backend, "a")[-1].number)])
+    with pytest.raises(opslog.CorruptError, match="is missing"):
+        stream.step()
+    write(url, "a", 1)
+    with closing(open_backend(url)) as backend:
+        backend.delete([segment_path("a", list_log(backend, "a")[-1].number)])
+    with pytest.raises(opslog.CorruptError, match="is missing"):
+        stream.step()
+
+
+# -- a batch that was planned before commits were collected, and is carried out after
+
+
+def test_a_planned_batch_before_a_gap_does_not_deliver_the_state_twice(url: str) -> None:
+    """The batch ends where the gap still lies ahead, so the next one begins with a state: one is enough."""
+    write(url, "a", 10)
+    stream = Stream(url)
+    stream.drain()
+    write(url, "a", 4, first=100)
+    before = stream.sink.state()
+    end = stream.reader.latestOffset(stream.offset, EVERYTHING)
+    for first in (200, 300):
+        write(url, "a", 20, first=first)
+    compact(url)
+    compact(url)
+    found = stream.deliver(end)
+    assert {row["delivery"] for row in found} <= {"folded"}
+    assert stream.sink.state() == before, "until the state comes"
+    stream.drain()
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(url)
+    assert set(stream.sink.delivered.values()) == {1}
+
+
+def test_a_planned_resync_that_was_overtaken_does_not_deliver_the_state_twice(url: str) -> None:
+    def fall_behind(first: int) -> None:
+        write(url, "a", 20, first=first)
+        write(url, "a", 20, first=first + 100)
+        compact(url)
+        compact(url)
+
+    write(url, "a", 10)
+    stream = Stream(url)
+    stream.drain()
+    fall_behind(200)
+    end = stream.reader.latestOffset(stream.offset, EVERYTHING)
+    assert end["resync"]
+    fall_behind(400)
+    stream.deliver(end)
+    stream.drain()
+    assert stream.sink.resyncs == 1
+    assert stream.sink.state() == state(url)
+    assert set(stream.sink.delivered.values()) == {1}
 
 
 def test_a_later_start_leaves_out_what_was_before(url: str) -> None:
