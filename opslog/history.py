@@ -16,7 +16,7 @@ from datetime import datetime
 import msgspec
 
 from opslog.backends import Backend, Entry
-from opslog.environment import format_ts, parse_ts
+from opslog.environment import Environment, format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
 from opslog.format.commits import Commit, Record, Stamp, Undo
 from opslog.format.manifest import Manifest
@@ -42,26 +42,63 @@ class Revision(msgspec.Struct, frozen=True):
     undone: bool
 
 
-def load_as_of(loader: Loader, point: Point) -> State:
+def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
     """The state at a point.
 
     :raises HistoryGoneError: it was compacted away; says how far back one can go.
-    :raises UsageError: it is no point.
+    :raises UsageError: it is no point, or lies in the future.
     """
     before, included = conditions(point)
-    return loader.load_at(lambda: manifest_before(loader.manifests, before, point), included)
+    newest_clock, newest_ts = 0, ""
+
+    def noted(commit: Commit) -> bool:
+        nonlocal newest_clock, newest_ts
+        newest_clock, newest_ts = max(newest_clock, commit.clock), max(newest_ts, commit.ts)
+        return included(commit)
+
+    state = loader.load_at(lambda: manifest_before(loader.manifests, before, point), noted)
+    newest_clock, newest_ts = max(newest_clock, state.manifest.clock), max(newest_ts, state.manifest.ts)
+    if isinstance(point, int):
+        is_future = point > newest_clock
+    else:
+        # Another machine's clock may be ahead: what the storage, or a commit, calls the present is no future.
+        ts = _time(point)
+        is_future = ts > max(format_ts(environment.time()), newest_ts) and ts > format_ts(loader.backend.now())
+    if is_future:
+        newest = (
+            f"the newest commit is at clock {newest_clock} ({newest_ts})" if newest_clock else "nothing was written"
+        )
+        raise UsageError(
+            f"as_of={point} of {loader.backend.url} lies in the future: {newest}. Leave it out to see the newest"
+        )
+    return state
 
 
 def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Commit], bool]]:
     """Whether a manifest saw nothing beyond the point, and whether a commit is not beyond it."""
     if isinstance(point, int) and not isinstance(point, bool):
-        clock = point
+        clock = check_clock(point, "as_of")
         return lambda manifest: manifest.clock <= clock, lambda commit: commit.clock <= clock
+    ts = _time(point)
+    return lambda manifest: manifest.complete_from <= ts, lambda commit: commit.ts <= ts
+
+
+def _time(point: Point) -> str:
+    """:raises UsageError: it is no time."""
     try:
-        ts = format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
+        return format_ts(point.timestamp() if isinstance(point, datetime) and point.tzinfo else parse_ts(str(point)))
     except ValueError as error:
         raise UsageError(f"as_of takes a clock (an integer) or a time with a zone, not {point!r}: {error}") from error
-    return lambda manifest: manifest.complete_from <= ts, lambda commit: commit.ts <= ts
+
+
+def check_clock(clock: object, what: str) -> int:
+    """The clock itself, if there can be such a one.
+
+    :raises UsageError: otherwise.
+    """
+    if isinstance(clock, int) and not isinstance(clock, bool) and clock >= 0:
+        return clock
+    raise UsageError(f"{what} is a clock, an integer from 0 on, not {clock!r:.60}: commits are numbered from 1 on")
 
 
 def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
@@ -110,7 +147,10 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
 
     :param since: None: everything that is retained. Otherwise complete, or an error.
     :raises HistoryGoneError: some of them were compacted away.
+    :raises UsageError: `since` is no clock.
     """
+    if since is not None:
+        check_clock(since, "since")
     manifests = ManifestStore(backend)
     oldest, newest = manifests.oldest(), manifests.newest()
     if since is not None and since < oldest.clock:

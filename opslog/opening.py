@@ -18,9 +18,13 @@ from opslog.log.writer import Buffer
 from opslog.options import OPEN, Durability, OpenOptions, check_storage_options
 from opslog.replica.replica import Replica
 from opslog.replica.state import Loader
+from opslog.snapshot.manifests import check_settings
 from opslog.store import Store
 
 T = TypeVar("T")
+
+# The agent of those who name none.
+MAIN = "main"
 
 
 @overload
@@ -34,7 +38,7 @@ def open(url: str | os.PathLike[str], *, type: None = ..., **options: Unpack[Ope
 def open(
     url: str | os.PathLike[str],
     *,
-    agent: str = "main",
+    agent: str = MAIN,
     type: type[Any] | None = None,
     version: int | None = 1,
     migrate: Migrate | None = None,
@@ -51,7 +55,7 @@ def open(
     """Open a store, and create it where there is none and it is opened for writing.
 
     :param url: a directory, or ``memory://name``; or any scheme for which a backend is installed.
-    :param agent: the name to write under; one live writer per name.
+    :param agent: the name to write under; one live writer per name. Not with `as_of`.
     :param type: what documents are: a dataclass, a TypedDict or a msgspec.Struct. Fields of stored documents that it
         does not know are left out in reading, and a set that would delete them is refused. None: plain dicts.
     :param version: the schema version of documents, written with each of them. None: for tools that know no schema.
@@ -66,10 +70,12 @@ def open(
     :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
         not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
         frees them.
-    :param settings: used if this call creates the store; an existing store keeps its own.
+    :param settings: of a store that this call creates. An existing store keeps its own; settings that are
+        neither those nor the default are refused.
     :param environment: clocks and random names, for simulations.
     :param storage_options: options of the backend.
-    :raises UsageError: an option does not exist, or cannot have this value.
+    :raises UsageError: an option does not exist, or cannot have this value; `as_of` lies in the future; the store has
+        other `settings`.
     :raises AgentBusyError: another live process writes under this agent name. (If that is a compaction that seals this
         agent's log, this call waits for it.)
     :raises NotFoundError: `read_only`, and there is no store.
@@ -90,6 +96,8 @@ def open(
     writes = not read_only and as_of is None
     if writes:
         check_agent(agent)
+    elif as_of is not None and agent != MAIN:
+        raise UsageError(f"nobody writes to a view of the past: leave out agent={agent!r}, or as_of")
     backend = open_backend(url, create=writes, **storage_options)
     appender: Appender | None = None
     try:
@@ -99,7 +107,9 @@ def open(
             appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
         read_at = environment.monotonic()
-        state = loader.load() if as_of is None else load_as_of(loader, as_of)
+        if settings is not None:
+            check_settings(settings, loader.manifests.newest())
+        state = loader.load() if as_of is None else load_as_of(loader, as_of, environment)
         replica = Replica(
             loader,
             state,

@@ -11,7 +11,9 @@ import pytest
 
 import opslog
 from opslog.backends import Backend, open_backend
-from opslog.bulk.copying import LOCK, copy
+from opslog.backends.places import overlap
+from opslog.bulk.copying import LOCK, check_apart, copy
+from opslog.cli.app import run
 from opslog.errors import RetryError
 from opslog.format.layout import manifest_path, segment_path, temporary_path
 from opslog.verify.verify import verify
@@ -201,3 +203,44 @@ def test_a_store_in_use(tmp_path: Path) -> None:
     finally:
         over.set()
         writer.join()
+
+
+@pytest.mark.parametrize("to", ["same", "slash", "dots", "file", "link", "below", "below a link", "above"])
+def test_a_store_is_not_copied_into_itself_however_that_is_spelled(tmp_path: Path, to: str) -> None:
+    root = tmp_path / "above" / "s"
+    with opslog.open(root, agent="a") as store:
+        store["x"] = {}
+    (tmp_path / "link").symlink_to(root)
+    target = {
+        "same": f"{root}",
+        "slash": f"{root}/",
+        "dots": f"{root}/ops/../../s",
+        "file": f"file://{root}",
+        "link": f"{tmp_path}/link",
+        "below": f"{root}/backup/new",
+        "below a link": f"{tmp_path}/link/backup",
+        "above": f"{tmp_path}/above",
+    }[to]
+    before = sorted(tmp_path.rglob("*"))
+    assert run(["copy", str(root), target]) == 2
+    with pytest.raises(opslog.UsageError, match="one place, or one of them into the other"):
+        check_apart(str(root), target)
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(opslog.UsageError, match="one place"):
+        copy(open_backend(root), open_backend(root))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("s3://bucket/x", "s3://bucket/x/", True),
+        ("s3://bucket/x?driver=s3fs", "s3://bucket/x/y", True),
+        ("s3://bucket", "s3://bucket/y", True),
+        ("s3://bucket/x", "s3://bucket/xy", False),
+        ("s3://bucket/x", "/bucket/x", False),
+        ("memory://a", "memory://a", True),
+        ("/tmp/store", "/tmp/store-2", False),
+    ],
+)
+def test_which_places_are_one(one: str, other: str, are_one: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is are_one

@@ -67,9 +67,8 @@ def backend(url: str) -> Iterator[Backend]:
 
 def session(url: str, count: int = 4, agent: str = "a", **settings: Any) -> None:
     """One session of an agent: one more segment."""
-    with opslog.open(
-        url, agent=agent, compact_after=None, settings=opslog.Settings(undo_window=1, **settings)
-    ) as store:
+    wanted = opslog.Settings(**({"undo_window": 1} | settings))
+    with opslog.open(url, agent=agent, compact_after=None, settings=wanted) as store:
         for number in range(count):
             store[f"{agent}-{number}"] = {"number": number}
 
@@ -159,7 +158,7 @@ def test_the_last_segment_of_the_shared_log_stays(url: str, backend: Backend, cl
     for _ in range(4):
         clock.now += HOUR
         compact(backend, REAL)
-        session(url, agent="b")
+        session(url, agent="b", undo_window=0)
     assert paths(backend, f"ops/{TRANSACTIONS}/") == [segment_path(TRANSACTIONS, 1)]
     with opslog.open(url, read_only=True) as reader:
         assert reader["shared"] == {"n": 1}
@@ -193,7 +192,7 @@ def test_an_agent_that_comes_back_while_its_log_is_collected_goes_on_behind_it(
     with opslog.open(url, agent="reader", compact_after=None) as reader:
         for _ in range(3):
             clock.now += HOUR
-            session(url, agent="b")
+            session(url, agent="b", undo_window=0)
             compact(backend, REAL)
         assert paths(backend, "ops/a/") == []
         a = came_back.pop() if came_back else opslog.open(url, agent="a", compact_after=None)
@@ -222,7 +221,7 @@ def test_the_last_segment_of_an_agent_that_has_its_store_open_stays(url: str, ba
             a["x"] = {"n": number}
             for _ in range(3):
                 clock.now += HOUR
-                session(url, agent="b")
+                session(url, agent="b", undo_window=0)
                 compact(backend, REAL)
             assert paths(backend, "ops/a/") == [segment_path("a", 1)]
             assert any(commit.agent == "a" for commit in reader.refresh())

@@ -73,7 +73,7 @@ def test_every_state_that_ever_was_can_be_had_again(url: str, seed: int) -> None
     for agent in agents:
         agent.close()
     assert [commit.stamp for commit in everything] == sorted(commit.stamp for commit in everything)
-    for point in range(everything[-1].clock + 2):
+    for point in range(everything[-1].clock + 1):
         with opslog.open(url, as_of=point) as past:
             assert dict(past.items()) == documents([commit for commit in everything if commit.clock <= point])
     for ts in sorted({commit.ts for commit in everything}):
@@ -195,10 +195,11 @@ def test_the_past_does_not_move_and_cannot_be_written(url: str) -> None:
             assert dict(past.items()) == {"x": {"n": 1}}
             assert [commit.clock for commit in past.ops()] == [1]
             assert [revision.record.clock for revision in past.history("x")] == [1]
+            newest = store.stats().clock
             for write in (lambda: past.set("x", {}), lambda: past.delete("x"), past.undo, past.compact):
                 with pytest.raises(opslog.ReadOnlyError):
                     write()
-    with opslog.open(url, as_of=10**9) as past:
+    with opslog.open(url, as_of=newest) as past:
         assert past["x"] == {"n": 2}
 
 
@@ -318,3 +319,55 @@ def test_times_are_written_in_one_form() -> None:
     assert parse_ts(format_ts(now)) == now
     with pytest.raises(ValueError, match="has no time zone"):
         parse_ts("2026-11-20T12:00:00")
+
+
+# -- points that there are not
+
+
+@pytest.mark.parametrize("clock", [-1, -(2**70)])
+def test_a_negative_clock_is_refused_as_such(url: str, clock: int) -> None:
+    with opslog.open(url, agent="a") as store:
+        store["x"] = {}
+        with pytest.raises(opslog.UsageError, match=r"since is a clock.*from 0 on"):
+            store.ops(since=clock)
+    with pytest.raises(opslog.UsageError, match=r"as_of is a clock.*from 0 on"):
+        opslog.open(url, as_of=clock)
+
+
+@pytest.mark.parametrize("since", [True, "5", 1.5])
+def test_ops_since_what_is_no_clock_is_refused(url: str, since: Any) -> None:
+    with opslog.open(url, agent="a") as store, pytest.raises(opslog.UsageError, match="since is a clock"):
+        store.ops(since=since)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_point_in_the_future_is_refused_and_the_error_names_the_newest(url: str, compacted: bool) -> None:
+    settings = opslog.Settings(undo_window=0)
+    with opslog.open(url, agent="a", settings=settings) as store:
+        for number in range(3):
+            store["x"] = {"n": number}
+        if compacted:
+            store.compact()
+        newest = [commit.ts for commit in store.ops()][-1]
+    for point in (4, 2**60, "2999-01-01T00:00:00Z", datetime(2999, 1, 1, tzinfo=UTC)):
+        with pytest.raises(opslog.UsageError, match=rf"in the future: the newest commit is at clock 3 \({newest}\)"):
+            opslog.open(url, as_of=point)
+    for point in (3, newest, datetime.now(UTC)):
+        with opslog.open(url, as_of=point) as past:
+            assert past["x"] == {"n": 2}
+
+
+def test_a_time_is_no_future_that_a_commit_has_already(url: str) -> None:
+    with opslog.open(url, agent="ahead", environment=Environment(time=lambda: REAL.time() + 3600)) as store:
+        store["x"] = {}
+        (commit,) = store.ops()
+    with opslog.open(url, as_of=commit.ts) as past:
+        assert "x" in past
+
+
+def test_the_past_of_an_empty_store_has_a_clock_and_no_other(url: str) -> None:
+    opslog.open(url, agent="a").close()
+    with opslog.open(url, as_of=0) as past:
+        assert len(past) == 0
+    with pytest.raises(opslog.UsageError, match="in the future: nothing was written"):
+        opslog.open(url, as_of=1)

@@ -58,3 +58,43 @@ def test_type_checkers_see_a_wrong_name() -> None:
         opslog.open("memory://x", agnet="a")  # type: ignore[call-overload]
     with pytest.raises(opslog.UsageError, match="agent"):
         opslog.aio.open("memory://x", agnet="a")._open_store()  # type: ignore[call-overload]
+
+
+# -- options that contradict each other, or what is there
+
+
+def test_an_agent_name_for_a_view_of_the_past_is_refused(tmp_path: Path) -> None:
+    opslog.open(tmp_path, agent="a").close()
+    with pytest.raises(opslog.UsageError, match=r"view of the past: leave out agent='a', or as_of"):
+        opslog.open(tmp_path, agent="a", as_of=0)
+    opslog.open(tmp_path, as_of=0).close()
+
+
+def test_writing_to_what_was_opened_for_reading_says_how_to_open_it(tmp_path: Path) -> None:
+    opslog.open(tmp_path).close()
+    with (
+        opslog.open(tmp_path, read_only=True) as store,
+        pytest.raises(opslog.ReadOnlyError, match=r"with read_only=True: .* open it with an agent name"),
+    ):
+        store["x"] = {}
+    with opslog.open(tmp_path, as_of=0) as past, pytest.raises(opslog.ReadOnlyError, match="as_of a point in the past"):
+        past["x"] = {}
+
+
+@pytest.mark.parametrize("how", [{}, {"read_only": True}, {"as_of": 0}], ids=["write", "read", "past"])
+def test_settings_that_an_existing_store_does_not_have_are_refused(tmp_path: Path, how: dict[str, Any]) -> None:
+    settings = opslog.Settings(undo_window=5, grace_seconds=60)
+    opslog.open(tmp_path, settings=settings).close()
+    with pytest.raises(opslog.UsageError, match=r"undo_window is 5, not 7; grace_seconds is 60(\.0)?, not 61"):
+        opslog.open(tmp_path, settings=opslog.Settings(undo_window=7, grace_seconds=61), **how)
+    opslog.open(tmp_path, settings=settings, **how).close()
+    opslog.open(tmp_path, **how).close()
+
+
+def test_settings_stay_right_when_a_compaction_changed_how_long_history_is_kept(tmp_path: Path) -> None:
+    settings = opslog.Settings(undo_window=5)
+    with opslog.open(tmp_path, settings=settings) as store:
+        store.compact(keep_history="forever")
+    opslog.open(tmp_path, settings=settings).close()
+    with pytest.raises(opslog.UsageError, match=r"keep_history_seconds is None, not 60.*`compact` with keep_history"):
+        opslog.open(tmp_path, settings=opslog.Settings(undo_window=5, keep_history_seconds=60))

@@ -111,6 +111,7 @@ def test_core_knows_no_concrete_backend() -> None:
     concrete = {f"opslog.{'.'.join(module.parts)}" for module in modules} - {
         "opslog.backends.contract",
         "opslog.backends.forking",  # what all of them, and the store, know of forks
+        "opslog.backends.places",  # where URLs lead, of whatever kind
         "opslog.backends.registry",
     }
     known = {

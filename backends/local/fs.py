@@ -41,7 +41,7 @@ from contextlib import contextmanager, suppress
 
 from opslog.backends import forking, posix, turns
 from opslog.backends.contract import Buffer, Entry, Position, Range
-from opslog.backends.local import clock, flock, mounts
+from opslog.backends.local import clock, flock, mounts, vacancy
 from opslog.backends.local.fs_log import FsAppender, goes_on
 from opslog.backends.local.tree import OpenFile, Tree
 from opslog.backends.names import check_path, check_prefix
@@ -550,17 +550,14 @@ class _Firsts(Mapping[str, str]):
 
 
 def open_url(url: str, *, create: bool = True, segment_bytes: int = SEGMENT_BYTES) -> FsBackend:
-    """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as of `FsBackend`."""
-    if not url.startswith("file://"):
-        return FsBackend(url, create=create, segment_bytes=segment_bytes)
-    from urllib.parse import unquote  # takes longer than to open a store; most are opened by a plain path
+    """The backend of a plain path or of ``file:///absolute/path`` (percent-encoded); parameters as of `FsBackend`.
 
-    path = unquote(url.removeprefix("file://").removeprefix("localhost"))
-    if not path.startswith("/"):
-        raise InvalidNameError(
-            f"{url!r} does not name a directory of this machine: write file:///absolute/path or a plain path"
-        )
-    return FsBackend(path, create=create, segment_bytes=segment_bytes)
+    :raises InvalidNameError: as of `FsBackend`; or the directory has other files and no store, and `create` is true.
+    """
+    root = vacancy.path_of(url)
+    if create:
+        vacancy.check(root)
+    return FsBackend(root, create=create, segment_bytes=segment_bytes)
 
 
 def _parent(path: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from opslog.backends import Backend, Entry
+from opslog.backends.places import overlap
 from opslog.errors import UsageError
 from opslog.format.layout import (
     ARCHIVE,
@@ -51,10 +52,11 @@ def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] 
 
     :param progress: called with (bytes copied, bytes to copy at most).
     :raises NotFoundError: there is no store at the source.
-    :raises UsageError: the target is another store.
+    :raises UsageError: the target is another store; or it lies in the source, or the other way round.
     :raises LockedError: somebody else is copying to it.
     :raises WriteFailedError: try again, and it goes on.
     """
+    check_apart(source.url, target.url)
     with target.lock(LOCK):
         work = _Work(source, target, progress)
         manifests = ManifestStore(source)
@@ -63,6 +65,18 @@ def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] 
         for path, data in plan.items():
             work.put(path, data)
     return Copy(len(work.done), sum(work.done.values()), work.written, verify(target))
+
+
+def check_apart(source: str, target: str) -> None:
+    """A copy from one of these URLs to the other leaves the source as it is; to be asked before the target is made.
+
+    :raises UsageError: they lead to one place, or one of them into the other.
+    """
+    if overlap(source, target):
+        raise UsageError(
+            f"{target} cannot be a copy of {source}: both lead to one place, or one of them into the other. Copy to a "
+            "place of its own"
+        )
 
 
 class _Work:

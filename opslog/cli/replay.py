@@ -113,7 +113,7 @@ def _choice(backend: Backend, wish: Wish) -> Choice:
 def _by_python(session: Session, backend: Backend, wish: Wish) -> int:
     with progress(session, "reading bytes of logs") as bar:
         loader = Loader(backend, bar)
-        state = loader.load() if wish.as_of is None else load_as_of(loader, wish.as_of)
+        state = loader.load() if wish.as_of is None else load_as_of(loader, wish.as_of, REAL)
     with progress(session, "writing documents") as bar:
         return write_state(state, wish.directory, wish.form, REAL, (lambda count: bar(count, 0)) if bar else None)
 

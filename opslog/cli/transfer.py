@@ -144,8 +144,9 @@ def copy_command(session: Session, source: str, target: str) -> int:
     The source may be in use; what is written to it meanwhile may be missing in the copy. A copy that was interrupted
     goes on where it was when it is started again. Exit code 3: something in the copy is damaged.
     """
-    from opslog.bulk.copying import copy
+    from opslog.bulk.copying import check_apart, copy
 
+    check_apart(source, target)
     with (
         closing(open_backend(source, create=False)) as source_backend,
         closing(open_backend(target)) as target_backend,

@@ -17,6 +17,7 @@ Numbers have 20 digits, so that the order of names is the order of numbers. What
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 
 from opslog.errors import InvalidNameError
@@ -87,6 +88,23 @@ def check_agent(name: object) -> str:
             f"no agent is called {TRANSACTIONS!r}: that is the log of all agents' transactions. Choose another name"
         )
     return agent
+
+
+# What people and their tools have beside a store: hidden files, descriptions, and what systems put anywhere.
+_TOLERATED = re.compile(
+    r"\..*|lost\+found|(?:README|LICEN[CS]E|COPYING|NOTICE)(?:\.[A-Za-z]+)?|CACHEDIR\.TAG|Thumbs\.db|desktop\.ini|@eaDir",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def foreign_names(names: Iterable[str]) -> list[str]:
+    """Which of the names in a directory say that it is for something else, and that no store should begin there; none
+    where there is a store, or the beginning of one. Pure."""
+    found = set(names)
+    if found & {MANIFESTS[:-1], LOCKS[:-1], STORE}:
+        return []
+    folders = {folder[:-1] for folder in (OPS, SNAPSHOTS, ARCHIVE, REMOVED, STAGING)}
+    return sorted(name for name in found - folders if not _TOLERATED.fullmatch(name))
 
 
 def manifest_path(number: int) -> str:

@@ -153,7 +153,14 @@ class Replica(Following, Generic[T]):
         if call is not None:
             self.batches.check_none(call)
         if self.log is None:
-            raise ReadOnlyError(f"{self.backend.url} was opened for reading only: open it with an agent name to write")
+            if self.included is not None:
+                raise ReadOnlyError(
+                    f"{self.backend.url} was opened as_of a point in the past: open it without, to write"
+                )
+            raise ReadOnlyError(
+                f"{self.backend.url} was opened with read_only=True: to write, open it with an agent name (agent=…), "
+                "and without read_only"
+            )
         return self.log
 
     def prepare_set(self, id: str, document: T) -> Set | None:

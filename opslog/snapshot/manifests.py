@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+import msgspec
+
 from opslog.backends import Backend, Entry
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError, UsageError
@@ -28,6 +30,25 @@ def first_retained(numbers: Sequence[int], oldest: int) -> int:
     while first and numbers[first - 1] == numbers[first] - 1 >= oldest:
         first -= 1
     return first
+
+
+def check_settings(wanted: Settings, manifest: Manifest) -> None:
+    """A store that exists has the settings that a program wants. What the program leaves at its default it does not ask
+    for. Pure.
+
+    :raises UsageError: it has others; names them.
+    """
+    defaults = Settings()
+    differing = [
+        f"{name} is {there!r}, not {getattr(wanted, name)!r}"
+        for name, there in msgspec.structs.asdict(manifest.settings).items()
+        if getattr(wanted, name) not in (there, getattr(defaults, name))
+    ]
+    if differing:
+        raise UsageError(
+            f"settings= are for a new store, and this one exists with others: {'; '.join(differing)}. Leave settings "
+            "out, or give those it has; `compact` with keep_history changes how long history is kept"
+        )
 
 
 class ManifestStore:
