@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, overload
 
 from opslog import archive, history
 from opslog.compaction import compact as compaction
@@ -27,6 +27,11 @@ from opslog.replica.replica import Replica
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.replica.views import Items, Values
 from opslog.stats import Stats
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from opslog.tables.tables import Tables
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -369,6 +374,47 @@ class Store(MutableMapping[str, T], Generic[T]):
         """What happened to one document, oldest first, as far as it is retained. Reads all retained logs."""
         self.flush()
         return history.revisions(self._replica.backend, id, self._replica.included or (lambda commit: True))
+
+    # -- tables
+
+    def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
+        """The documents as a table of Arrow, in order of id, as they are after a refresh. Needs the extra ``query``.
+
+        It has a column for each field of the documents, and before them `id`, `clock`, `agent`, `author` and `ts` (see
+        `record`). Integers of 64 bits, floats and text are exact. Objects are structs, and a field whose values have
+        no common type is JSON text. docs/queries.md has the rules.
+
+        The store is itself such a table for what takes Arrow: ``polars.DataFrame(store)``, ``pyarrow.table(store)``.
+
+        :param schema: the columns to have, by name, or with their types. One that no document has is null.
+        :raises UsageError: a column has no such type.
+        """
+        return self._tables.to_arrow(schema)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] | None = None) -> pa.Table:
+        """The answer of DuckDB to a query, as a table of Arrow. Needs the extra ``query``.
+
+            store.sql("SELECT status, count(*) FROM documents GROUP BY ALL").to_pylist()
+
+        Its tables are `documents`, as of `to_arrow` and with the JSON text in `data`, as they are after a refresh;
+        `commits`, as of `ops`; and `archive`. The first query makes the columns that it names, and keeps them; a later
+        one costs what has changed and what DuckDB does. Memory: a copy of all documents' text and of those columns.
+
+        :param parameters: values for ``?``, or for ``$name``.
+        :raises UsageError: DuckDB cannot answer it.
+        """
+        return self._tables.sql(query, parameters)
+
+    @cached_property
+    def _tables(self) -> Tables[T]:
+        try:
+            from opslog.tables.tables import Tables
+        except ImportError as error:
+            raise UsageError(f"tables and SQL are an extra: pip install 'opslog[query]' ({error})") from error
+        return Tables(self._replica)
 
     # -- maintenance
 

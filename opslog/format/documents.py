@@ -290,6 +290,12 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
             "It is not damaged: correct what `migrate` returns for this version"
         )
 
+    def text(self, record: Set) -> bytes | msgspec.Raw:
+        """A document's JSON text in the form of the current version. Errors as of `current`."""
+        if self.version is None or record.v == self.version or self.migrate is None:
+            return record.data
+        return orjson.dumps(self.current(record))
+
     def current(self, record: Set) -> Document:
         """The document as JSON in the form of the current version, decoded anew.
 

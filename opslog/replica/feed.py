@@ -108,6 +108,10 @@ class Changes(Generic[T]):
         for id, record, existed in self._changed():
             yield Change(id, self._decode(record) if isinstance(record, Set) else None, record, existed)
 
+    def records(self) -> Iterator[tuple[str, Record | None]]:
+        """The same as ids with their records, of which no document is decoded. Errors as of the iteration."""
+        return ((id, record) for id, record, _ in self._changed())
+
     def __repr__(self) -> str:
         what = "reset" if self.reset else f"{len(self.commits)} commits"
         return f"<opslog.Changes {what} token={self.token[:12]}…>"

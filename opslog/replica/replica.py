@@ -292,8 +292,11 @@ class Replica(Following, Generic[T]):
 
     # -- the feed
 
-    def changes(self, since: str | None, limit: int | None) -> Changes[T]:
-        """What changed since a token. Blocks. Arguments and errors as of `Store.changes`."""
+    def changes(self, since: str | None, limit: int | None, feed: Feed[T] | None = None) -> Changes[T]:
+        """What changed since a token. Blocks. Arguments and errors as of `Store.changes`.
+
+        :param feed: for those who ask for what came since their own last call, and for nothing else.
+        """
         self.check_open()
         if limit is not None and limit < 1:
             raise UsageError(f"limit is a number of commits from 1 on, or None, not {limit!r}")
@@ -304,18 +307,18 @@ class Replica(Following, Generic[T]):
         self.flush()
         while True:
             self.refresh()
-            self._one_at_a_time(lambda: found.append(self._changes(since, limit)))
+            self._one_at_a_time(lambda: found.append(self._changes(since, limit, feed or self.feed)))
             if (changes := found.pop()) is not None:
                 return changes
 
-    def _changes(self, since: str | None, limit: int | None) -> Changes[T] | None:
+    def _changes(self, since: str | None, limit: int | None, feed: Feed[T]) -> Changes[T] | None:
         own: dict[str, tuple[int, int]] = {}
         if self.log is not None:
             # Where each append is a segment, the end is where the next one will be.
             last = self.log.session.last_segment
             own = {self.log.agent: EVERYTHING if self.backend.segments_grow else (last + 1, 0)}
         newest, ends = self.read(lambda state: (state.passed, state.ends | own))
-        return self.feed.changes(self._store_id(), since, newest, ends, limit)
+        return feed.changes(self._store_id(), since, newest, ends, limit)
 
     def _store_id(self) -> str:
         if not self._id:

@@ -5,9 +5,7 @@ Text goes over as the bytes that are stored, as one buffer per column: a documen
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +13,7 @@ import pyarrow as pa
 
 from opslog.chunks import packed
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Undo
+from opslog.tables.arrow import texts
 
 T = TypeVar("T")
 
@@ -56,17 +55,6 @@ OPS = pa.schema(
         ("cancelled", pa.bool_()),
     ]
 )
-
-
-def texts(values: Sequence[bytes | msgspec.Raw | None]) -> pa.Array:
-    """JSON texts, which are UTF-8 already, as a column of strings."""
-    present = [value for value in values if value is not None]
-    lengths = (0 if value is None else len(value) for value in values)
-    offsets = pa.py_buffer(array("i", accumulate(lengths, initial=0)))
-    valid = None
-    if len(present) < len(values):
-        valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
-    return pa.StringArray.from_buffers(len(values), offsets, pa.py_buffer(b"".join(present)), valid)
 
 
 def state_columns(records: Sequence[Record]) -> list[pa.Array]:

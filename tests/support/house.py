@@ -29,6 +29,7 @@ FLOORS: Floors = [
     ("opslog.compaction",),
     ("opslog.replica",),
     ("opslog.history", "opslog.archive", "opslog.stats", "opslog.verify"),
+    ("opslog.tables",),
     ("opslog.options",),
     ("opslog.store",),
     ("opslog.opening", "opslog.lease"),

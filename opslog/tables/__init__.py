@@ -1,0 +1,1 @@
+"""Documents as tables: Arrow, and SQL by DuckDB. Needs the extra ``query``."""

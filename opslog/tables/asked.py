@@ -1,0 +1,66 @@
+"""What a query asks for: which tables, and which of their columns. Pure; DuckDB has parsed it.
+
+To make a column of a million documents takes a time, so a table has those alone that its query names. Whoever cannot
+be sure makes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Asked(NamedTuple):
+    """What a query names.
+
+    :ivar tables: names of tables, in lower case; more than there are, where that is not certain.
+    :ivar names: whatever may be a column, in lower case. None: all columns are asked for.
+    """
+
+    tables: frozenset[str]
+    names: frozenset[str] | None
+
+    def wants(self, table: str) -> bool:
+        return table in self.tables
+
+
+def asked(parsed: dict[str, Any], tables: frozenset[str]) -> Asked:
+    """What a query asks for.
+
+    :param parsed: DuckDB's ``json_serialize_sql`` of it.
+    :param tables: those there are.
+    """
+    if parsed["error"]:  # DuckDB serializes SELECT alone; whether it is an error at all, is said when it runs
+        return Asked(tables, None)
+    texts: set[str] = set()
+    named_tables: set[str] = set()
+    columns: set[str] = set()
+    takes_all = False
+    for node in _nodes(parsed["statements"]):
+        texts.update(text.casefold() for text in _texts(node))
+        if node.get("type") == "BASE_TABLE":
+            named_tables.update(text.casefold() for text in (node["table_name"], node["alias"]))
+        elif node.get("class") == "COLUMN_REF":
+            columns.update(name.casefold() for name in node["column_names"][:1])
+        takes_all |= node.get("class") == "STAR" or node.get("ref_type") == "NATURAL"
+    # A table's name where a column could be is a whole row.
+    takes_all |= bool(columns & named_tables)
+    return Asked(tables & texts, None if takes_all else frozenset(texts))
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        for item in value.values():
+            yield from _nodes(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _nodes(item)
+
+
+def _texts(node: dict[str, Any]) -> Iterator[str]:
+    for value in node.values():
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from (item for item in value if isinstance(item, str))

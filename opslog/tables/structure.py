@@ -1,0 +1,99 @@
+"""The types of columns: from what DuckDB says of JSON texts to a type that carries all of them exactly. Pure.
+
+DuckDB's ``json_group_structure`` reads all values of a field, and gives their common structure: the name of a type, a
+list of one structure, or a dictionary of them. Where values have nothing in common it says ``JSON``, which stays text.
+What is changed here is what would not be exact, or could be no column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+# A structure as DuckDB writes it, decoded.
+Structure = str | list["Structure"] | dict[str, "Structure"]
+
+JSON = "JSON"
+NULL = "NULL"
+# Of integers that may be negative: all of 64 bits, with a sign or without.
+_INTEGER = "DECIMAL(20,0)"
+_SCALARS = {"VARCHAR", "BOOLEAN", "DOUBLE", "UBIGINT"}
+_SIGNED = {"BIGINT", "HUGEINT"}
+# An object with more fields than this is a table of its own, by ids, and no structure.
+_FIELDS_MAX = 200
+
+
+def exact(structure: Structure) -> Structure:
+    """The structure by which values are read: each is in it as it is in JSON, or the whole of what holds it is JSON
+    text. Integers have room for all 64 bits; see `narrow`."""
+    if isinstance(structure, list):
+        return [exact(item) for item in structure]
+    if isinstance(structure, dict):
+        if not 0 < len(structure) <= _FIELDS_MAX or len({name.casefold() for name in structure}) < len(structure):
+            return JSON
+        return {name: exact(field) for name, field in structure.items()}
+    if structure in _SIGNED:
+        return _INTEGER
+    return structure if structure in _SCALARS else JSON
+
+
+def has_floats(structure: Structure) -> bool:
+    """Whether there are numbers in it that are read as floats. An integer among them may be too long for that."""
+    if isinstance(structure, list):
+        return any(map(has_floats, structure))
+    if isinstance(structure, dict):
+        return any(map(has_floats, structure.values()))
+    return structure == "DOUBLE"
+
+
+def holds(wide: Structure, narrow: Structure) -> bool:
+    """Whether values of the second structure can be read by the first one as exactly. Both are from DuckDB."""
+    if wide == JSON or narrow in (NULL, wide):
+        return True
+    if isinstance(wide, list) and isinstance(narrow, list):
+        return all(holds(wide[0], item) for item in narrow)
+    if isinstance(wide, dict) and isinstance(narrow, dict):
+        return all(name in wide and holds(wide[name], field) for name, field in narrow.items())
+    return wide in _SIGNED and narrow in _SIGNED | {"UBIGINT"}
+
+
+def narrow(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column with integers of 64 bits with a sign, if all of them fit; otherwise it is as it was."""
+    wanted = _narrowed(column.type)
+    if wanted == column.type:
+        return column
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid:  # one is too large
+        return column
+
+
+def _narrowed(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_uint64(kind) or pa.types.is_decimal(kind):
+        return pa.int64()
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _narrowed(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _narrowed(field.type)) for field in kind])
+    return kind
+
+
+def column_names(fields: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """Per field of documents the name of its column. SQL does not distinguish names by case, so a field whose name is
+    taken gets another one: ``data_id`` for ``id``, ``name_2`` for ``name`` beside ``Name``.
+
+    :param taken: columns that are no fields.
+    """
+    reserved = set(taken)
+    used = set(reserved)
+    names = {}
+    for field in sorted(fields):
+        name = f"data_{field}" if field.casefold() in reserved else field
+        count, first = 1, name
+        while name.casefold() in used:
+            count += 1
+            name = f"{first}_{count}"
+        used.add(name.casefold())
+        names[field] = name
+    return names

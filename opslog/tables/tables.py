@@ -1,0 +1,172 @@
+"""A store's documents, commits and archives as tables: what is behind `Store.to_arrow` and `Store.sql`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import duckdb
+import orjson
+import pyarrow as pa
+
+from opslog import archive, history
+from opslog.errors import UsageError
+from opslog.format.commits import Commit, Record, Set, Undo
+from opslog.replica.feed import Feed
+from opslog.replica.replica import Replica
+from opslog.tables.arrow import DATA, RECORD_COLUMNS, texts, times
+from opslog.tables.asked import Asked, asked
+from opslog.tables.documents import Documents
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Values for the parameters of a query, by position or by name.
+Parameters = Sequence[object] | Mapping[str, object]
+
+
+class Tables(Generic[T]):
+    """The tables of one open store. Safe to use from many threads, one after the other.
+
+    The table of documents is kept, and brought up to date with what changed whenever it is asked for; the others are
+    read from storage each time.
+    """
+
+    def __init__(self, replica: Replica[T]) -> None:
+        self._replica = replica
+        self._connection = duckdb.connect(":memory:")
+        # One of its own: the tokens of others, who ask for changes now and then, would have it load anew each time.
+        self._feed = Feed(replica.loader, replica.schema.decode)
+        self._documents: Documents | None = None
+        self._token: str | None = None
+        self._lock = threading.RLock()
+        self._is_busy = False
+
+    def to_arrow(self, schema: pa.Schema | Iterable[str] | None) -> pa.Table:
+        """As `Store.to_arrow`."""
+        if schema is None:
+            return self._one_at_a_time("to_arrow", lambda: self._current().table(None, sort=True))
+        names = list(schema.names if isinstance(schema, pa.Schema) else schema)
+        wanted = {name.casefold() for name in names}
+        table = self._one_at_a_time("to_arrow", lambda: self._current().table(wanted | {"id"}, sort=True))
+        columns = {name.casefold(): column for name, column in zip(table.column_names, table.columns, strict=True)}
+        nothing = pa.nulls(len(table))
+        found = pa.table({name: columns.get(name.casefold(), nothing) for name in names})
+        return found if not isinstance(schema, pa.Schema) else _cast(found, schema)
+
+    def sql(self, query: str, parameters: Parameters | None) -> pa.Table:
+        """As `Store.sql`."""
+        makers: dict[str, Callable[[Asked], pa.Table]] = {
+            "documents": lambda found: self._current().table(found.names),
+            "commits": lambda found: self._commits(),
+            "archive": lambda found: self._archive(),
+        }
+        cursor = self._connection.cursor()
+        try:
+            [(parsed,)] = cursor.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()
+            found = asked(orjson.loads(parsed), frozenset(makers))
+            for name, make in makers.items():
+                if found.wants(name):
+                    cursor.register(name, self._one_at_a_time("sql", partial(make, found)))
+            relation = cursor.sql(query, params=parameters)
+            return pa.table({}) if relation is None else relation.to_arrow_table()
+        except duckdb.Error as error:
+            raise UsageError(f"the query cannot be answered: {error}") from error
+        finally:
+            cursor.close()
+
+    def _one_at_a_time(self, call: str, work: Callable[[], R]) -> R:
+        self._replica.check_open()
+        self._replica.batches.check_none(call)
+        with self._lock:
+            if self._is_busy:
+                raise UsageError(
+                    f"{call} was called by the handler of a signal that came into {call}: let the handler set a flag, "
+                    "and make the call after it has returned"
+                )
+            self._is_busy = True
+            try:
+                return work()
+            finally:
+                self._is_busy = False
+
+    def _current(self) -> Documents:
+        """The table of documents as they are now."""
+        replica = self._replica
+        if replica.included is not None:
+            if self._documents is None:  # the past does not change
+                self._documents = Documents(self._connection, self._text, replica.records())
+            return self._documents
+        changes = replica.changes(self._token, None, self._feed)
+        found = ((id, record if isinstance(record, Set) else None) for id, record in changes.records())
+        if changes.reset or self._documents is None:
+            self._documents = None
+            self._token = None
+            self._documents = Documents(self._connection, self._text, (record for _, record in found if record))
+        else:
+            self._documents.update(dict(found))
+        self._token = changes.token
+        return self._documents
+
+    @property
+    def _text(self) -> Callable[[Set], bytes]:
+        return self._replica.schema.text
+
+    def _commits(self) -> pa.Table:
+        """A row for each document that a commit wrote, and one for each undo; as far as they are retained."""
+        self._replica.flush()
+        commits = history.commits_since(self._replica.backend, None)
+        if self._replica.included is not None:
+            commits = filter(self._replica.included, commits)
+        rows = [(commit, record) for commit in commits for record in _rows(commit)]
+        records = [record for _, record in rows]
+        return pa.table(
+            {
+                "clock": pa.array([commit.clock for commit, _ in rows], pa.int64()),
+                "agent": pa.array([commit.agent for commit, _ in rows], pa.string()),
+                "author": pa.array([commit.author for commit, _ in rows], pa.string()),
+                "ts": times([commit.ts for commit, _ in rows]),
+                "op": pa.array([(record or commit).op for commit, record in rows], pa.string()),
+                "id": pa.array([record.id if record else None for record in records], pa.string()),
+                DATA: texts([record.data if isinstance(record, Set) else None for record in records]),
+                "target": pa.array([c.target if isinstance(c, Undo) else None for c, _ in rows], pa.int64()),
+            }
+        )
+
+    def _archive(self) -> pa.Table:
+        """A row for each document of each archive."""
+        backend = self._replica.backend
+        rows = [
+            (period, record)
+            for period in archive.list_periods(backend)
+            for record in archive.read_archive(backend, period).values()
+        ]
+        records = [record for _, record in rows]
+        columns = {
+            name: times([record.ts for record in records])
+            if name == "ts"
+            else pa.array(list(map(value, records)), kind)
+            for name, (kind, value) in RECORD_COLUMNS.items()
+        }
+        periods = pa.array([period for period, _ in rows], pa.string())
+        return pa.table({"period": periods, **columns, DATA: texts([record.data for record in records])})
+
+
+def _rows(commit: Commit) -> Sequence[Record | None]:
+    return [None] if isinstance(commit, Undo) else commit.records
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the types of the schema.
+
+    :raises UsageError: a value has no such type; names the column.
+    """
+    columns = []
+    for field, column in zip(schema, table.columns, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"column {field.name!r} is {column.type}, which is not {field.type}: {error}") from error
+    return pa.table(columns, schema)
