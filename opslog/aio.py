@@ -18,13 +18,13 @@ import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
@@ -45,6 +45,9 @@ from opslog.replica.questions import Found
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["AsyncBatch", "AsyncChanges", "AsyncLease", "AsyncStore", "open"]
 
@@ -293,6 +296,14 @@ class AsyncStore(Generic[T]):
             deciding.cancel(waiting)
             raise
         return waiting.outcome()
+
+    async def to_arrow(self, schema: pa.Schema | Iterable[str] | None = None) -> pa.Table:
+        """As `Store.to_arrow`."""
+        return await _in_thread(partial(self._store.to_arrow, schema))
+
+    async def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] | None = None) -> pa.Table:
+        """As `Store.sql`."""
+        return await _in_thread(partial(self._store.sql, query, parameters))
 
     async def undo(self) -> bool:
         """As `Store.undo`."""

@@ -382,7 +382,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         It has a column for each field of the documents, and before them `id`, `clock`, `agent`, `author` and `ts` (see
         `record`). Integers of 64 bits, floats and text are exact. Objects are structs, and a field whose values have
-        no common type is JSON text. docs/queries.md has the rules.
+        no common type is JSON text. docs/tables.md has the rules.
 
         The store is itself such a table for what takes Arrow: ``polars.DataFrame(store)``, ``pyarrow.table(store)``.
 

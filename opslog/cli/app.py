@@ -22,6 +22,7 @@ _COMMANDS = {
     "undo": ("documents", "Take back the newest commit of an agent."),
     "ls": ("documents", "List documents."),
     "count": ("documents", "Count documents."),
+    "query": ("query", "Answer a question in SQL."),
     "history": ("past", "Show what happened to a document."),
     "ops": ("past", "Show commits of all agents."),
     "watch": ("past", "Show commits as they come."),

@@ -17,6 +17,7 @@ import orjson
 from opslog.backends import open_backend
 from opslog.cli.output import answer, counted, one_line, progress, say, unicode_text, write
 from opslog.cli.session import Session, StoreCommand
+from opslog.cli.tables import FORMATS, format_of, write_table
 from opslog.cli.values import point
 from opslog.environment import REAL
 from opslog.format.commits import Set, encode_commit
@@ -31,15 +32,24 @@ _OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
     "--git", metavar="REPOSITORY", help="Import the first-parent history of a git repository; author = agent."
 )
 @click.option("--rev", help="With --git: the branch, tag or commit to begin from. Default: HEAD.")
+@click.option("--id-field", metavar="NAME", help="The field, or column, that names the documents. Default: id.")
 @click.option("--salvage", is_flag=True, help="With DIRECTORY: also what its manifest no longer names.")
 @click.option("--archives", is_flag=True, help="With DIRECTORY: its archives too, into archives of the same names.")
 @click.pass_obj
 def import_command(
-    session: Session, *, source: str | None, git: str | None, rev: str | None, salvage: bool, archives: bool
+    session: Session,
+    *,
+    source: str | None,
+    git: str | None,
+    rev: str | None,
+    id_field: str | None,
+    salvage: bool,
+    archives: bool,
 ) -> None:
     """Write what another source holds into the store, after everything that is in it.
 
     FILE (or stdin, for -) has JSON lines, gzipped or not: documents with an id in them, or what `opslog export` writes.
+    A FILE.parquet or FILE.csv has a document per row (this needs the extra query).
     DIRECTORY was written by npm @backloghq/opslog 0.2 to 0.8. Creates the store where there is none. An import that
     stopped half-way can be run again.
     """
@@ -52,8 +62,10 @@ def import_command(
     directory = source if source is not None and os.path.isdir(source) else None
     if directory is None and (salvage or archives):
         raise click.UsageError("--salvage and --archives are for a directory written by npm @backloghq/opslog")
+    if id_field is not None and (directory is not None or git is not None):
+        raise click.UsageError("--id-field is for files")
     orphaned = 0 if directory is None or salvage else _orphaned(session, directory)
-    commits = _begun(_commits(source, directory, git, rev, salvage))
+    commits = _begun(_commits(source, directory, git, rev, salvage=salvage, id_field=id_field or "id"))
     with session.storage(create=True) as backend, progress(session, "importing commits") as bar:
         advance = (lambda count: bar(count, 0)) if bar else None
         done = ingest(backend, commits, agent=session.agent, progress=advance)
@@ -78,7 +90,7 @@ def import_command(
 
 
 def _commits(
-    source: str | None, directory: str | None, git: str | None, rev: str | None, salvage: bool
+    source: str | None, directory: str | None, git: str | None, rev: str | None, *, salvage: bool, id_field: str
 ) -> Iterator[ImportedCommit]:
     if git is not None:
         from opslog.importers.git import read_git
@@ -89,9 +101,12 @@ def _commits(
 
         return read_backlog(directory, salvage=salvage)
     from opslog.importers.jsonl import read_json_lines
+    from opslog.importers.tables import is_table, read_table
 
     assert source is not None
-    return read_json_lines(sys.stdin.buffer if source == "-" else source)
+    if is_table(source):
+        return read_table(source, id_field=id_field)
+    return read_json_lines(sys.stdin.buffer if source == "-" else source, id_field=id_field)
 
 
 def _begun(commits: Iterator[ImportedCommit]) -> Iterator[ImportedCommit]:
@@ -115,23 +130,41 @@ def _orphaned(session: Session, directory: str) -> int:
 @click.command("export", cls=StoreCommand)
 @click.argument("file", required=False, default="-", metavar="[FILE]")
 @click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
-@click.option("--plain", is_flag=True, help="Ids and documents alone, without who wrote them and when.")
+@click.option("--plain", is_flag=True, help="JSON lines of ids and documents alone, without who wrote them and when.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="What to write. Default: by the end of FILE's name; jsonl, if that says nothing.",
+)
 @click.pass_obj
-def export_command(session: Session, file: str, as_of: str | None, plain: bool) -> None:
-    """Write all documents, in order of id, one per line, to FILE (gzipped, if its name ends with .gz) or to stdout.
+def export_command(session: Session, file: str, as_of: str | None, plain: bool, form: str | None) -> None:
+    """Write all documents, in order of id, to FILE (gzipped, if its name ends with .gz) or to stdout.
 
-    `opslog import` reads the lines again. FILE appears when it is whole.
+    As JSON lines there is one document per line; as Parquet or CSV (this needs the extra query) a column for id, and
+    one for each field. `opslog import` reads all of them again. FILE appears when it is whole.
     """
-    encode = _plain if plain else encode_commit
+    form = form or format_of(file)
+    if plain and form != "jsonl":
+        raise click.UsageError("--plain is for JSON lines; Parquet and CSV have ids and documents alone")
     with session.reading(None if as_of is None else point(as_of)) as store:
         total = len(store)
-        if file == "-":
-            for record in store.records():
-                sys.stdout.buffer.write(encode(record))
-            return
-        with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
-            _export(store.records(), encode, out, (lambda count: bar(count, total)) if bar else None)
-    answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
+        if form != "jsonl":
+            with _stdout() if file == "-" else _written(Path(file)) as out:
+                write_table(form, store, out)
+        elif file == "-":
+            _export(store.records(), _plain if plain else encode_commit, sys.stdout.buffer, None)
+        else:
+            with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
+                advance = (lambda count: bar(count, total)) if bar else None
+                _export(store.records(), _plain if plain else encode_commit, out, advance)
+    if file != "-":
+        answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
+
+
+@contextmanager
+def _stdout() -> Iterator[IO[bytes]]:
+    yield sys.stdout.buffer
 
 
 @click.command("copy", cls=StoreCommand)

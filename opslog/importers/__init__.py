@@ -1,6 +1,7 @@
 """Importers: pure readers that turn a foreign source into a stream of commits.
 
     opslog.importers.jsonl      read_json_lines      JSON lines: plain documents, or lines of opslog itself
+    opslog.importers.tables     read_table           Parquet and CSV: a document per row
     opslog.importers.backlog    read_backlog         a directory written by npm @backloghq/opslog 0.2 to 0.8
     opslog.importers.git        read_git             the first-parent history of a git repository
 

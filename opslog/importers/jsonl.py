@@ -67,10 +67,11 @@ class _Batch(_Line, tag="batch"):
 _SHAPES: dict[str, type[_Set | _Delete | _Batch]] = {"set": _Set, "delete": _Delete, "batch": _Batch}
 
 
-def read_json_lines(source: str | os.PathLike[str] | BinaryIO) -> Iterator[ImportedCommit]:
+def read_json_lines(source: str | os.PathLike[str] | BinaryIO, *, id_field: str = "id") -> Iterator[ImportedCommit]:
     """The commits in a file or binary stream of JSON lines; memory is bounded by the longest line.
 
     :param source: a path, or a stream that is read to its end and left open.
+    :param id_field: the field of a plain document that names it.
     :raises CorruptError: a line that is not what the module describes; names the file and the byte offset.
     :raises UsageError: the file cannot be opened.
     """
@@ -82,7 +83,7 @@ def read_json_lines(source: str | os.PathLike[str] | BinaryIO) -> Iterator[Impor
             elif blank:
                 raise blank.corrupt("a blank line before the end of the file; remove it if nothing is missing there")
             else:
-                yield _commit(line)
+                yield _commit(line, id_field)
 
 
 @contextmanager
@@ -117,19 +118,19 @@ def _gunzipped(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
         raise corrupt(f"the gzip data is damaged: {error}; get a whole copy of the file", path, offset) from error
 
 
-def _commit(line: Line) -> ImportedCommit:
+def _commit(line: Line, id_field: str) -> ImportedCommit:
     value = line.decode()
     if not isinstance(value, dict):
         raise line.corrupt("not a JSON object")
     if "op" in value:
         return _opslog_commit(line, value)
-    match value.pop("id", None):
+    match value.pop(id_field, None):
         case str(id):
             return ImportedCommit(None, None, (ImportedOp("set", id, value),), line.source)
         case None:
-            raise line.corrupt("no field 'id', which names the document")
+            raise line.corrupt(f"no field {id_field!r}, which names the document")
         case other:
-            raise line.corrupt(f"the field 'id' must be a string, not {other!r}")
+            raise line.corrupt(f"the field {id_field!r} must be a string, not {other!r}")
 
 
 def _opslog_commit(line: Line, value: dict[str, Any]) -> ImportedCommit:

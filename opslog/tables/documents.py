@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from opslog.format.commits import Set
 from opslog.tables.arrow import DATA, RECORD_COLUMNS, appended, data_column, record_column
-from opslog.tables.structure import JSON, NULL, Structure, column_names, exact, has_floats, holds, narrow
+from opslog.tables.structure import JSON, NULL, Structure, column_names, exact, has_floats, holds, narrow, without_twins
 
 # Of so many documents at the beginning and at the end the names of fields are learned first.
 _SAMPLE = 5_000
@@ -169,17 +169,23 @@ class Documents:
     def _read(self, structures: Mapping[str, Structure], data: pa.ChunkedArray) -> dict[str, Column]:
         """These fields of all documents."""
         columns = {}
-        for some in _without_twins(structures):
+        for some in without_twins(structures):
             wanted = {field: exact(structures[field]) for field in some}
-            with _over(self._connection, data) as cursor:
-                read = cursor.sql(
-                    f"SELECT json_transform(data, {_quoted(orjson.dumps(wanted).decode())}) AS x FROM rows"
-                ).to_arrow_table()
-            parts = dict(zip(some, read.column("x").flatten(), strict=True))
-            for field in some:
-                structure = JSON if wanted[field] == JSON and structures[field] != NULL else structures[field]
-                columns[field] = Column(structure, narrow(parts[field]))
+            for field, values in zip(some, self._parts(wanted, data), strict=True):
+                is_json = wanted[field] == JSON and structures[field] != NULL
+                columns[field] = Column(JSON if is_json else structures[field], narrow(values))
         return columns
+
+    def _parts(self, wanted: Mapping[str, Structure], data: pa.ChunkedArray) -> list[pa.ChunkedArray]:
+        """The values of fields that can stand in one object."""
+        names = list(wanted)
+        is_one = len(names) == 1
+        source = f"json_extract(data, {_quoted(_pointer(names[0]))})" if is_one else "data"
+        structure = _quoted(orjson.dumps(wanted[names[0]] if is_one else wanted).decode())
+        with _over(self._connection, data) as cursor:
+            read = cursor.sql(f"SELECT json_transform({source}, {structure}) AS value FROM rows").to_arrow_table()
+        column = read.column("value")
+        return [column] if is_one else column.flatten()
 
 
 def _common(cursor: duckdb.DuckDBPyConnection, fields: Sequence[str]) -> dict[str, Structure]:
@@ -200,18 +206,6 @@ def _over(connection: duckdb.DuckDBPyConnection, data: pa.ChunkedArray) -> Itera
     with connection.cursor() as cursor:
         cursor.register("rows", pa.table({DATA: data}))
         yield cursor
-
-
-def _without_twins(fields: Iterable[str]) -> Iterator[list[str]]:
-    """The fields, in lists without two that differ in case alone: DuckDB has no such structure."""
-    lists: list[dict[str, str]] = []
-    for field in fields:
-        folded = field.casefold()
-        place = next((some for some in lists if folded not in some), None)
-        if place is None:
-            lists.append(place := {})
-        place[folded] = field
-    return (list(some.values()) for some in lists)
 
 
 def _pointer(field: str) -> str:

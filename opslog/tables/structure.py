@@ -18,8 +18,8 @@ JSON = "JSON"
 NULL = "NULL"
 # Of integers that may be negative: all of 64 bits, with a sign or without.
 _INTEGER = "DECIMAL(20,0)"
-_SCALARS = {"VARCHAR", "BOOLEAN", "DOUBLE", "UBIGINT"}
-_SIGNED = {"BIGINT", "HUGEINT"}
+_SCALARS = ("VARCHAR", "BOOLEAN", "DOUBLE", "UBIGINT")
+_SIGNED = ("BIGINT", "HUGEINT")
 # An object with more fields than this is a table of its own, by ids, and no structure.
 _FIELDS_MAX = 200
 
@@ -30,12 +30,25 @@ def exact(structure: Structure) -> Structure:
     if isinstance(structure, list):
         return [exact(item) for item in structure]
     if isinstance(structure, dict):
-        if not 0 < len(structure) <= _FIELDS_MAX or len({name.casefold() for name in structure}) < len(structure):
+        if len(structure) > _FIELDS_MAX or "" in structure or len(without_twins(structure)) != 1:
             return JSON
         return {name: exact(field) for name, field in structure.items()}
     if structure in _SIGNED:
         return _INTEGER
     return structure if structure in _SCALARS else JSON
+
+
+def without_twins(fields: Iterable[str]) -> list[list[str]]:
+    """The fields, in lists that DuckDB takes as the fields of one object: without two that differ in case alone, and
+    the one without a name by itself."""
+    lists: list[dict[str, str]] = []
+    for field in fields:
+        folded = field.casefold()
+        fitting = next((some for some in lists if folded and folded not in some and "" not in some), None)
+        if fitting is None:
+            lists.append(fitting := {})
+        fitting[folded] = field
+    return [list(some.values()) for some in lists]
 
 
 def has_floats(structure: Structure) -> bool:
@@ -55,7 +68,7 @@ def holds(wide: Structure, narrow: Structure) -> bool:
         return all(holds(wide[0], item) for item in narrow)
     if isinstance(wide, dict) and isinstance(narrow, dict):
         return all(name in wide and holds(wide[name], field) for name, field in narrow.items())
-    return wide in _SIGNED and narrow in _SIGNED | {"UBIGINT"}
+    return wide in _SIGNED and narrow in (*_SIGNED, "UBIGINT")
 
 
 def narrow(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -36,7 +36,8 @@ class Tables(Generic[T]):
 
     def __init__(self, replica: Replica[T]) -> None:
         self._replica = replica
-        self._connection = duckdb.connect(":memory:")
+        # A name in a query is a table, and never a variable of our own.
+        self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": False})
         # One of its own: the tokens of others, who ask for changes now and then, would have it load anew each time.
         self._feed = Feed(replica.loader, replica.schema.decode)
         self._documents: Documents | None = None
@@ -73,7 +74,7 @@ class Tables(Generic[T]):
             relation = cursor.sql(query, params=parameters)
             return pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
-            raise UsageError(f"the query cannot be answered: {error}") from error
+            raise UsageError(f"the query cannot be answered: {' '.join(str(error).split())}") from error
         finally:
             cursor.close()
 

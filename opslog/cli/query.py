@@ -1,0 +1,72 @@
+"""The command on tables: query."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from opslog.cli.output import rows, say, write_json
+from opslog.cli.session import Session, StoreCommand
+from opslog.cli.values import point
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@click.command("query", cls=StoreCommand)
+@click.argument("sql", metavar="SQL")
+@click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@click.pass_obj
+def query_command(session: Session, sql: str, as_of: str | None) -> None:
+    """Answer a question in SQL, by DuckDB, over the tables documents, commits and archive.
+
+    `documents` has a column for each field, and id, clock, agent, author, ts and data (the JSON text). Without a
+    terminal there are tabs between columns, and with --json each row is a line. Needs the extra query.
+    """
+    with session.reading(None if as_of is None else point(as_of)) as store:
+        table = store.sql(sql)
+    if session.json:
+        for batch in table.to_batches():
+            for row in batch.to_pylist():
+                write_json(plain(row))
+    else:
+        rows(table.column_names, ([_text(value) for value in row.values()] for row in _rows(table)))
+    for field in table.schema:
+        note = (field.metadata or {}).get(b"opslog.note")
+        if note and sys.stderr.isatty():
+            say(f"column {field.name}: {note.decode()}")
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return [row for batch in table.to_batches() for row in batch.to_pylist()]
+
+
+def plain(value: Any) -> Any:
+    """A value of a table as JSON has it."""
+    match value:
+        case Decimal():
+            return int(value) if value == value.to_integral_value() and abs(value) < 2**64 else str(value)
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case bytes():
+            return value.hex()
+        case list():
+            return [plain(item) for item in value]
+        case dict():
+            return {str(name): plain(item) for name, item in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value) if not isinstance(value, date) else value.isoformat()
+
+
+def _text(value: Any) -> str:
+    value = plain(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,0 +1,192 @@
+"""SQL over a store: what is asked for is there, as it is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import opslog
+from opslog import aio
+
+Store = opslog.Store[dict[str, Any]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return opslog.open(tmp_path, agent="a", compact_after=None)
+
+
+def answer(store: Store, query: str, parameters: object = None) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in store.sql(query, parameters).to_pylist()]  # type: ignore[arg-type]
+
+
+def statuses(store: Store) -> dict[object, object]:
+    return dict(answer(store, "SELECT id, status FROM documents"))  # type: ignore[arg-type]
+
+
+def test_a_query_sees_every_write_before_it(store: Store, tmp_path: Path) -> None:
+    other = opslog.open(tmp_path, agent="b", compact_after=None)
+    store["x"] = {"status": "new"}
+    other["y"] = {"status": "new"}
+    assert statuses(store) == {"x": "new", "y": "new"}
+    other["y"] = {"status": "done"}
+    store["x"] = {"status": "lost"}
+    store.undo()
+    assert statuses(store) == {"x": "new", "y": "done"}
+    store.create("z", {"status": "claimed"})
+    del other["y"]
+    assert statuses(store) == {"x": "new", "z": "claimed"}
+    store.compact(full=True)
+    store.archive(lambda document: document["status"] == "new", "p")
+    assert statuses(store) == {"z": "claimed"}
+    assert answer(store, "SELECT period, id, data->>'status' FROM archive") == [("p", "x", "new")]
+
+
+def test_a_feed_that_has_to_begin_again_gives_the_same(tmp_path: Path) -> None:
+    at_once = opslog.Settings(grace_seconds=0)
+    store = opslog.open(tmp_path, agent="a", compact_after=None, settings=at_once)
+    other = opslog.open(tmp_path, agent="b", compact_after=None)
+    for number in range(5):
+        store[f"{number}"] = {"status": "new"}
+    assert len(statuses(store)) == 5
+    other.refresh()
+    for number in range(3):
+        del other[f"{number}"]
+        other["n"] = {"status": number}
+        other.compact(full=True)
+    assert statuses(store) == {"3": '"new"', "4": '"new"', "n": "2"}
+
+
+def test_columns_that_come_later_are_found(store: Store) -> None:
+    """Also by a query that names them after the table was made, and beyond the documents that are read first."""
+    with store.batch():
+        for number in range(12_000):
+            store[f"{number:05}"] = {"n": number} | ({"rare": "x"} if number == 6000 else {})
+    assert answer(store, "SELECT id FROM documents WHERE rare IS NOT NULL") == [("06000",)]
+    store["z"] = {"newer": 1}
+    assert answer(store, "SELECT id FROM documents WHERE newer = 1") == [("z",)]
+    assert answer(store, "SELECT count(*), count(n), count(rare) FROM documents") == [(12_001, 12_000, 1)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "FROM documents",
+        "SELECT documents FROM documents",
+        "SELECT d FROM documents AS d",
+        "SELECT d.* FROM documents AS d",
+        "SELECT COLUMNS('.*') FROM documents",
+        "WITH x AS (FROM documents) SELECT * FROM x",
+        "DESCRIBE documents",
+        "SUMMARIZE documents",
+        "SELECT * FROM (SELECT * FROM documents) WHERE id IN (SELECT id FROM Documents)",
+    ],
+)
+def test_a_query_that_names_no_column_has_all_of_them(store: Store, query: str) -> None:
+    store["x"] = {"status": "s-1"}
+    assert "status" in str(store.sql(query).to_pylist()) + str(store.sql(query).schema)
+
+
+def test_names_are_found_in_every_place_of_a_query(store: Store) -> None:
+    store["x"] = {"Status": "a", "hours": 3, "owner": {"name": "n"}}
+    assert answer(store, "SELECT owner.name FROM documents WHERE hours > 2 ORDER BY status") == [("n",)]
+    assert answer(store, 'SELECT d."Status" FROM documents d JOIN commits c USING (id)') == [("a",)]
+    assert answer(store, "SELECT max(hours) FILTER (status = 'a') FROM documents GROUP BY owner") == [(3,)]
+
+
+def test_commits_are_a_table(store: Store) -> None:
+    store["x"] = {"n": 1}
+    with store.batch():
+        store["y"] = {"n": 2}
+        store.delete("x")
+    store.undo()
+    store.create("z", {})
+    query = "SELECT op, id, data->>'n', author, target FROM commits ORDER BY clock, id"
+    assert answer(store, query) == [
+        ("set", "x", "1", "a", None),
+        ("delete", "x", None, "a", None),
+        ("set", "y", "2", "a", None),
+        ("undo", None, None, "a", 2),
+        ("set", "z", None, "a", None),
+    ]
+
+
+def test_parameters(store: Store) -> None:
+    store["x"] = {"n": 1}
+    assert answer(store, "SELECT id FROM documents WHERE n = ?", [1]) == [("x",)]
+    assert answer(store, "SELECT id FROM documents WHERE n = $n", {"n": 2}) == []
+
+
+def test_a_view_of_the_past_and_a_reader_have_tables(store: Store, tmp_path: Path) -> None:
+    store["x"] = {"n": 1}
+    store["x"] = {"n": 2}
+    with opslog.open(tmp_path, as_of=1) as past:
+        assert answer(past, "SELECT n FROM documents") == [(1,)]
+        assert answer(past, "SELECT count(*) FROM commits") == [(1,)]
+    with opslog.open(tmp_path, read_only=True) as reader:
+        assert answer(reader, "SELECT n FROM documents") == [(2,)]
+        store["x"] = {"n": 3}
+        assert answer(reader, "SELECT n FROM documents") == [(3,)]
+
+
+def test_documents_of_older_versions_are_migrated(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store["x"] = {"name": "n"}
+
+    class Task(msgspec.Struct):
+        title: str
+
+    with opslog.open(
+        tmp_path, agent="a", type=Task, version=2, migrate=lambda document, version: {"title": document["name"]}
+    ) as typed:
+        typed["y"] = Task("t")
+        assert typed.to_arrow(["title"]).to_pydict() == {"title": ["n", "t"]}
+
+
+@pytest.mark.parametrize(
+    "query", ["SELEC 1", "SELECT nope FROM documents", "SELECT * FROM query", "SELECT 1/0::INT + 'x'"]
+)
+def test_a_query_that_cannot_be_answered_is_an_error_of_ours(store: Store, query: str) -> None:
+    store["x"] = {"n": 1}
+    with pytest.raises(opslog.UsageError, match="the query cannot be answered"):
+        store.sql(query)
+    assert answer(store, "SELECT n FROM documents") == [(1,)]
+
+
+def test_tables_are_no_part_of_a_batch(store: Store) -> None:
+    with store.batch(), pytest.raises(opslog.UsageError, match="sql"):
+        store.sql("SELECT * FROM documents")
+    with store.batch(), pytest.raises(opslog.UsageError, match="to_arrow"):
+        store.to_arrow()
+
+
+def test_a_closed_store_has_no_tables(store: Store) -> None:
+    store["x"] = {"n": 1}
+    store.to_arrow()
+    store.close()
+    with pytest.raises(opslog.ClosedError):
+        store.to_arrow()
+
+
+def test_many_updates_leave_few_chunks(store: Store) -> None:
+    for number in range(100):
+        store[f"{number % 70}"] = {"n": number}
+        table = store.to_arrow(["id", "n"])
+    assert table.num_rows == 70
+    assert table.column("n").num_chunks < 12
+    assert table.column("id").to_pylist() == sorted(store)
+
+
+async def _asynchronous(path: Path) -> tuple[object, object]:
+    async with aio.open(path, agent="a") as store:
+        await store.set("x", {"n": 1})
+        return (await store.to_arrow(["n"])).to_pylist(), (await store.sql("SELECT n FROM documents")).to_pylist()
+
+
+def test_asyncio_has_the_same(tmp_path: Path) -> None:
+    import asyncio
+
+    assert asyncio.run(_asynchronous(tmp_path)) == ([{"n": 1}], [{"n": 1}])
