@@ -20,12 +20,15 @@ from benchmarks import opening
 from benchmarks import tails
 
 # isort: split
+from benchmarks import tables
+
+# isort: split
 from benchmarks import amplification, maintenance
 from benchmarks.page import write_page
 from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
-GROUPS = (writing, transactions, reading, opening, tails, amplification, maintenance)
+GROUPS = (writing, transactions, reading, opening, tails, tables, amplification, maintenance)
 
 if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)

@@ -229,12 +229,15 @@ GOALS = (
         (tables.FIRST, "opslog"),
         most=1.2,
         why=(
-            "The documents' text goes from the snapshot's lines through Python into a column, which is more work than "
-            "DuckDB's answer; DuckDB reads a file of such text alone."
+            "Nearly all of it is Python: each record of the snapshot is decoded by itself, and its text is copied into "
+            "a column. DuckDB's own part is shorter than its reading of the file."
         ),
     ),
     _times(
-        "later questions in SQL: faster than DuckDB", (tables.LATER, "opslog"), (tables.LATER, tables.LINES), least=1
+        "later questions in SQL: faster than DuckDB reading the file",
+        (tables.LATER, "opslog"),
+        (tables.LATER, tables.LINES),
+        least=1,
     ),
     _times(
         "later questions in SQL: faster than SQLite", (tables.LATER, "opslog"), (tables.LATER, tables.ROWS), least=1

@@ -1,6 +1,6 @@
 """Workloads of questions in SQL, beside DuckDB over the exported JSON Lines and SQLite over a column of JSON.
 
-The store is open, the file written and the database filled before; what is measured is the way from there to the answer.
+The store is open, the file written and the database filled before; what is measured is the way to the answer.
 """
 
 from __future__ import annotations

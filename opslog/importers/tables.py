@@ -26,8 +26,8 @@ from opslog.importers import ImportedCommit, ImportedOp
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+# The ends of the names of files that `read_table` reads.
 PARQUET, CSV = (".parquet",), (".csv", ".tsv")
-"""The ends of the names of files that `read_table` reads."""
 _ROWS = 10_000
 # What a column of a CSV file may be, and of which texts: all others would not come back as they are, as 007 does not.
 _UNSIGNED = "0|[1-9][0-9]{0,19}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ class Documents:
         self._records, self._data, self._fields = records, data, tuple(fields)
         self._record_columns, self._columns, self._is_sorted = record_columns, columns, False
 
-    def table(self, names: Collection[str] | None, *, sort: bool = False) -> pa.Table:
+    def table(self, names: AbstractSet[str] | None, *, sort: bool = False) -> pa.Table:
         """Columns of the table: those of the record, and fields of documents.
 
         :param names: of columns, in lower case; others are left out, and names of no column are ignored. None: all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import duckdb
 import orjson
@@ -71,7 +71,7 @@ class Tables(Generic[T]):
             for name, make in makers.items():
                 if found.wants(name):
                     cursor.register(name, self._one_at_a_time("sql", partial(make, found)))
-            relation = cursor.sql(query, params=parameters)
+            relation: Any = cursor.sql(query, params=parameters)  # None, where there is no answer, as of SET
             return pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
             raise UsageError(f"the query cannot be answered: {' '.join(str(error).split())}") from error

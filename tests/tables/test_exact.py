@@ -116,7 +116,8 @@ def test_a_schema_says_which_columns_and_types(store: opslog.Store[dict[str, Any
 def test_a_store_is_a_table_for_whatever_takes_arrow(store: opslog.Store[dict[str, Any]]) -> None:
     store["x"] = {"n": 1}
     assert pa.table(store).column("n").to_pylist() == [1]
-    assert duckdb.sql("SELECT sum(n) FROM store").fetchall() == [(1,)]
+    with duckdb.connect() as connection:
+        assert connection.execute("SELECT sum(n) FROM store").fetchall() == [(1,)]
 
 
 def test_an_empty_store_is_a_table(store: opslog.Store[dict[str, Any]]) -> None:

@@ -174,7 +174,8 @@ def test_a_closed_store_has_no_tables(store: Store) -> None:
 def test_many_updates_leave_few_chunks(store: Store) -> None:
     for number in range(100):
         store[f"{number % 70}"] = {"n": number}
-        table = store.to_arrow(["id", "n"])
+        store.to_arrow(["id", "n"])
+    table = store.to_arrow(["id", "n"])
     assert table.num_rows == 70
     assert table.column("n").num_chunks < 12
     assert table.column("id").to_pylist() == sorted(store)
