@@ -21,6 +21,7 @@ from opslog.testing.storages import Directory, ObjectStorage, all_commits
 from opslog.verify.verify import verify
 from tests.simulation import ledger_invariants
 from tests.simulation.consumers import Consumer
+from tests.simulation.leasing import Worker, check_workers, finish_all
 from tests.simulation.shared import Shared, left_to_do, must_be_opened_again, view
 from tests.simulation.transaction_invariants import check_transactions, check_view
 
@@ -39,6 +40,7 @@ class Audit:
 
     :param undoing: agents whose commits are undone, one by one, to see that each undo is exact.
     :ivar consumers: who followed the store by its feed.
+    :ivar workers: who shared out jobs by leases.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Audit:
         self.undoing = undoing
         self.commits = 0
         self.consumers: Sequence[Consumer] = ()
+        self.workers: list[Worker] = []
 
     def run(self) -> None:
         """:raises ViolationError: an invariant does not hold."""
@@ -66,6 +69,7 @@ class Audit:
             ledger_invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
             return  # nobody got as far as to make a store
         self._check_background(process)
+        finish_all(process, self.shared, self.workers)
         commits = self._check_logs()
         states = {"a reader": self._read(process)}
         invariants.state_is_the_reference_merge(states["a reader"], commits, "a reader")
@@ -123,6 +127,7 @@ class Audit:
         ledger_invariants.acknowledged_commits_are_never_lost(attempts, logs)
         ledger_invariants.refused_commits_are_absent(attempts, logs)
         check_transactions(attempts, logs)
+        check_workers(self.shared, self.workers, logs)
         for log in logs.values():
             invariants.clocks_never_go_back(log)
             invariants.transactions_keep_their_order(log)

@@ -100,6 +100,7 @@ def likely(
             "imports": 0,
             "inspectors": 0,
             "consumers": 0,
+            "workers": 0,
             "odd": False,
             "threaded": 0,
             "asynchronous": 0,

@@ -25,6 +25,7 @@ from tests.simulation.asynchronous import AsyncAgent
 from tests.simulation.audit import Audit
 from tests.simulation.consumers import Consumer
 from tests.simulation.jobs import Compactor, Importer, Inspector
+from tests.simulation.leasing import Worker
 from tests.simulation.names import random_ids, random_names
 from tests.simulation.preemption import preempting
 from tests.simulation.shared import Shared
@@ -94,6 +95,7 @@ class Scenario:
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar consumers: processes that follow the store by its feed.
+    :ivar workers: processes that share out jobs by leases.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
     :ivar threaded: how many of the agents have several threads, so many: `threads`.
     :ivar transactions: how much of what agents do are transactions; 0: nothing, 1: about half.
@@ -121,6 +123,7 @@ class Scenario:
     imports: int = 0
     inspectors: int = 0
     consumers: int = 0
+    workers: int = 0
     odd: bool = False
     compact_after: int | None = None
     threaded: int = 0
@@ -212,6 +215,7 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
         imports=world.choice([0, 0, 0, 1, 2]),
         inspectors=world.choice([0, 0, 1]),
         consumers=feed.choice([0, 0, 1, 2]),
+        workers=random.Random(f"leases {seed}").choice([0, 0, 2, 3]),
         odd=world.random() < 0.4,
         compact_after=threads.choice([None, None, None, 20, 60]),
         threaded=threads.choice([1, agents] if concurrent else [0, 0, 1, agents]),
@@ -254,7 +258,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         _unlogged(),
         shared.ledger.listening(),
     ):
-        audit.consumers = _start_all(simulation, shared, scenario, names)
+        audit.consumers, audit.workers = _start_all(simulation, shared, scenario, names)
         try:
             _judged(simulation.run)
             _judged(audit.run)
@@ -303,8 +307,10 @@ def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
     return names, random_ids(choices, scenario.documents), random_names(choices, 4)
 
 
-def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]) -> list[Consumer]:
-    consumers = []
+def _start_all(
+    simulation: Simulation, shared: Shared, scenario: Scenario, names: list[str]
+) -> tuple[list[Consumer], list[Worker]]:
+    consumers, workers = [], []
     weights = dict(scenario.weights)
     if scenario.transactions:
         weights |= {name: weight * scenario.transactions for name, weight in transactions.WEIGHTS.items()}
@@ -335,7 +341,11 @@ def _start_all(simulation: Simulation, shared: Shared, scenario: Scenario, names
         consumer = Consumer(shared, f"consumer-{number}", scenario.calls)
         consumers.append(consumer)
         simulation.start(consumer.name, consumer)
-    return consumers
+    for number in range(scenario.workers):
+        worker = Worker(shared, f"worker-{number}", scenario.calls)
+        workers.append(worker)
+        simulation.start(worker.name, worker)
+    return consumers, workers
 
 
 def _judged(action: object) -> None:

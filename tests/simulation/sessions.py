@@ -295,7 +295,7 @@ class Session:
         def is_old(document: dict[str, Any]) -> bool:
             if self.random.random() < 0.1:
                 self.process.sleep(0.01)  # it takes its time, as one that looks up something does
-            return document["n"] in by_token
+            return document.get("n") in by_token
 
         with self.attempt("archive", period) as attempt:
             if not self.store.archive(is_old, period):

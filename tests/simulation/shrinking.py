@@ -32,7 +32,17 @@ def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that are a little smaller, those that take away most first."""
     yield from _fewer_faults(scenario)
-    for name in ("rivals", "readers", "compactors", "imports", "inspectors", "threaded", "buffered", "agents"):
+    for name in (
+        "rivals",
+        "readers",
+        "compactors",
+        "imports",
+        "inspectors",
+        "workers",
+        "threaded",
+        "buffered",
+        "agents",
+    ):
         count = getattr(scenario, name)
         for fewer in sorted({0, count // 2, count - 1}):
             if (name == "agents") <= fewer < count:

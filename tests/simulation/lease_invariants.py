@@ -1,0 +1,137 @@
+"""What must hold of leases: of who took which, when, and of what was written through them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from opslog.format.commits import Set
+from opslog.lease import PREFIX
+from opslog.testing.invariants import invariant
+from tests.simulation.ledger import Attempt
+from tests.simulation.transaction_invariants import Replay
+
+Kind = Literal["claim", "renew", "set", "finish", "release"]
+
+
+@dataclass(eq=False)
+class LeaseCall:
+    """One call of a lease.
+
+    :ivar claim: the nonce of the claim that it was made with, or that it made.
+    :ivar round: how often the job had been done when it was claimed.
+    :ivar at: when it began, in simulated seconds; `decided_at`: when it was decided last.
+    :ivar attempt: what it wrote; None: it did not get that far.
+    :ivar token: what it gave, of a claim or renewal that was acknowledged.
+    """
+
+    kind: Kind
+    worker: str
+    job: str
+    at: float
+    claim: str | None
+    round: int
+    decided_at: float = 0.0
+    attempt: Attempt | None = None
+    token: int | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.attempt is not None and self.attempt.outcome == "done"
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.job} by {self.worker} at {self.at:.3f} s (round {self.round}): {self.attempt}"
+
+
+class Terms(msgspec.Struct):
+    """What the document of a lease says."""
+
+    claim: str
+    seconds: float
+
+
+def terms_of(record: object) -> Terms | None:
+    """None where nobody has the lease."""
+    return msgspec.json.decode(record.data, type=Terms) if isinstance(record, Set) else None
+
+
+@invariant
+def who_lost_a_lease_writes_nothing(replay: Replay, calls: Iterable[LeaseCall]) -> str | None:
+    """What is written through a lease stands in the shared log where its holder still has it."""
+    for call in calls:
+        place = None if call.attempt is None else replay.place(call.attempt)
+        if place is None or call.kind == "claim":
+            continue
+        terms = terms_of(replay.winner(PREFIX + call.job, place))
+        if terms is None or terms.claim != call.claim:
+            return f"{call} was written with claim {call.claim}, and the lease was {terms} by then"
+    return None
+
+
+@invariant
+def a_job_is_finished_once(calls: Iterable[LeaseCall]) -> str | None:
+    """Of all who claim one and the same round of a job, one finish is accepted at most."""
+    finished = Counter((call.job, call.round) for call in calls if call.kind == "finish" and call.is_done)
+    twice = [of for of, count in finished.items() if count > 1]
+    return f"finished more than once: {twice}" if twice else None
+
+
+@invariant
+def tokens_of_a_lease_grow(calls: Sequence[LeaseCall]) -> str | None:
+    """Whoever claims or renews a lease after another claim or renewal was acknowledged gets a greater token."""
+    given = [call for call in calls if call.token is not None and call.attempt is not None]
+    for earlier in given:
+        for later in given:
+            assert earlier.attempt is not None
+            assert later.attempt is not None
+            if (
+                later.job != earlier.job
+                or earlier.attempt.ended is None
+                or earlier.attempt.ended >= later.attempt.began
+            ):
+                continue
+            assert earlier.token is not None
+            assert later.token is not None
+            if later.token <= earlier.token:
+                return f"{later} got token {later.token}, and {earlier} had got {earlier.token} before"
+    return None
+
+
+@invariant
+def a_lease_is_not_taken_over_early(replay: Replay, calls: Iterable[LeaseCall]) -> str | None:
+    """A lease that was not released is taken over only when its time has passed since the last claim or renewal."""
+    calls = list(calls)
+    written = {call.attempt.stamp: call for call in calls if call.attempt is not None and call.attempt.sent}
+    for call in calls:
+        place = None if call.attempt is None or call.kind != "claim" else replay.place(call.attempt)
+        if place is None:
+            continue
+        there = replay.winner(PREFIX + call.job, place)
+        terms = terms_of(there)
+        if there is None or terms is None or terms.claim == call.claim:
+            continue
+        held = written[there.stamp]
+        if call.decided_at < held.at + terms.seconds:
+            return f"{call}, decided at {call.decided_at:.3f} s, took over from {held}, for {terms.seconds} s"
+    return None
+
+
+@invariant
+def jobs_of_the_gone_are_taken_over(job: str, claimed: bool) -> str | None:
+    """Who has waited for as long as a lease lasts, while nobody renewed it, gets it."""
+    return None if claimed else f"{job} is still held, and its holder is gone"
+
+
+def check_leases(calls: Sequence[LeaseCall], replay: Replay) -> None:
+    """All that can be said of them when all is quiet.
+
+    :raises ViolationError: an invariant does not hold.
+    """
+    tokens_of_a_lease_grow(calls)
+    who_lost_a_lease_writes_nothing(replay, calls)
+    a_lease_is_not_taken_over_early(replay, calls)
+    a_job_is_finished_once(calls)
