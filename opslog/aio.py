@@ -331,8 +331,9 @@ class AsyncStore(Generic[T]):
             await _in_thread(replica.compaction.wait)
 
     async def _unguarded(self, commit: Commit) -> int | None:
-        if not self._replica.state.has_transactions:
-            return self._replica.unguarded(commit)
+        guards = self._replica.unguarded(commit, at_once=True)
+        if guards is not None:
+            return guards
         return await self._read(partial(self._replica.unguarded, commit))
 
     async def _finish(self, log: LogWriter, pending: Pending) -> None:

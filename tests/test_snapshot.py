@@ -148,7 +148,7 @@ def test_tombstones_go_when_they_were_compacted_long_ago() -> None:
 
 def test_the_row_of_a_record_from_a_log_does_not_say_when_it_was_compacted() -> None:
     record = Delete(TS, 1, "a", "x", "2026-Q4", folded=BEFORE)
-    assert Row.new(record) == Row("x", encode_commit(Delete(TS, 1, "a", "x", "2026-Q4")), "")
+    assert Row.new(record) == Row("x", encode_commit(Delete(TS, 1, "a", "x", "2026-Q4")), "", False)
 
 
 # -- size tiers

@@ -6,20 +6,38 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import opslog
 from opslog.errors import ConflictError, ExistsError
+from opslog.format import snapshot
 from opslog.format.commits import Commit, Record, Undo
 from opslog.format.layout import TRANSACTIONS
+from opslog.format.snapshot import SHARED_MAX
 from opslog.log.reader import list_log
 from opslog.merge.merge import reference
+from opslog.replica.state import State
+from opslog.snapshot.manifests import ManifestStore
+from opslog.store import replica_of
 from tests.test_state_machine import AGENTS, IDS, NAMES, WINDOW, Agents, for_examples
 
 
 class AgentsWithTransactions(Agents):
     """See the module's docstring."""
+
+    @invariant()
+    def everybody_knows_what_is_guarded(self) -> None:
+        """As the record says, though most documents are not looked up; and without a lookup none is missed."""
+        for store in getattr(self, "agents", {}).values():
+            replica = replica_of(store)
+            for id in ("x", "y", "z", "never"):
+                record = replica.read(State.record, id)
+                is_guarded = record is not None and record.agent == TRANSACTIONS
+                commit = opslog.Set("", 0, "", id, msgspec.Raw(b"{}"))
+                assert (replica.unguarded(commit) is None) is is_guarded
+                assert not is_guarded or replica.unguarded(commit, at_once=True) is None
 
     def read_seals(self) -> None:
         for name in (*NAMES, TRANSACTIONS):
@@ -143,7 +161,34 @@ class AgentsWithTransactionsOnObjects(AgentsWithTransactions):
     scheme = "bucket"
 
 
+class AgentsWithTransactionsAndLargeSnapshots(AgentsWithTransactionsOnObjects):
+    """Likewise where runs stay on storage, and some parts do not list which of their documents may be guarded."""
+
+    loaded_bytes = 0
+
+    @initialize(most=st.sampled_from([0, 1, 1024]), unknown=st.booleans())
+    def limit_lists(self, most: int, unknown: bool) -> None:
+        snapshot.SHARED_MAX = most
+        self.unknown = unknown
+
+    @precondition(lambda self: self.unknown)
+    @rule()
+    def forget_lists(self) -> None:
+        """As a compaction by opslog 0.1 does."""
+        manifest = ManifestStore(self.backend).newest()
+        for run in manifest.runs:
+            run.parts[:] = [msgspec.structs.replace(part, shared=msgspec.UNSET) for part in run.parts]
+        following = msgspec.structs.replace(manifest, number=manifest.number + 1)
+        ManifestStore(self.backend).create(following)
+
+    def teardown(self) -> None:
+        snapshot.SHARED_MAX = SHARED_MAX
+        super().teardown()
+
+
 TestTransactions = for_examples(AgentsWithTransactions, 60)
 TestTransactionsOnObjects = for_examples(AgentsWithTransactionsOnObjects, 60)
+TestTransactionsAndLargeSnapshots = for_examples(AgentsWithTransactionsAndLargeSnapshots, 60)
 TestTransactionsForLong = pytest.mark.long(for_examples(AgentsWithTransactions, 400))
 TestTransactionsOnObjectsForLong = pytest.mark.long(for_examples(AgentsWithTransactionsOnObjects, 400))
+TestTransactionsAndLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithTransactionsAndLargeSnapshots, 400))

@@ -170,7 +170,7 @@ def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: Sta
             for record in some:
                 newest = max(newest, record.ts)
                 guarded += record.agent == TRANSACTIONS
-                yield Row(record.id, encode_commit(record), None)
+                yield Row.of(record, encode_commit(record))
 
     run = new_run(environment)
     with closing(open_backend(directory)) as target:

@@ -28,7 +28,7 @@ from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, o
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
 from opslog.format.commits import Commit, Record, Set
-from opslog.format.layout import SNAPSHOTS, index_path, run_name, segment_path
+from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
 from opslog.log.freshness import Freshness
@@ -341,7 +341,11 @@ class _Plan:
         merging = len(runs) + 1 if full else runs_to_merge([rows.bytes, *(run.bytes for run in runs)])
         # Without anything new on top there is nothing to merge for, unless all is to become one.
         self.merged = runs[: merging - 1] if rows.count or full else []
-        self.rewrites = full and (len(runs) > 1 or any(part.live < part.records for run in runs for part in run.parts))
+        self.rewrites = full and (len(runs) > 1 or any(self._is_outdated(part) for run in runs for part in run.parts))
+
+    def _is_outdated(self, part: Part) -> bool:
+        """Whether it has tombstones, or does not say which of its documents may be guarded, where there can be one."""
+        return part.live < part.records or (part.shared is msgspec.UNSET and TRANSACTIONS in self.input.cut)
 
     @property
     def worthwhile(self) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 from opslog.errors import CorruptError, FormatVersionError, InvalidNameError
 from opslog.format.checksum import decode_checked, encode_checked
 from opslog.format.commits import CLOCK_MAX
+from opslog.format.hashes import hashes_fault
 from opslog.format.layout import check_name, part_path, run_of
 
 # The format version this program writes, and the newest it reads.
@@ -54,6 +55,10 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 START = Cut(1, 0, 0)
 
 
+# Outside of the class, in which `bytes` is a field.
+_SharedHashes = bytes | msgspec.UnsetType | None
+
+
 class Part(msgspec.Struct, frozen=True):
     """One immutable file of a run: its records are those from id `first` to id `last`.
 
@@ -62,6 +67,8 @@ class Part(msgspec.Struct, frozen=True):
     :ivar sha256: of all of it.
     :ivar records: how many lines.
     :ivar live: how many of them are sets.
+    :ivar shared: the hashes (`opslog.format.hashes`) of the ids whose record is from the shared log; None: they are too
+        many to be listed; unset: a program that does not know of them wrote it.
     """
 
     path: str
@@ -71,6 +78,7 @@ class Part(msgspec.Struct, frozen=True):
     first: str
     last: str
     sha256: str
+    shared: _SharedHashes = msgspec.UNSET
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -227,6 +235,8 @@ def _run_faults(run: Run, number: int) -> Iterator[str]:
             yield f"it names {part.path!r} as part {index} of run {run.name}"
         if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
             yield f"it says of {part.path} what cannot be: {part}"
+        if isinstance(part.shared, bytes) and (fault := hashes_fault(part.shared, part.records)):
+            yield f"it lists ids of {part.path} that are from the shared log as nobody can: {fault}"
         if after is not None and part.first <= after:
             yield f"it says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
         after = part.last

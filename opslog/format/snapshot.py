@@ -16,7 +16,8 @@ import msgspec
 from opslog.errors import CorruptError
 from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
 from opslog.format.commits import Delete, Record, decode_record, decode_records, encode_commit
-from opslog.format.layout import index_path, part_path
+from opslog.format.hashes import encode_hashes, id_hash
+from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ BLOCK_BYTES = 64 * 1024
 # A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries.
 PART_BYTES = 4 * 1024 * 1024
 
+# A part with more records from the shared log does not list their ids: each takes more than 5 bytes of the manifest,
+# which everybody reads.
+SHARED_MAX = 1024
+
 
 # gc=False, as of commits: a merge holds a million of them.
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -34,25 +39,26 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     :ivar deleted: of a tombstone, when it came into a snapshot first; empty if that is about to happen, or if an older
         program did not say. None for a set.
+    :ivar shared: whether it is from the shared log.
     """
 
     id: str
     line: bytes
     deleted: str | None
+    shared: bool
 
     @classmethod
     def of(cls, record: Record, line: bytes) -> Row:
         """:param record: of a snapshot."""
-        return cls(record.id, line, (record.folded or "") if isinstance(record, Delete) else None)
+        deleted = (record.folded or "") if isinstance(record, Delete) else None
+        return cls(record.id, line, deleted, record.agent == TRANSACTIONS)
 
     @classmethod
     def new(cls, record: Record) -> Row:
         """The row of a record that comes from a log, whatever that says."""
-        if not isinstance(record, Delete):
-            return cls(record.id, encode_commit(record), None)
-        if record.folded is not None:
+        if isinstance(record, Delete) and record.folded is not None:
             record = msgspec.structs.replace(record, folded=None)
-        return cls(record.id, encode_commit(record), "")
+        return cls.of(record, encode_commit(record))
 
     def stamped(self, folded: str) -> Row:
         """A tombstone that says when it came into a snapshot first: at `folded`, if it does not say so yet."""
@@ -60,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
             return self
         record = self.record
         assert isinstance(record, Delete)
-        return Row(self.id, encode_commit(msgspec.structs.replace(record, folded=folded)), folded)
+        return Row(self.id, encode_commit(msgspec.structs.replace(record, folded=folded)), folded, self.shared)
 
     @property
     def record(self) -> Record:
@@ -105,6 +111,7 @@ class _Builder:
         self.pending_first = ""
         self.bytes = self.live = self.records = 0
         self.first = self.last = ""
+        self.shared: list[int] = []
 
     def add(self, row: Row) -> None:
         id = row.id
@@ -117,6 +124,8 @@ class _Builder:
         self.records += 1
         self.live += row.deleted is None
         self.last = id
+        if row.shared and len(self.shared) <= SHARED_MAX:
+            self.shared.append(id_hash(id))
         if self.pending_bytes >= BLOCK_BYTES:
             self.end_block()
 
@@ -132,7 +141,8 @@ class _Builder:
         self.end_block()
         data = b"".join(self.lines)
         digest = sha256(data)
-        part = Part(path, self.records, self.live, self.bytes, self.first, self.last, digest)
+        shared = encode_hashes(self.shared) if len(self.shared) <= SHARED_MAX else None
+        part = Part(path, self.records, self.live, self.bytes, self.first, self.last, digest, shared)
         index = Index(self.bytes, self.records, digest, self.blocks)
         return File(part, data, encode_checked(index))
 

@@ -278,12 +278,15 @@ class Following(Memory):
     def _swap(self, state: State, log: LogWriter | None) -> None:
         if log is not None:
             self._read_own(state, log)
-        with self._state_lock:
+
+        def swap(_: State) -> None:
             if state.has_transactions:
                 self.note_guards()
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
             self.state = state
+
+        self.change(swap)
         if log is not None:
             try:
                 log.session.resume(state.cursors[log.agent], state.manifest)

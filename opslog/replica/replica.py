@@ -33,6 +33,7 @@ from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
 from opslog.format.documents import Schema, check_id
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
@@ -204,11 +205,23 @@ class Replica(Following, Generic[T]):
         assert self.transactions is not None
         return self.transactions
 
-    def unguarded(self, commit: Commit) -> int | None:
+    def unguarded(self, commit: Commit, *, at_once: bool = False) -> int | None:
         """None: a document that it writes was last written by a transaction, so a commit goes to the shared log.
-        Otherwise `guards`, for the queue of the own log: that stays so until it has changed."""
+        Otherwise `guards`, for the queue of the own log: that stays so until it has changed.
+
+        :param at_once: also None where that takes a lookup, or has to wait.
+        """
         guards = self.guards
-        if self.state.has_transactions and self.read(State.guards, [record.id for record in commit.records]):
+        # Without a lock. Whoever changes the state is in it, and counts `guards` up there. So what is seen here is the
+        # state of this count; or the count is another one when the commit is queued, and this is asked again.
+        if not self._in_state:
+            state = self.state
+            if TRANSACTIONS not in state.cursors or not (state.is_torn or state.may_guard(commit)):
+                return guards
+        if at_once:
+            return None
+        has_transactions = self.change(lambda state: state.has_transactions)
+        if has_transactions and self.read(State.guards, [record.id for record in commit.records]):
             return None
         return guards
 

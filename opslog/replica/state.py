@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
+from zlib import crc32
 
 import msgspec
 
@@ -26,6 +27,7 @@ from opslog.merge.stamps import newer
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
+from opslog.snapshot.shared_ids import SharedIds
 
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
@@ -73,6 +75,10 @@ class State:
         # What was written since.
         self._uncounted: set[str] = set()
         self.is_torn = False
+        # Made when somebody asks.
+        self._shared_ids: SharedIds | None = None
+        # Its hashes, if they say all of it.
+        self._shared_hashes: set[int] | None = None
         # The views that somebody reads, of this state as it was.
         self._views: list[weakref.ref[View]] = []
         # Whether `apply`, or the counting of documents, is under way.
@@ -275,10 +281,31 @@ class State:
         return TRANSACTIONS in self.cursors
 
     def guards(self, ids: Iterable[str]) -> bool:
-        """Whether one of these documents is guarded: whoever wrote it last did so by a transaction."""
-        if not self.has_transactions:
-            return False
-        return any((record := self.record(id)) is not None and record.agent == TRANSACTIONS for id in ids)
+        """Whether one of these documents is guarded: whoever wrote it last did so by a transaction. Costs a lookup only
+        for one that a transaction has written, as far as the manifest says that."""
+        return self.has_transactions and any(self._may_guard(id) and self._is_guarded(id) for id in ids)
+
+    def may_guard(self, commit: Commit) -> bool:
+        """Whether a document that a commit writes may be guarded, as far as that is known without a lookup. Other
+        threads may change the state meanwhile."""
+        hashes = self._shared_hashes
+        if hashes is not None and type(commit) is Set:
+            # What follows, without its calls: they would take a buffered set longer than the answer may cost.
+            winner = self.winners.get(commit.id)
+            if crc32(commit.id.encode()) not in hashes and (winner is None or winner.agent != TRANSACTIONS):
+                return False
+        return any(self._may_guard(record.id) for record in commit.records)
+
+    def _may_guard(self, id: str) -> bool:
+        if self._shared_ids is None:
+            self._shared_ids = SharedIds(run.run for run in self.runs)
+            self._shared_hashes = self._shared_ids.hashes if self._shared_ids.is_complete else None
+        winner = self.winners.get(id)
+        return (winner is not None and winner.agent == TRANSACTIONS) or self._shared_ids.may_have(id)
+
+    def _is_guarded(self, id: str) -> bool:
+        record = self.record(id)
+        return record is not None and record.agent == TRANSACTIONS
 
     def record(self, id: str) -> Record | None:
         """What counts for a document, a tombstone too."""

@@ -19,7 +19,8 @@ from opslog.errors import CorruptError, InvalidNameError, MissingFileError, Retr
 from opslog.format.checksum import crc32
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, decode_records, encode_commit
 from opslog.format.exact import InexactError, load_document, loads
-from opslog.format.layout import check_name, index_path
+from opslog.format.hashes import encode_hashes, id_hash
+from opslog.format.layout import TRANSACTIONS, check_name, index_path
 from opslog.format.manifest import Manifest, Part
 from opslog.format.snapshot import Block, Index, decode_index
 from opslog.log.reader import LogSource, read_lines
@@ -208,6 +209,7 @@ class FileCheck:
         self._digest = hashlib.sha256()
         self._records = self._live = self._bytes = 0
         self._first = self._last = ""
+        self._shared: set[int] = set()
 
     @property
     def rebuildable(self) -> bool:
@@ -239,6 +241,12 @@ class FileCheck:
                 f"(bytes, records, live, first, last, sha256) is {found}, and manifest {manifest.number} says "
                 f"{expected}: it was damaged or replaced. Restore it from a copy",
             )
+
+    @property
+    def shared(self) -> bytes | None:
+        """The ids whose record is from the shared log, as a manifest lists them; None where the part is damaged, or not
+        there."""
+        return None if self.path in self.missing or self._is_damaged else encode_hashes(self._shared)
 
     def check_archive(self) -> None:
         """Check the data against the index; without one, only its lines."""
@@ -327,6 +335,8 @@ class FileCheck:
             self._last = after = record.id
             self._records += 1
             self._live += isinstance(record, Set)
+            if record.agent == TRANSACTIONS:
+                self._shared.add(id_hash(record.id))
             self.report.records += 1
         return after
 

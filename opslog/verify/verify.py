@@ -89,6 +89,8 @@ class _Verification:
         self._known: dict[int, Manifest] = {}
         self._unreadable: set[int] = set()
         self._retained: list[Manifest] = []
+        # Per part which ids in it are from the shared log, as a manifest says that.
+        self._shared: dict[str, bytes] = {}
 
     def run(self) -> None:
         unfinished = self._unfinished_archives()
@@ -97,6 +99,7 @@ class _Verification:
         if not self._known and not self._unreadable:
             self._report_no_manifest()
         self._check_runs()
+        self._check_shared()
         self._check_documents()
         self._check_logs()
         self._check_archives(unfinished)
@@ -135,6 +138,20 @@ class _Verification:
             ManifestStore(self._backend).newest()
         except CorruptError as error:
             self.report.error(MANIFESTS, None, str(error))
+
+    def _check_shared(self) -> None:
+        """What each manifest says of the ids from the shared log: if it misses one, writers take it for unguarded."""
+        for manifest in self._retained:
+            for part in (part for run in manifest.runs for part in run.parts):
+                found = self._shared.get(part.path)
+                if found is not None and isinstance(part.shared, bytes) and part.shared != found:
+                    self.report.error(
+                        manifest_path(manifest.number),
+                        None,
+                        f"its list of the ids from the shared log in {part.path} is wrong ({len(part.shared) // 4} "
+                        f"hashes, and there are {len(found) // 4}): plain sets of these documents can take back what a "
+                        "transaction has decided. Restore it from a copy, or write anything and compact with full=True",
+                    )
 
     def _check_sequence(self) -> None:
         for older, newer in pairwise(self._retained):
@@ -187,6 +204,8 @@ class _Verification:
                     check.report.error(path, None, _missing(check.rebuildable))
             if check.rebuildable:
                 self.indexes.append(part)
+            if check.shared is not None:
+                self._shared[part.path] = check.shared
             self.report.add(check.report)
             self.report.parts += 1
             after = part.last

@@ -181,7 +181,7 @@ class _Rows:
     def _merged(self, merged: Sequence[Run], ages: Ages) -> DataFrame:
         if not merged and not self._tombstones:
             return self.rows
-        rows = self.rows.select("id", "deleted", "line", lit(0).alias("age"))
+        rows = self.rows.select("id", "deleted", "line", "shared", lit(0).alias("age"))
         if merged:
             parts = [(age, part) for age, run in enumerate(merged, start=1) for part in run.parts]
             stored = partial(executing.read_parts, address=self.address, parts=parts)

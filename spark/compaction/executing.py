@@ -22,7 +22,7 @@ from opslog.chunks import packed
 from opslog.compaction.compact import first_found
 from opslog.errors import AlreadyExistsError
 from opslog.format.commits import Delete, Record
-from opslog.format.layout import index_path, part_path
+from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Ages, Row, build_archive, decode_rows
 from opslog.merge.stamps import is_greater
@@ -42,16 +42,16 @@ MERGED = "id string, clock long, agent string, deleted string, line binary, comm
 
 # Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
 # documents grows with it.
-ROWS = "range int, id string, deleted string, line binary, documents int"
+ROWS = "range int, id string, deleted string, line binary, shared boolean, documents int"
 
 # Rows of runs: of those with one id the one with the least age counts.
-STORED = "id string, deleted string, line binary, age int"
+STORED = "id string, deleted string, line binary, shared boolean, age int"
 
 # The lengths of the lines of a range, as 32-bit numbers, from this row of it on.
 LENGTHS = "range int, row int, lengths binary"
 
 # A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges.
-WRITTEN = "number int, id string, deleted string, line binary, part binary"
+WRITTEN = "number int, id string, deleted string, line binary, shared boolean, part binary"
 
 
 class StoreAddress(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
                 previous = id
                 stored = first_found(lookups, id)
                 if stored is None or is_greater((clock, agent), stored.stamp):
-                    yield range_number, id, deleted, line, (deleted is None) - _is_live(stored)
+                    yield range_number, id, deleted, line, agent == TRANSACTIONS, (deleted is None) - _is_live(stored)
 
         yield from _batched(winners(), _schema(ROWS), 3)
 
@@ -126,7 +126,8 @@ def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, P
         for number in _numbers(batches):
             age, part = parts[number]
             for data, offset in read_part(backend, part):
-                rows = ((row.id, row.deleted, row.line, age) for row in decode_rows(data, part.path, offset))
+                found = decode_rows(data, part.path, offset)
+                rows = ((row.id, row.deleted, row.line, row.shared, age) for row in found)
                 yield from _batched(rows, schema, 2)
 
 
@@ -141,12 +142,12 @@ def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches
 
     def firsts() -> Iterator[Row]:
         previous = None
-        for id, deleted, line in _rows(batches, "id", "deleted", "line"):
+        for id, deleted, line, shared in _rows(batches, "id", "deleted", "line", "shared"):
             if id != previous:
-                yield Row(id, line, deleted)
+                yield Row(id, line, deleted, shared)
             previous = id
 
-    rows = ((range_number, row.id, row.deleted, row.line, 0) for row in ages.of(firsts(), uncompacted))
+    rows = ((range_number, row.id, row.deleted, row.line, row.shared, 0) for row in ages.of(firsts(), uncompacted))
     return _batched(rows, _schema(ROWS), 3)
 
 
@@ -174,17 +175,17 @@ def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[
     """
 
     def written() -> Iterator[tuple[Any, ...]]:
-        rows = _rows(batches, "range", "id", "deleted", "line")
+        rows = _rows(batches, "range", "id", "deleted", "line", "shared")
         first = next(rows, None)
         if first is None:
             return
         rows = chain([first], rows)
         for slice_ in slices[first[0]]:
-            own = (Row(id, line, deleted) for _, id, deleted, line in islice(rows, slice_.rows))
+            own = (Row(id, line, deleted, shared) for _, id, deleted, line, shared in islice(rows, slice_.rows))
             if slice_.whole:
                 yield _written(write_part(backend, run, slice_.number, own))
             else:
-                yield from ((slice_.number, row.id, row.deleted, row.line, None) for row in own)
+                yield from ((slice_.number, row.id, row.deleted, row.line, row.shared, None) for row in own)
 
     with address.open() as backend:
         yield from _batched(written(), _schema(WRITTEN), 3)
@@ -197,13 +198,13 @@ def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
     """
 
     def written() -> Iterator[tuple[Any, ...]]:
-        rows = _rows(batches, "number", "id", "deleted", "line", "part")
+        rows = _rows(batches, "number", "id", "deleted", "line", "shared", "part")
         for number, group in groupby(rows, itemgetter(0)):
             first = next(group)
-            if first[4] is not None:
+            if first[5] is not None:
                 yield first
             else:
-                own = (Row(id, line, deleted) for _, id, deleted, line, _ in chain([first], group))
+                own = (Row(id, line, deleted, shared) for _, id, deleted, line, shared, _ in chain([first], group))
                 yield _written(write_part(backend, run, number, own))
 
     with address.open() as backend:
@@ -231,7 +232,7 @@ def _create(backend: Backend, path: str, data: bytes) -> None:
 
 def _written(written: tuple[int, Part]) -> tuple[Any, ...]:
     number, part = written
-    return number, None, None, None, msgspec.json.encode(part)
+    return number, None, None, None, None, msgspec.json.encode(part)
 
 
 def _is_live(record: Record | None) -> bool:
@@ -247,7 +248,7 @@ def _range_number() -> int:
 
 
 def _schema(ddl: str) -> pa.Schema:
-    types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "binary": pa.binary()}
+    types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "binary": pa.binary(), "boolean": pa.bool_()}
     return pa.schema([(name, types[kind]) for name, kind in (column.split() for column in ddl.split(", "))])
 
 

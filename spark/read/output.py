@@ -148,7 +148,7 @@ def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, nu
         for record in _records(batches):
             clock, ts = max(clock, record.clock), max(ts, record.ts)
             guarded += record.agent == TRANSACTIONS
-            yield Row(record.id, encode_commit(record), None)
+            yield Row.of(record, encode_commit(record))
 
     with closing(open_backend(directory)) as target:
         for number, file in enumerate(build_parts(run, rows())):

@@ -188,7 +188,7 @@ def test_lengths_alone_show_where_parts_end() -> None:
     dice = random.Random(3)
     for largest in (100, 70_000, 3_000_000):
         lengths = [dice.randrange(1, largest) for _ in range(40_000_000 // largest)]
-        rows = [Row(f"{number:08}", b"x" * length, None) for number, length in enumerate(lengths)]
+        rows = [Row(f"{number:08}", b"x" * length, None, False) for number, length in enumerate(lengths)]
         ends = PartEnds()
         cuts = [number for number, length in enumerate(lengths) if ends.add(length)]
         records = [file.part.records for file in build_parts("0-0", rows)]

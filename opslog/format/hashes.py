@@ -1,0 +1,40 @@
+"""Sets of ids as lists of their hashes: small enough for a manifest. Pure.
+
+An id whose hash is not in the list is not in the set. One whose hash is there may be another one with the same hash.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+_HASH_BYTES = 4
+
+
+def id_hash(id: str) -> int:
+    """The CRC-32 of an id in UTF-8."""
+    return zlib.crc32(id.encode())
+
+
+def encode_hashes(hashes: Iterable[int]) -> bytes:
+    """Hashes in ascending order, each once, as 4 bytes, the most significant one first."""
+    ordered = sorted(set(hashes))
+    return struct.pack(f">{len(ordered)}I", *ordered)
+
+
+def decode_hashes(data: bytes) -> Sequence[int]:
+    """The inverse of `encode_hashes`, for data without a `hashes_fault`."""
+    return struct.unpack(f">{len(data) // _HASH_BYTES}I", data)
+
+
+def hashes_fault(data: bytes, most: int) -> str | None:
+    """Why these bytes are no list of at most so many hashes; None where they are."""
+    if len(data) % _HASH_BYTES:
+        return f"a list of {len(data)} bytes has a hash that is cut short"
+    if len(data) // _HASH_BYTES > most:
+        return f"there are {len(data) // _HASH_BYTES} hashes of {most} ids"
+    if any(before >= after for before, after in pairwise(decode_hashes(data))):
+        return "its hashes do not ascend"
+    return None
