@@ -53,7 +53,9 @@ def _times(
     return Goal(text, measure, why)
 
 
-def _at_most(text: str, place: Place, most: float, unit: str, *, beyond: Place | None = None, why: str = "") -> Goal:
+def _at_most(
+    text: str, place: Place, most: float, unit: str, *, beyond: Place | None = None, why: str = "", digits: int = 1
+) -> Goal:
     """At most so much, or so much more than what is `beyond`."""
 
     def measure(results: list[Result]) -> Measured | None:
@@ -61,7 +63,7 @@ def _at_most(text: str, place: Place, most: float, unit: str, *, beyond: Place |
         floor = 0.0 if beyond is None else _median(results, beyond)
         if value is None or floor is None:
             return None
-        return Measured(f"{value - floor:,.1f} {unit}", value - floor <= most)
+        return Measured(f"{value - floor:,.{digits}f} {unit}", value - floor <= most)
 
     return Goal(text, measure, why)
 
@@ -116,6 +118,27 @@ GOALS = (
         (transactions.FAIRNESS, "opslog"),
         3,
         "times as long",
+    ),
+    _at_most(
+        "plain sets where 1 % of the documents are guarded: buffered ones at most 1.05 times as long",
+        (transactions.GUARDED, "opslog, buffered"),
+        1.05,
+        "times as long",
+        digits=2,
+    ),
+    _at_most(
+        "plain sets where 1 % of the documents are guarded: durable ones at most 1.05 times as long",
+        (transactions.GUARDED, "opslog, fsync"),
+        1.05,
+        "times as long",
+        digits=2,
+    ),
+    _at_most(
+        "plain sets where 1 % of the documents are guarded: no more requests",
+        (transactions.GUARDED_REQUESTS, "opslog"),
+        0,
+        "requests more",
+        beyond=(transactions.GUARDED_REQUESTS, transactions.WITHOUT),
     ),
     _times(
         "buffered set: at least 3 x the rate of the npm package's async mode",

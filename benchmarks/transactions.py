@@ -7,27 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import opslog
-from benchmarks.material import sqlite
+from benchmarks.material import document, sqlite
 from benchmarks.peers import ON_DISK
 from benchmarks.runner import Round, Scale, Timer, contender, workload
+from opslog import Settings
+from tests.support import bucket
 
 MODIFY = "modify, one caller"
 MODIFY_TASKS = "modify, 64 tasks of one process"
 COUNTER = workload("count in one document, 8 processes", rounds=3)
 FAIRNESS = workload("slowest of these processes, against the fastest", rounds=3, unit="times as long")
+GUARDED = workload(
+    "plain sets where 1 % of the documents are guarded, against a store without transactions", unit="times as long"
+)
+GUARDED_REQUESTS = workload(
+    "requests of 100 plain sets on an object storage, 1 % of the documents guarded", rounds=3, unit="requests"
+)
 
 TASKS = 64
 PROCESSES = 8
 
 ONE_CALLER = "opslog, durable set"
+WITHOUT = "opslog, a store without transactions"
 
 
 def increment(document: dict[str, Any] | None) -> dict[str, Any]:
@@ -163,6 +174,92 @@ def fairness_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 @contender(FAIRNESS, "SQLite WAL, BEGIN IMMEDIATE", ON_DISK)
 def fairness_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
     return _fairness("sqlite", folder, scale)
+
+
+# -- plain sets of documents that nobody guards, in a store where others are guarded
+
+
+Durability = Literal["fsync", "buffered"]
+
+
+def _with_snapshot(url: str, scale: Scale, *, guarded: bool) -> list[str]:
+    """A store whose documents are in its snapshot, each hundredth of them guarded, or none. Returns the ids of the
+    others."""
+    count = scale.log // 10
+    ids = [f"task-{number}" for number in range(count)]
+    with opslog.open(
+        url, agent="first", durability="buffered", compact_after=None, settings=Settings(undo_window=1)
+    ) as store:
+        if guarded:
+            with store.transaction() as transaction:
+                for number in range(0, count, 100):
+                    transaction[ids[number]] = document(number)
+        for number, id in enumerate(ids):
+            if number % 100 or not guarded:
+                store.set(id, document(number))
+        store.compact(full=True)
+    return [id for number, id in enumerate(ids) if number % 100]
+
+
+def _beside_guarded(durability: Durability, folder: Path, scale: Scale) -> Iterator[Round]:
+    """The two stores take turns, a few sets each, so that whatever else the machine does concerns both."""
+    places = {guarded: str(folder / ("guarded" if guarded else "plain")) for guarded in (True, False)}
+    ids = {guarded: _with_snapshot(place, scale, guarded=guarded) for guarded, place in places.items()}[True]
+    with ExitStack() as stack:
+        stores = {
+            guarded: stack.enter_context(opslog.open(place, durability=durability, compact_after=None))
+            for guarded, place in places.items()
+        }
+
+        def sets(guarded: bool, turn: int) -> float:
+            store, timer = stores[guarded], Timer(0)
+            with timer:
+                for number in range(turn * _IN_A_TURN, (turn + 1) * _IN_A_TURN):
+                    store.set(ids[number * 7919 % len(ids)], document(number, turn))
+            store.flush()
+            return timer.seconds
+
+        def run(timer: Timer) -> int:
+            turns = range(max(2, scale.writes // 10))
+            with timer:
+                pairs = [[sets(guarded, turn) for guarded in _in_turn(turn)][:: 1 - 2 * (turn % 2)] for turn in turns]
+            timer.measured = statistics.median(beside / without for beside, without in pairs)
+            return 1
+
+        yield run
+
+
+# So many that the clock is exact, and so few that both are measured in the same circumstances.
+_IN_A_TURN = 50
+
+
+def _in_turn(turn: int) -> tuple[bool, bool]:
+    return (True, False) if turn % 2 == 0 else (False, True)
+
+
+contender(GUARDED, "opslog, buffered", "within 100 ms")(partial(_beside_guarded, "buffered"))
+contender(GUARDED, "opslog, fsync", "on disk")(partial(_beside_guarded, "fsync"))
+
+
+def _requests(guarded: bool, folder: Path, scale: Scale) -> Iterator[Round]:
+    url = f"bucket://benchmark-{guarded}"
+    others = _with_snapshot(url, scale, guarded=guarded)
+
+    def run(timer: Timer) -> int:
+        with opslog.open(url, agent=f"agent-{timer.number}", compact_after=None) as store:
+            asked = bucket.BUCKETS[url.removeprefix("bucket://")].asked
+            before = len(asked)
+            with timer:
+                for number in range(100):
+                    store.set(others[number * 7919 % len(others)], document(number, 1))
+            timer.measured = len(asked) - before
+        return 1
+
+    yield run
+
+
+contender(GUARDED_REQUESTS, "opslog", "in memory")(partial(_requests, True))
+contender(GUARDED_REQUESTS, WITHOUT, "in memory")(partial(_requests, False))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from opslog.backends import Backend, Position
 from opslog.backends.objects import backend as objects
 from opslog.compaction.compact import CompactionInput, Tail
+from opslog.format import snapshot
 from opslog.format.commits import Commit, Undo
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.format.manifest import Cut
@@ -128,6 +130,10 @@ def _no(*arguments: object) -> bool:
     return False
 
 
+def _no_hashes(hashes: Iterable[int]) -> bytes:
+    return b""
+
+
 def _undo_whatever(self: Transaction[Any], author: str) -> bool:
     """Whoever has built on it."""
     commit = self._source.undoable(author)
@@ -240,6 +246,13 @@ TRANSACTIONAL = [
         "guards",
         _no,
         likely("posix", {}, **CLAIMS),
+    ),
+    Breakage(
+        "compact guarded documents without listing them",
+        snapshot,
+        "encode_hashes",
+        _no_hashes,
+        likely("posix", {}, undo_window=0, agents=4, compactors=4, **CLAIMS),
     ),
     Breakage(
         "undo a transaction that others have built on",
