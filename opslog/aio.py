@@ -151,8 +151,10 @@ class AsyncStore(Generic[T]):
         self._replica = replica_of(store)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
-        self._writer = Worker("opslog-aio", self._write, what="writing for tasks")
-        self._decider = Worker("opslog-aio-decide", self._decide_all, what="deciding transactions for tasks")
+        self._writer = Worker("opslog-aio", self._write, what="writing for tasks", subject="aio")
+        self._decider = Worker(
+            "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
+        )
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
         self._reads_are_quick = self._replica.backend.segments_grow
@@ -479,7 +481,7 @@ class AsyncStore(Generic[T]):
         self._decider.close()
 
     def __repr__(self) -> str:
-        return f"<opslog.aio.AsyncStore of {self._store!r}>"
+        return f"<opslog.aio.AsyncStore of {self._replica!r}>"
 
 
 class AsyncChanges(Generic[T]):

@@ -18,11 +18,12 @@ import msgspec
 from opslog.backends import Backend, Entry
 from opslog.environment import Environment, format_ts, parse_ts
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError, UsageError
-from opslog.format.commits import Commit, Record, Stamp, Undo
+from opslog.format.commits import Commit, Record, Set, Stamp, Undo
 from opslog.format.manifest import Manifest
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
 from opslog.log.survey import Survey, check_reaches, retained, survey_history
 from opslog.merge.stamps import stamp_of
+from opslog.notebook import ROWS, table
 from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun
@@ -40,6 +41,25 @@ class Revision(msgspec.Struct, frozen=True):
 
     record: Record
     undone: bool
+
+
+class Revisions(list[Revision]):
+    """A list of revisions, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = (
+            [
+                revision.record.op,
+                bytes(revision.record.data).decode(errors="replace") if isinstance(revision.record, Set) else "",
+                revision.record.author,
+                str(revision.record.clock),
+                revision.record.ts,
+                "undone" if revision.undone else "",
+            ]
+            for revision in self[-ROWS:]
+        )
+        note = f"the newest {ROWS} of {len(self):,} revisions" if len(self) > ROWS else ""
+        return table("history", ["op", "document", "author", "clock", "ts", ""], rows, note)
 
 
 def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
@@ -196,14 +216,14 @@ def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], new
     check_reaches(cursor, newest)
 
 
-def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> list[Revision]:
+def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> Revisions:
     """What happened to one document, oldest first, as far as it is retained: the oldest may be its record in a
     snapshot.
 
     Reads all retained logs; leaves out commits that are not `included`.
     """
 
-    def read(oldest: Manifest, logs: Survey) -> list[Revision]:
+    def read(oldest: Manifest, logs: Survey) -> Revisions:
         found: dict[Stamp, Record] = {}
         undone: set[Stamp] = set()
         for run in reversed(oldest.runs):
@@ -216,6 +236,6 @@ def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> 
             for record in commit.records:
                 if record.id == id:
                     found[record.stamp] = record
-        return [Revision(found[stamp], stamp in undone) for stamp in sorted(found)]
+        return Revisions(Revision(found[stamp], stamp in undone) for stamp in sorted(found))
 
     return survey_history(ManifestStore(backend), read)

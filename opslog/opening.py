@@ -122,6 +122,7 @@ def open(
             environment=environment,
             included=included,
         )
+        replica.as_of = as_of
         return Store(replica)
     except BaseException:
         if appender is not None:

@@ -7,16 +7,19 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Mu
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
+from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from opslog import archive, history
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, KeepHistory, Progress
-from opslog.errors import ClosedError, NotFoundError, SealedError, UsageError
+from opslog.errors import ClosedError, NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Record, Set
+from opslog.format.documents import type_name
 from opslog.format.layout import check_name
 from opslog.history import Revision
+from opslog.notebook import ROWS, documents_table
 from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, question
 from opslog.replica import transaction
 from opslog.replica.batch import Block
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 R = TypeVar("R")
+
+# How many ids a prompt gets to complete; it asks anew at each key.
+_COMPLETIONS_MAX = 1000
 
 
 class Store(MutableMapping[str, T], Generic[T]):
@@ -175,6 +181,12 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     __setitem__ = set
     __delitem__ = delete
+
+    def update(self, other: Any = (), /, **documents: T) -> None:
+        """Set documents from a mapping, from (id, document) pairs, or from keywords, in one batch: all of them or none.
+        One `undo` takes them back. Together they are at most 256 MiB of JSON, and in memory at once."""
+        with self.batch():
+            super().update(other, **documents)
 
     def clear(self) -> None:
         """Delete all documents, in one batch."""
@@ -482,7 +494,31 @@ class Store(MutableMapping[str, T], Generic[T]):
         self._replica.close()
 
     def __repr__(self) -> str:
-        return repr(self._replica)
+        """The place, how many documents there are, and under which agent name or as of when they are seen."""
+        return self._replica.described(self._contents())
+
+    def _contents(self) -> str:
+        if self._replica.is_closed:
+            return ""
+        try:
+            count = len(self)
+        except OpslogError:  # a prompt shows a store that cannot be read, too
+            return "cannot be read now"
+        kind = self._replica.schema.type
+        of = "" if kind is None else f" of {type_name(kind)}"
+        return f"{count:,} {'document' if count == 1 else 'documents'}{of}"
+
+    def _repr_html_(self) -> str | None:
+        """The first documents as a table, for notebooks."""
+        try:
+            pairs = list(islice(self._documents(), ROWS))
+        except OpslogError:
+            return None  # the text stands for it
+        return documents_table(repr(self).strip("<>"), pairs, len(self))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """The first ids, for completion at a prompt."""
+        return list(islice(self, _COMPLETIONS_MAX))
 
     def __enter__(self) -> Self:
         return self

@@ -48,6 +48,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
+from opslog.logs import logger
 
 T = TypeVar("T")
 
@@ -394,10 +395,8 @@ class ObjectBackend(forking.ProcessBound):
             except MissingFileError:
                 return
             except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
-                import logging  # nearly every process ends without having had to
-
                 message = "the lease %s of %s was not renewed, and that is tried again: %s"
-                logging.getLogger("opslog").warning(message, path, self.url, error)
+                logger("storage").warning(message, path, self.url, error)
 
     # Common ground
 

@@ -65,7 +65,11 @@ class AutoCompaction:
         self._under_way = threading.Lock()
         self._is_under_way = False
         self._worker = Worker(
-            "opslog-compact", self._compact, what="automatic compaction", retry_seconds=_RETRY_SECONDS
+            "opslog-compact",
+            self._compact,
+            what="automatic compaction",
+            subject="compaction",
+            retry_seconds=_RETRY_SECONDS,
         )
         self.commits_compacted = manifest.commits
         self.tail_cost = tail_cost

@@ -9,24 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from opslog.concurrency.locking import Bell
 from opslog.errors import OpslogError
-
-if TYPE_CHECKING:
-    import logging
+from opslog.logs import logger
 
 _RETRY_SECONDS = 1.0
 _RETRY_SECONDS_MAX = 3600.0
-
-
-def logger() -> logging.Logger:
-    """Where such a thread reports what went wrong, because nobody waits for it. Nearly every process ends without
-    having had to import this."""
-    import logging
-
-    return logging.getLogger("opslog")
 
 
 class Worker:
@@ -36,6 +25,7 @@ class Worker:
     to the next, up to an hour.
 
     :param what: what `work` does, as the subject of a sentence in the log.
+    :param subject: of the `logger` that hears of failures.
     :param delay_seconds: how long after being woken it waits for more, unless it is hurried.
     :param retry_seconds: the first pause.
     """
@@ -46,12 +36,14 @@ class Worker:
         work: Callable[[], None],
         *,
         what: str,
+        subject: str = "background",
         delay_seconds: float = 0.0,
         retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._name = name
         self._work = work
         self._what = what
+        self._subject = subject
         self._delay_seconds = delay_seconds
         self._retry_seconds = retry_seconds
         self._bell = Bell()
@@ -148,7 +140,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
             pause = self._retry_seconds if pause is None else min(2 * pause, _RETRY_SECONDS_MAX)
             surprise = None if isinstance(error, OpslogError) else error
-            logger().warning(
+            logger(self._subject).warning(
                 "%s failed, and will be tried again in %g seconds at the latest: %s",
                 self._what,
                 pause,

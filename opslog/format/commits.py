@@ -63,9 +63,49 @@ Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 
 
+# What a prompt shows of a value, in characters, and of a batch, in ops.
+_SHOWN, _OPS_SHOWN = 1000, 5
+# The fields that say who wrote it and when come last.
+_SIGNATURE = frozenset({"ts", "clock", "agent", "by", "tx"})
+
+
+class _Shown(msgspec.Struct, gc=False):
+    """What is shown at a prompt: documents as documents, and only fields that say something."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Names and values; what is left out is at its default. Never raises."""
+        shown: list[tuple[str, Any]] = []
+        for name in sorted(self.__struct_fields__, key=_SIGNATURE.__contains__):
+            value = getattr(self, name)
+            if isinstance(value, msgspec.Raw):
+                shown.append(_document_or_text(value))
+            elif value not in ("", None) and (name, value) != ("v", 1):
+                shown.append((name, value))
+        return shown
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={_cut(value)}' for name, value in self.__rich_repr__())})"
+
+
+def _document_or_text(data: msgspec.Raw) -> tuple[str, object]:
+    text = bytes(data)
+    try:
+        return "document", load_document(text)
+    except InexactError:
+        return "data", text
+
+
+def _cut(value: object) -> str:
+    if isinstance(value, list) and len(value) > _OPS_SHOWN:
+        some = ", ".join(map(repr, value[:_OPS_SHOWN]))
+        return f"[{some}, … {len(value) - _OPS_SHOWN} more]"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 # gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
 # load.
-class _Signed(msgspec.Struct, gc=False, kw_only=True):
+class _Signed(_Shown, gc=False, kw_only=True):
     """What only the lines of the shared log have, and the records that came from there; both empty elsewhere, and where
     opslog 0.1 has compacted them."""
 
@@ -146,7 +186,7 @@ class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
 Record = Set | Delete
 
 
-class SetOp(msgspec.Struct, gc=False, tag_field="op", tag="set"):
+class SetOp(_Shown, gc=False, tag_field="op", tag="set"):
     """A set inside a batch; clock, agent and ts are the batch's."""
 
     id: str
@@ -154,7 +194,7 @@ class SetOp(msgspec.Struct, gc=False, tag_field="op", tag="set"):
     v: Version = 1
 
 
-class DeleteOp(msgspec.Struct, gc=False, tag_field="op", tag="delete"):
+class DeleteOp(_Shown, gc=False, tag_field="op", tag="delete"):
     """A delete inside a batch."""
 
     id: str

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from opslog.concurrency.background import Worker, logger
+from opslog.concurrency.background import Worker
 from opslog.concurrency.exiting import is_ending
 from opslog.concurrency.locking import Bell, Section, reentered, sleep, wake
 from opslog.errors import (
@@ -44,6 +44,7 @@ from opslog.format.commits import Commit, Undo
 from opslog.format.torn import joined
 from opslog.log.reader import SEGMENT_COST
 from opslog.log.session import WriterSession
+from opslog.logs import logger
 
 R = TypeVar("R")
 
@@ -160,6 +161,7 @@ class LogWriter:
             "opslog-flush",
             self.flush,
             what="writing what is buffered",
+            subject="log",
             delay_seconds=buffer.seconds if buffer else 0.0,
         )
         # Entered before `_queueing`, never inside it. Who is in it writes to the log, and owns `_group`.
@@ -372,7 +374,7 @@ class LogWriter:
             self._apply(written)
         elif error is not None:
             self.failure = self._broken
-            logger().error("buffered commits were not written: %s", error)
+            logger("log").error("buffered commits were not written: %s", error)
         if error is not None:
             for pending in group.pendings[len(written) :]:
                 pending.end(_error_of(error, pending.commit))

@@ -20,6 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -28,7 +29,6 @@ import msgspec
 from opslog.backends import Appender, forking
 from opslog.compaction.automatic import AutoCompaction
 from opslog.concurrency import exiting
-from opslog.concurrency.background import logger
 from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
@@ -38,6 +38,7 @@ from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
 from opslog.log.writer import Buffer, LogWriter, Pending
+from opslog.logs import logger
 from opslog.replica.batch import Batches
 from opslog.replica.deciding import Deciding
 from opslog.replica.feed import EVERYTHING, Changes, Feed
@@ -81,6 +82,8 @@ class Replica(Following, Generic[T]):
         self.batches = Batches()
         self.feed = Feed(loader, schema.decode)
         self._id = ""
+        # The point of a view of the past, to be shown.
+        self.as_of: object = None
         self.is_buffered = buffer is not None
         self.is_closed = False
         self._generation = forking.generation
@@ -414,8 +417,24 @@ class Replica(Following, Generic[T]):
         try:
             self.log.flush()
         except OpslogError as error:
-            logger().error("buffered commits were not written when the program ended: %s", error)
+            logger("log").error("buffered commits were not written when the program ended: %s", error)
+            # Nobody can get the error any more, and this is seen without any configuration.
+            lost = f"buffered commits of {self.backend.url} were not written when the program ended: {error}"
+            warnings.warn(lost, RuntimeWarning, stacklevel=1)
         warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
 
     def __repr__(self) -> str:
-        return f"<opslog.Store {self.backend.url} agent={self.agent!r}{' closed' if self.is_closed else ''}>"
+        return self.described("")
+
+    def described(self, contents: str) -> str:
+        """What a prompt shows of the store.
+
+        :param contents: what is known to be in it.
+        """
+        if self.is_closed:
+            how = "closed"
+        elif self.as_of is not None:
+            how = f"as_of={str(self.as_of) if isinstance(self.as_of, datetime) else self.as_of!r}"
+        else:
+            how = "read_only" if self.agent is None else f"agent={self.agent!r}"
+        return f"<opslog.Store {self.backend.url}: {contents}{', ' if contents else ''}{how}>"

@@ -316,7 +316,7 @@ CALLS = [
     Call(
         "update",
         lambda stage: stage.store.update({"x": {"v": 3}, "new": {"v": 3}}),
-        lambda before: [before, before | {"x": {"v": 3}}, before | {"x": {"v": 3}, "new": {"v": 3}}],
+        lambda before: [before, before | {"x": {"v": 3}, "new": {"v": 3}}],
         is_write=True,
     ),
     Call(

@@ -26,9 +26,9 @@ NOT_TO_BE_CAUGHT: dict[str, Callable[[], BaseException]] = {"SystemExit": System
 
 
 @pytest.fixture(autouse=True)
-def _unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+def _unlogged(caplog: pytest.LogCaptureFixture) -> None:
     """What is logged is kept until the test ends: errors, their tracebacks, and all that these hold on to."""
-    monkeypatch.setattr(logging.getLogger("opslog"), "disabled", True)
+    caplog.set_level(logging.CRITICAL + 1, logger="opslog")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from opslog.concurrency.background import logger
 from opslog.format import snapshot
 from opslog.format.manifest import Settings
 from opslog.snapshot import runs
@@ -290,8 +290,13 @@ def _sizes(large: bool) -> Iterator[None]:
 @contextmanager
 def _unlogged() -> Iterator[None]:
     """Inside the block the log does not get what the run itself learns: that buffered commits were not written."""
-    with patch.object(logger(), "disabled", True):
+    log = logging.getLogger("opslog")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
         yield
+    finally:
+        log.setLevel(before)
 
 
 def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:

@@ -46,7 +46,8 @@ def fill(url: str, revision: int = 0) -> dict[str, Any]:
     """A store whose snapshot has 200 documents, in one run."""
     documents = {f"{number:03}": {"number": number, "revision": revision} for number in range(200)}
     with opslog.open(url, agent="writer", settings=SETTINGS, compact_after=None) as store:
-        store.update(documents)
+        for id, document in documents.items():
+            store[id] = document
         store.compact(full=True)
         store.compact()  # collects what the first one replaced
     return documents
