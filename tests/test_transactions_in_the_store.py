@@ -309,3 +309,63 @@ def test_replayed_stores_and_lines_keep_authors(tmp_path: Path) -> None:
     lines = (tmp_path / "lines" / "part-00000.jsonl").read_bytes()
     assert {record.id: (record.stamp, record.by, record.tx) for record in decode_records(lines, "x", 0)} == expected
     check(str(tmp_path / "store"))
+
+
+# -- undo after a restart
+
+
+def write_past_the_window(url: str, **options: Any) -> None:
+    """A plain commit of "a", a transaction of "a", and so many others that this is compacted."""
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=2, **options), compact_after=None) as a:
+        a["older"] = {}
+        a.create("x", {"n": 1})
+        with opslog.open(url, agent="b", compact_after=None) as b, opslog.open(url, agent="c", compact_after=None) as c:
+            c["plain"] = {}
+            for _ in range(5):
+                b.modify("y", lambda _: {})
+            b.modify("x", lambda _: {"n": 2})  # so that no record names its author any more
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_after_a_restart_undo_does_not_pass_an_own_transaction_that_was_compacted(url: str, times: int) -> None:
+    write_past_the_window(url)
+    for number in range(times):
+        with opslog.open(url, agent="b", compact_after=None) as b:
+            b["more"] = {"n": number}
+            b.modify("y", lambda _: {})
+            b.compact(full=number == 1)
+    manifest = ManifestStore(open_backend(url)).newest()
+    assert manifest.settled_by.keys() == {"a"}, "of the others an undo would pass nothing"
+    with opslog.open(url, agent="a", compact_after=None) as a:
+        assert not a.undo()
+        assert "older" in a
+        a["newer"] = {}
+        assert a.undo()
+        assert not a.undo()
+        assert set(a) == {"older", "more", "plain", "x", "y"}
+    with opslog.open(url, agent="c", compact_after=None) as c:
+        assert c.undo(), "others' transactions are nothing to it"
+        assert "plain" not in c
+    check(url)
+
+
+def test_after_a_restart_undo_passes_an_own_transaction_that_was_undone(url: str) -> None:
+    with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=2), compact_after=None) as a:
+        a["older"] = {}
+        a.create("x", {})
+        assert a.undo()
+        with opslog.open(url, agent="b", compact_after=None) as b:
+            for _ in range(5):
+                b.modify("y", lambda _: {})
+            b.compact()
+    assert ManifestStore(open_backend(url)).newest().settled_by == {}
+    with opslog.open(url, agent="a", compact_after=None) as a:
+        assert a.undo()
+        assert "older" not in a
+
+
+def test_a_manifest_names_no_authors_whose_logs_are_sealed(url: str) -> None:
+    write_past_the_window(url, undo_ttl_seconds=0)
+    with opslog.open(url, agent="d", compact_after=None) as d:
+        assert "a" in d.compact().sealed
+    assert ManifestStore(open_backend(url)).newest().settled_by == {}

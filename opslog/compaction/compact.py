@@ -135,6 +135,7 @@ class CompactionInput(msgspec.Struct, frozen=True):
 
     :ivar ends: where the logs that were read end (`tail_ends`).
     :ivar sealed: agents whose undo window was ended for this.
+    :ivar authors: as of `Manifest.settled_by`.
     """
 
     cut: dict[str, Cut]
@@ -143,6 +144,7 @@ class CompactionInput(msgspec.Struct, frozen=True):
     rows: NewRows
     ends: list[str]
     sealed: tuple[str, ...]
+    authors: dict[str, int]
 
 
 def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
@@ -158,6 +160,16 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
         for agent, listed in segments.items()
         if listed and listed[-1].bytes and (listed[-1].number, listed[-1].bytes) > cut.get(agent, START).position
     ]
+
+
+def passed_by_undo(settled_by: Mapping[str, int], oldest_undoable: Callable[[str], int]) -> dict[str, int]:
+    """The transactions that a manifest has to name, since an undo by their authors would pass them: their agents' logs
+    have something older that an undo may cancel.
+
+    :param settled_by: per author the clock of the newest one that is compacted.
+    :param oldest_undoable: as of `Merge.oldest_undoable`.
+    """
+    return {author: clock for author, clock in sorted(settled_by.items()) if 0 < oldest_undoable(author) < clock}
 
 
 def publish(
@@ -211,7 +223,7 @@ class Tail:
 
     def __init__(self, found: Survey) -> None:
         self.manifest = manifest = found.manifest
-        self.merge = Merge(manifest.settings.undo_window)
+        self.merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
         self.cursors, self.segments = found.cursors, found.segments
         self.clock, self.ts = manifest.clock, manifest.ts
         # Per agent where the newest commits of its log begin, as many as may be recent.
@@ -227,9 +239,9 @@ class Tail:
     def input(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> CompactionInput:
         """What there is to compact. To be called once: what is settled goes into its rows."""
         rows = _Winners(backend, self, progress)
-        return CompactionInput(
-            self.cut(), self.clock, self.ts, rows, tail_ends(self.segments, self.manifest.cut), sealed
-        )
+        ends = tail_ends(self.segments, self.manifest.cut)
+        authors = passed_by_undo(self.merge.settled_by, self.merge.oldest_undoable)
+        return CompactionInput(self.cut(), self.clock, self.ts, rows, ends, sealed, authors)
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -419,6 +431,7 @@ class _Plan:
             settings=self.settings,
             oldest=min(number, oldest),
             folded=folded,
+            authors=self.input.authors or msgspec.UNSET,
         )
 
 

@@ -143,6 +143,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         collected, also one that is there, or that a delayed write brings back. 0: an older program made it.
     :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
         older program made it.
+    :ivar authors: see `settled_by`.
     """
 
     format: int = FORMAT
@@ -156,6 +157,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     oldest: int = 0
     folded: str = ""
+    authors: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def settled_by(self) -> dict[str, int]:
+        """Per agent the clock of the newest transaction of its own that is compacted, where its log has something
+        older behind the cut, which an undo would otherwise take back in place of that."""
+        return {} if isinstance(self.authors, msgspec.UnsetType) else self.authors
 
     @property
     def complete_from(self) -> str:
@@ -219,6 +227,13 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"its cut has a strange name: {error}"
         if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
             yield f"its cut of {agent!r} is no position in a log: {cut}"
+    for author, clock in manifest.settled_by.items():
+        try:
+            check_name(author, "agent")
+        except InvalidNameError as error:
+            yield f"its authors have a strange name: {error}"
+        if not 1 <= clock <= CLOCK_MAX:
+            yield f"it says that {author!r} has a transaction at clock {clock}"
     if manifest.settings.fault:
         yield f"its settings cannot be: {manifest.settings.fault}"
 

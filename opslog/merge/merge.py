@@ -197,6 +197,19 @@ class Merge:
                 return entry.commit
         return None
 
+    def newest_by_author(self) -> dict[str, int]:
+        """Per author the clock of the newest commit in the shared log that is not cancelled."""
+        newest = dict(self.settled_by)
+        for entry in self.recent.get(TRANSACTIONS, ()):
+            if entry.records and not entry.cancelled and entry.commit.by:
+                newest[entry.commit.by] = entry.commit.clock
+        return newest
+
+    def oldest_undoable(self, agent: str) -> int:
+        """The clock of the oldest commit in an agent's log that an undo may still cancel; 0: there is none."""
+        recent = self.recent.get(agent, ())
+        return next((entry.commit.clock for entry in recent if entry.records and not entry.cancelled), 0)
+
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
         entry = self._find(log, target)
         if entry is None:
@@ -218,8 +231,7 @@ class Merge:
     def _settle(self, entry: Recent) -> None:
         if entry.cancelled:
             return
-        if entry.records:
-            self._note_author(entry.commit)
+        self._note_author(entry.commit)
         for record in entry.records:
             self._withdraw(record)
             self.settled[record.id] = newer(record, self.settled.get(record.id))
@@ -231,7 +243,7 @@ class Merge:
             self.undone[record.id] = {**known, agent: max(clock, known.get(agent, 0))}
 
     def _note_author(self, commit: Commit) -> None:
-        if commit.by:
+        if commit.by and commit.records:  # an undo is not what another undo would pass
             self.settled_by[commit.by] = max(commit.clock, self.settled_by.get(commit.by, 0))
 
     def _withdraw(self, record: Record) -> None:

@@ -57,7 +57,7 @@ class State:
     def __init__(self, found: Survey, runs: list[StoredRun]) -> None:
         self.manifest = manifest = found.manifest
         self.runs = runs
-        self.merge = Merge(manifest.settings.undo_window)
+        self.merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
         self.winners: dict[str, Record] = {}
         self.clock = manifest.clock
         self.commits = manifest.commits

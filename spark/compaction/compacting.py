@@ -33,7 +33,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 
 from opslog.chunks import packed
-from opslog.compaction.compact import LOCK, Compaction, CompactionInput, KeepHistory, publish, tail_ends
+from opslog.compaction.compact import (
+    LOCK,
+    Compaction,
+    CompactionInput,
+    KeepHistory,
+    passed_by_undo,
+    publish,
+    tail_ends,
+)
 from opslog.environment import REAL, Environment
 from opslog.errors import MissingFileError
 from opslog.format.manifest import Manifest, Part, Run
@@ -120,23 +128,30 @@ class _Merging:
             rows, read = self._merge(list(packed(splits, lambda split: split.cost, SPLIT_BYTES)))
         counts: dict[str, int] = {}
         ts = max([found.manifest.ts, *(each.ts for each in recent.values())])
-        for agent, commits, newest_ts in read:
+        authors = dict(found.manifest.settled_by)
+        for agent, commits, newest_ts, newest_by in read:
             counts[agent] = counts.get(agent, 0) + commits
             ts = max(ts, newest_ts)
+            for author, clock in newest_by.items():
+                authors[author] = max(clock, authors.get(author, 0))
+        authors = passed_by_undo(authors, lambda agent: recent[agent].oldest if agent in recent else 0)
         cuts = {
             log.agent: recent[log.agent].cut(log.start.commits + counts.get(log.agent, 0) + recent[log.agent].commits)
             for log in found.logs
         }
         ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
         cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
-        return CompactionInput(cut, self.tails.clock, ts, rows, ends, self.sealed)
+        return CompactionInput(cut, self.tails.clock, ts, rows, ends, self.sealed, authors)
 
-    def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str]]]:
-        """The new rows, and of each task and log how many commits it read, and their greatest ts."""
+    def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str, dict[str, int]]]]:
+        """The new rows, and of each task and log how many commits it read, their greatest ts, and its authors."""
         manifest = self.tails.manifest
         work = partial(executing.merge_logs, address=self.address, window=manifest.settings.undo_window, tasks=tasks)
         merged = self.frames.keep(_each(self.spark, len(tasks), work, executing.MERGED))
-        read = [(row.agent, row.commits, row.ts) for row in merged.where("id is null").collect()]
+        read = [
+            (row.agent, row.commits, row.ts, msgspec.json.decode(row.authors, type=dict[str, int]))
+            for row in merged.where("id is null").collect()
+        ]
         slices = (slice_ for task in tasks for split in task for slice_ in split.slices)
         ranges = _ranges(sum(slice_.stop - slice_.start for slice_ in slices))
         rows = (

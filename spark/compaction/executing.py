@@ -37,8 +37,9 @@ _ROWS = 5000
 # A batch of rows has no more than so many, or so many bytes of lines.
 _BYTES = 8 * 1024 * 1024
 
-# A record of a log; or, where there is no id, how many commits of an agent's log were read, and their greatest ts.
-MERGED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string"
+# A record of a log; or, where there is no id, how many commits of an agent's log were read, their greatest ts, and, of
+# the shared log, per author the clock of its newest one, as JSON.
+MERGED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string, authors binary"
 
 # Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
 # documents grows with it.
@@ -86,9 +87,10 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
             reader, commits = LogReader(backend, tasks[task], window), 0
             for split in tasks[task]:
                 new = ((record, Row.new(record)) for record in winners(reader, [split]).values())
-                rows = ((r.id, r.clock, r.agent, row.deleted, row.line, None, None) for r, row in new)
+                rows = ((r.id, r.clock, r.agent, row.deleted, row.line, None, None, None) for r, row in new)
                 yield from _batched(rows, schema, 4)
-                counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts)
+                authors = msgspec.json.encode(reader.authors)
+                counted = (None, None, split.agent, None, None, reader.commits - commits, reader.ts, authors)
                 yield from _batched([counted], schema, None)
                 commits = reader.commits
 

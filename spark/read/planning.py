@@ -207,6 +207,7 @@ class Recent(msgspec.Struct, frozen=True):
     :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
     :ivar ts: the greatest `ts` among the recent commits alone, empty where there are none.
     :ivar ids: the documents that those of them have which are not cancelled.
+    :ivar oldest: the clock of the oldest one that has any, and is not cancelled; 0: there is none.
     """
 
     position: tuple[int, int]
@@ -215,6 +216,7 @@ class Recent(msgspec.Struct, frozen=True):
     clock: int
     ts: str
     ids: frozenset[str]
+    oldest: int = 0
 
     def cut(self, commits: int) -> Cut:
         """The new cut, given how many commits of the log lie before its end, compacted ones included."""
@@ -229,7 +231,7 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
     positions: list[tuple[int, int]] = []
     ids: set[str] = set()
     undone: set[int] = set()
-    clock, ts = 0, ""
+    clock, ts, oldest = 0, "", 0
     for start, commit in _newest_first(backend, log, window):
         clock = max(clock, commit.clock)
         if len(positions) >= reachable_after(commit, window):
@@ -240,8 +242,9 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
             undone.add(commit.target)
         elif commit.clock not in undone:
             ids.update(record.id for record in commit.records)
+            oldest = commit.clock if commit.records else oldest
     position = positions[-1] if positions else _end_position(backend, log)
-    return Recent(position, bool(positions) and position[1] == 0, len(positions), clock, ts, frozenset(ids))
+    return Recent(position, bool(positions) and position[1] == 0, len(positions), clock, ts, frozenset(ids), oldest)
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:

@@ -71,6 +71,7 @@ Block = list[SelectedChunk]
 class LogReader:
     """Reads the splits of one task, each of another log.
 
+    :ivar authors: per author the clock of its newest transaction that was read by `winners`, and is not cancelled.
     :ivar commits: how many commits were read.
     :ivar ts: the greatest among them. Those behind a split's end and those beyond the point in the past are not
         counted.
@@ -79,6 +80,7 @@ class LogReader:
     def __init__(self, backend: Backend, splits: Sequence[LogSplit], window: int, as_of: Point | None = None) -> None:
         self.window = window
         self.commits, self.ts = 0, ""
+        self.authors: dict[str, int] = {}
         self._backend = backend
         self._included = Included(as_of)
         segments = {
@@ -269,6 +271,8 @@ def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None
         chunks = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in chunks)
     merge = Merge(reader.window)
     merge.load(chunks)
+    for author, clock in merge.newest_by_author().items():
+        reader.authors[author] = max(clock, reader.authors.get(author, 0))
     # Not `merge.winners()`, which is a copy: of a million documents another 40 MB.
     best = merge.settled
     for id in merge.contested:

@@ -161,8 +161,16 @@ def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, m
     monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)
     root = tmp_path / "store"
     write(root, 3, ids=8, commits=30, transactions=0.4)
+    with opslog.open(root, agent="quiet", compact_after=None) as quiet, opslog.open(root, agent="late") as late:
+        quiet["older"] = {}
+        quiet.modify("newer", lambda document: {"n": 1})
+        quiet.modify("undone", lambda document: {"n": 1})
+        assert quiet.undo()
+        for _ in range(12):
+            late.modify("newer", lambda document: {"n": 2})
     before = documents(root)
     assert both(spark, root, NOW).number == 2
+    assert ManifestStore(open_backend(str(root))).newest().settled_by.keys() >= {"quiet"}
     assert documents(root) == before
     backend = open_backend(str(root))
     records = [record for run in ManifestStore(backend).newest().runs for record in BlockRun(backend, run).records()]
