@@ -193,6 +193,10 @@ class AsyncStore(Generic[T]):
         """As `Store.group`."""
         return await _in_thread(partial(self._store.group, by, where))
 
+    async def index(self, *paths: str) -> None:
+        """As `Store.index`."""
+        await _in_thread(partial(self._store.index, *paths))
+
     async def items(self) -> AsyncIterator[tuple[str, T]]:
         """(id, document) pairs in order of id, all of them as they were when the iteration began."""
         found = await _in_thread(lambda: iter(self._store.items()))

@@ -20,12 +20,13 @@ from opslog.format.documents import type_name
 from opslog.format.layout import check_name
 from opslog.history import Revision
 from opslog.notebook import ROWS, documents_table
-from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, question
+from opslog.query.paths import parse_path
+from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
 from opslog.replica import transaction
 from opslog.replica.batch import Block
 from opslog.replica.deciding import ATTEMPTS, Deciding, check_attempts
 from opslog.replica.feed import Changes
-from opslog.replica.questions import Found, chooser, scan
+from opslog.replica.questions import Found
 from opslog.replica.replica import Replica
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.replica.views import Items, Values
@@ -104,7 +105,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         """The (id, document) pairs whose document fulfils a condition, such as ``status = "active" and hours > 3`` or
         ``{"status": "active", "hours": {">": 3}}``. docs/queries.md describes the language.
 
-        A condition sees each document as JSON, as it is stored, or as `migrate` returns it. Decodes every document.
+        A condition sees each document as JSON, as it is stored, or as `migrate` returns it. The first question that an
+        index can answer makes it, and costs as much as reading every document; from then on it costs what it finds.
+        `explain` of the result says which.
 
         :param where: None: all documents.
         :param order_by: a path such as ``due.year``, or several; a minus before a path turns its order round. Documents
@@ -113,8 +116,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param offset: how many to pass over first.
         :raises QueryError: the condition or a path cannot be read; the message points at the place.
         """
-        asked = question(where, order_by, limit, offset)
-        return scan(self._replica.schema, self.records(), asked)
+        return self._replica.questions.find(question(where, order_by, limit, offset), self.records)
 
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id; for what the conditions of
@@ -125,7 +127,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         """How many documents fulfil a condition, as of `find`, or a predicate. Without one, how many there are."""
         if where is None:
             return len(self)
-        return sum(map(bool, map(chooser(self._replica.schema, where), self.records())))
+        if callable(where):
+            return sum(1 for _, document in self._documents() if where(document))
+        return self._replica.questions.count(parse(where), self.records)
 
     def group(self, by: str, where: Where | None = None) -> list[Group]:
         """How many documents have each value at a path, the most frequent first: (value, count) pairs.
@@ -134,7 +138,17 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param where: only documents that fulfil this condition, as of `find`.
         :raises QueryError: as of `find`.
         """
-        return groups_of(grouping(by, where), self.records(), self._replica.schema.current)
+        return self._replica.questions.group(grouping(by, where), self.records)
+
+    def index(self, *paths: str) -> None:
+        """Make the indexes of these paths now, in memory. `find`, `count` and `group` make the one that they can use
+        by themselves. Costs as much as reading every document.
+
+        :raises QueryError: as of `find`.
+        """
+        for path in map(parse_path, paths):
+            self._replica.check_open()
+            self._replica.questions.index(path)
 
     def records(self) -> Iterator[Set]:
         """The last record of each document, in order of id, as of the time of the call: agent, clock, ts and schema

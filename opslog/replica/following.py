@@ -284,6 +284,7 @@ class Following(Memory):
                 self.note_guards()
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
+            state.take_indexes(self.state)
             self.state = state
 
         self.change(swap)

@@ -7,6 +7,7 @@ calling thread wait, `AsyncStore` the task. What else they have in common is her
 - how it follows what others write (`opslog.replica.following`): `refresh`, `news`;
 - `log`, which writes (`opslog.log.writer`), and `compaction`, the automatic one;
 - `batches` of the threads, which lie over the state until they are committed (`opslog.replica.batch`);
+- `questions`, which finds documents by conditions (`opslog.replica.questions`);
 - `feed`, which says what changed since a token (`opslog.replica.feed`).
 
 A write has three steps. `prepare_set`, `prepare_delete` or the end of a batch say what to commit; the log's `queue`
@@ -43,6 +44,7 @@ from opslog.replica.batch import Batches
 from opslog.replica.deciding import Deciding
 from opslog.replica.feed import EVERYTHING, Changes, Feed
 from opslog.replica.following import Following
+from opslog.replica.questions import Questions
 from opslog.replica.state import Loader, State
 from opslog.replica.transaction import write
 from opslog.snapshot.identity import make_identity, read_identity
@@ -81,6 +83,7 @@ class Replica(Following, Generic[T]):
         self.schema = schema
         self.batches = Batches()
         self.feed = Feed(loader, schema.decode)
+        self.questions: Questions[T] = Questions(self, schema, self._batched)
         self._id = ""
         # The point of a view of the past, to be shown.
         self.as_of: object = None
@@ -143,6 +146,10 @@ class Replica(Following, Generic[T]):
         self.check_open()
         batch = self.batches.current
         return self.read(State.records, batch.overlay if batch is not None else None)
+
+    def _batched(self) -> dict[str, Record]:
+        batch = self.batches.current
+        return batch.overlay if batch is not None else {}
 
     # -- writing
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
+from typing import TypeVar
 from zlib import crc32
 
 import msgspec
@@ -24,10 +25,13 @@ from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
+from opslog.replica.indexes import Indexes
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
-from opslog.snapshot.runs import BlockRun, SortedRecords, StoredRun, load_run, newest_records
+from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_run, newest_records
 from opslog.snapshot.shared_ids import SharedIds
+
+R = TypeVar("R")
 
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
@@ -81,7 +85,9 @@ class State:
         self._shared_hashes: set[int] | None = None
         # The views that somebody reads, of this state as it was.
         self._views: list[weakref.ref[View]] = []
-        # Whether `apply`, or the counting of documents, is under way.
+        # None: nobody has asked a question yet.
+        self.indexes: Indexes | None = None
+        # Whether `apply`, the counting of documents or a question is under way.
         self._is_busy = False
 
     def apply(self, commits: Iterable[Commit], then: Callable[[], None] | None = None) -> None:
@@ -150,6 +156,8 @@ class State:
             for held in self._views:
                 if (view := held()) is not None:
                     view.keep(record.id, self.winners.get(record.id))
+            if self.indexes is not None:
+                self.indexes.note(record.id)
             if winner is None:
                 self.winners.pop(record.id, None)
             else:
@@ -196,6 +204,35 @@ class State:
             before = bool(self._stored_live(id))
         now = self._counted[id] = self.contains(id)
         self._documents += now - before
+
+    def ask(self, query: Callable[[State], R]) -> R:
+        """What a query says that corrects the indexes.
+
+        :raises UsageError: as of `check_idle`.
+        """
+        self.check_idle()
+        self._is_busy = True
+        try:
+            return query(self)
+        finally:
+            self._is_busy = False
+
+    def take_indexes(self, before: State) -> None:
+        """Take over the indexes of the state that this one replaces. What differs between the two was written in one of
+        their tails, or is in a run that only one of them has. Where that is a large one, the indexes are dropped."""
+        indexes, before.indexes = before.indexes, None
+        if indexes is None:
+            return
+        ours, theirs = ({run.run.name: run for run in state.runs} for state in (self, before))
+        for name in ours.keys() ^ theirs.keys():
+            run = ours.get(name) or theirs[name]
+            if not isinstance(run, LoadedRun):
+                indexes.drop()
+                return
+            indexes.note_all(run.lines)
+        indexes.note_all(before.winners)
+        indexes.note_all(self.winners)
+        self.indexes = indexes
 
     @property
     def has_many_winners(self) -> bool:

@@ -1,0 +1,152 @@
+"""The indexes of an open store: made at the first question that can use them, kept up to date by what changes, and let
+go of where they would take too much memory.
+
+Nothing of them is stored. A store that is asked no question has none, and pays for none.
+
+They belong to a state. What changes in the state is only noted, by its id, before it changes (`note`); the next
+question reads those documents, as they are then, and corrects the indexes. So a commit pays for a note, and none of
+them is ever half applied. A state that was loaded anew takes the indexes over, with a note for every document that can
+differ (`State.take_indexes`).
+
+An index is made beside everything else: `begin` gives a set in which what changes meanwhile is noted, too, and `add`
+takes over the index with those notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+from weakref import WeakSet
+
+from opslog.format.commits import Set
+from opslog.format.documents import Document
+from opslog.query.index import Index
+from opslog.query.paths import Path
+from opslog.query.question import keys_at
+
+# How much memory the indexes of a store may take, by their own estimate; those that were not used for longest go first.
+INDEX_BYTES_MAX = 256 * 1024 * 1024
+
+# With more changes than this many and this share of the documents, it costs about as much to read everything.
+_CHANGES_MAX, _CHANGED_SHARE = 1000, 10
+# With more changes while an index is made, it is not made.
+_BUILDING_CHANGES_MAX = 100_000
+
+
+class Lookup(Protocol):
+    """What a state says of a document."""
+
+    def get(self, id: str) -> Set | None: ...
+
+
+class Building:
+    """An index that is being made.
+
+    :ivar changed: the documents that have changed since.
+    """
+
+    def __init__(self) -> None:
+        self.changed: set[str] = set()
+
+
+class Indexes:
+    """The indexes of a state. Does no locking of its own.
+
+    :param read: gives the document of a record.
+    :ivar by_path: the indexes, those that were used last at the end.
+    :ivar refused: paths of which an index would take too much memory.
+    """
+
+    def __init__(self, read: Callable[[Set], Document]) -> None:
+        self._read = read
+        self.by_path: dict[Path, Index] = {}
+        self.refused: set[Path] = set()
+        self._changed: set[str] = set()
+        # More of them, and the indexes are dropped.
+        self._changes_max = _CHANGES_MAX
+        self._building: WeakSet[Building] = WeakSet()
+        # Whether an exception ended a correction half-way.
+        self._is_torn = False
+
+    def note(self, id: str) -> None:
+        """A document is about to change."""
+        if self.by_path:
+            self._changed.add(id)
+            if len(self._changed) > self._changes_max:
+                self.drop()
+        if self._building:
+            for building in list(self._building):
+                building.changed.add(id)
+                if len(building.changed) > _BUILDING_CHANGES_MAX:
+                    self._building.discard(building)
+
+    def note_all(self, ids: Iterable[str]) -> None:
+        """Likewise for many."""
+        for id in ids:
+            self.note(id)
+
+    def drop(self) -> None:
+        """Let go of everything, also of what is being made."""
+        self.by_path.clear()
+        self.refused.clear()
+        self._changed.clear()
+        self._building.clear()
+        self._is_torn = False
+
+    def update(self, state: Lookup) -> None:
+        """Correct the indexes by what has changed.
+
+        :raises OpslogError: a document cannot be read; it counts as changed still.
+        """
+        if self._is_torn:
+            self.drop()
+        if not self._changed or not self.by_path:
+            self._changed.clear()
+            return
+        # First everything that can fail.
+        documents = {}
+        for id in self._changed:
+            record = state.get(id)
+            documents[id] = None if record is None else (self._read(record), record)
+        corrections = []
+        for path, index in self.by_path.items():
+            keys = keys_at(path)
+            corrections.append((index, {id: found and tuple(keys(*found)) for id, found in documents.items()}))
+        self._is_torn = True
+        for index, changes in corrections:
+            index.change(changes)
+        self._changed.clear()
+        self._is_torn = False
+        self._limit()
+
+    def begin(self) -> Building:
+        """An index is being made of what the state has now."""
+        building = Building()
+        self._building.add(building)
+        return building
+
+    def add(self, index: Index, building: Building) -> None:
+        """Take over an index, unless everything was dropped since it was begun."""
+        if building not in self._building:
+            return
+        self._building.discard(building)
+        self._changed |= building.changed
+        self.by_path[index.path] = index
+        self._limit()
+
+    def use(self, path: Path) -> Index | None:
+        """The index of a path, which counts as used now."""
+        index = self.by_path.pop(path, None)
+        if index is not None:
+            self.by_path[path] = index
+        return index
+
+    def _limit(self) -> None:
+        """Let go of those that were not used for longest, while all of them take too much memory."""
+        while self.by_path and sum(index.bytes for index in self.by_path.values()) > INDEX_BYTES_MAX:
+            path = next(iter(self.by_path))
+            del self.by_path[path]
+            if not self.by_path:
+                self.refused.add(path)
+        documents = max(map(len, self.by_path.values()), default=0)
+        self._changes_max = _CHANGES_MAX + documents // _CHANGED_SHARE

@@ -1,0 +1,113 @@
+"""Random histories with questions, as in `tests/test_state_machine.py`: whatever agents write, undo, compact,
+load again and decide by transactions in between, a question that an index answers has the answer of a plain filter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import rule
+
+import opslog
+from opslog.store import replica_of
+from tests.test_state_machine import AGENTS, IDS, NAMES, for_examples
+from tests.test_transaction_histories import AgentsWithTransactions
+
+WHO = st.sampled_from([*NAMES, 0, 1])
+
+
+class AgentsWithQuestions(AgentsWithTransactions):
+    """See the module's docstring."""
+
+    def store_of(self, who: str | int) -> opslog.Store[Any]:
+        return self.agents[who] if isinstance(who, str) else self.readers[who]
+
+    def check(self, store: opslog.Store[Any], back: int) -> None:
+        """All questions, of a value that was written so many sets ago."""
+        value = self.value - back
+        everything = [(record.id, record.document, record) for record in store.records()]
+        equal = store.find({"value": value})
+        assert equal == [(id, document) for id, document, _ in everything if document["value"] == value]
+        above = store.find(f"value > {value}")
+        assert above == store.filter(lambda document: document["value"] > value)
+        for name in NAMES:
+            written = [(id, document) for id, document, record in everything if record.author == name]
+            assert store.find({"@author": name}) == written
+            assert store.count(f"@author = {name}") == len(written)
+        newest = sorted(everything, key=lambda item: -item[1]["value"])
+        assert store.find(order_by="-value", limit=2) == [(id, document) for id, document, _ in newest[:2]]
+        oldest = sorted(everything, key=lambda item: item[2].clock)
+        last = store.find(order_by="@clock", limit=1)
+        assert last == [(id, document) for id, document, _ in oldest[:1]]
+        assert store.find(f"@id in [x, {value}]") == [(id, document) for id, document, _ in everything if id == "x"]
+        assert dict(store.group("value")) == {document["value"]: 1 for _, document, _ in everything}
+
+    @rule(who=WHO, back=st.integers(0, 5))
+    def ask(self, who: str | int, back: int) -> None:
+        store = self.store_of(who)
+        self.check(store, back)
+        for found in (store.find({"value": 1}), store.find("@author = A"), store.find(order_by="-value", limit=2)):
+            assert found.explain.startswith("index on"), "it was made at the latest by the question before"
+
+    @rule(name=AGENTS, ids=st.lists(IDS, max_size=2), deleted=IDS, back=st.integers(0, 5))
+    def ask_in_a_batch(self, name: str, ids: list[str], deleted: str, back: int) -> None:
+        store = self.agents[name]
+        before = dict(store)
+
+        def fail() -> None:
+            with store.batch():
+                for id in ids:
+                    self.value += 1
+                    store[id] = {"value": self.value}
+                if deleted in store:
+                    del store[deleted]
+                value = self.value - back
+                assert store.find({"value": value}) == store.filter(lambda document: document["value"] == value)
+                assert (
+                    store.find(order_by="-value", limit=2)
+                    == sorted(store.items(), key=lambda item: -item[1]["value"])[:2]
+                )
+                assert store.count("value > 0") == len(store.filter(lambda document: document["value"] > 0))
+                assert sum(group.documents for group in store.group("value")) == len(store)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert dict(store) == before
+
+    @rule(name=AGENTS, back=st.integers(0, 5))
+    def ask_in_a_transaction(self, name: str, back: int) -> None:
+        value = self.value - back
+
+        def function(transaction: opslog.Transaction[Any]) -> None:
+            found = transaction.find({"value": {">=": value}}, order_by="-value")
+            assert found == sorted(
+                transaction.filter(lambda document: document["value"] >= value), key=lambda item: -item[1]["value"]
+            )
+
+        self.agents[name].transact(function)
+
+    @rule(who=WHO)
+    def give_up_the_indexes(self, who: str | int) -> None:
+        indexes = replica_of(self.store_of(who)).state.indexes
+        if indexes is not None:
+            indexes.drop()
+
+    def check_everything(self) -> None:
+        for store in [*self.agents.values(), *self.readers]:
+            self.check(store, 1)
+        super().check_everything()
+
+
+class AgentsWithQuestionsAndLargeSnapshots(AgentsWithQuestions):
+    """Likewise where runs stay on storage, and cannot be mapped."""
+
+    scheme = "bucket"
+    loaded_bytes = 0
+
+
+TestQuestions = for_examples(AgentsWithQuestions, 60)
+TestQuestionsOfLargeSnapshots = for_examples(AgentsWithQuestionsAndLargeSnapshots, 40)
+TestQuestionsForLong = pytest.mark.long(for_examples(AgentsWithQuestions, 400))
+TestQuestionsOfLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithQuestionsAndLargeSnapshots, 400))
