@@ -31,6 +31,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 FORMAT = ROOT / "docs" / "format.md"
 SPARK = ROOT / "docs" / "spark.md"
 """Its examples run in tests/spark/test_examples.py, where there is a Spark."""
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+"""tests/test_tutorial.py follows it."""
 
 
 # -- examples
@@ -38,7 +40,11 @@ SPARK = ROOT / "docs" / "spark.md"
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in DOCUMENTS if path != SPARK and any(block.language == "python" for block in blocks(path))],
+    [
+        path
+        for path in DOCUMENTS
+        if path not in (SPARK, TUTORIAL) and any(block.language == "python" for block in blocks(path))
+    ],
     ids=name_of,
 )
 def test_examples_run_and_print_what_is_shown(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
