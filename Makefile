@@ -71,7 +71,19 @@ format: $(STAMP)  ## rewrite the code in the project's format
 bench: $(STAMP)  ## measure everything beside the peers, and write docs/benchmarks.md; takes half an hour
 	$(BIN)/python -m benchmarks --page docs/benchmarks.md $(ARGS)
 
+DOCS := .venv-docs/bin
+
+.venv-docs/stamp: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-docs
+	$(DOCS)/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: .venv-docs/stamp  ## the site of docs/, in build/site; whatever is doubtful in it is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --clean --quiet $(ARGS)
+	@echo "open build/site/index.html, or serve it: $(DOCS)/mkdocs serve"
+
 .PHONY: clean
 clean:  ## remove everything that make and the tools wrote
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-docs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
