@@ -1,4 +1,4 @@
-"""What the site does to the pages: they are written to be read in a checkout, too, where links lead to files beside them.
+"""What the site does to the pages: they are written to be read in a checkout, too, where links lead to its files.
 
 mkdocs calls `on_page_markdown` for each page.
 """

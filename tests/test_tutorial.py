@@ -1,4 +1,4 @@
-"""The tutorial, followed by a script: what it says to save is saved, and its commands are typed in one shell, in order."""
+"""The tutorial, followed by a script: what it says to save is saved, its commands are typed in one shell, in order."""
 
 from __future__ import annotations
 
