@@ -25,7 +25,7 @@ from opslog.errors import (
     AlreadyExistsError,
     LockedError,
     MissingFileError,
-    NotFoundError,
+    MissingStoreError,
 )
 from opslog.format.layout import OPS, check_name, segment_of, segment_path
 from opslog.format.torn import sound_length
@@ -111,7 +111,7 @@ class MemoryBackend(forking.ProcessBound):
         storage = _shared.get(name) if name else None
         if storage is None:
             if not create:
-                raise NotFoundError(f"no store at {self.url}: nothing in this process has created it")
+                raise MissingStoreError(f"no store at {self.url}: nothing in this process has created it", self.url)
             storage = _Storage(now)
             if name:
                 storage = _shared.setdefault(name, storage)

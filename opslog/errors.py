@@ -8,6 +8,7 @@ OpslogError
 │   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
 │   └── ClosedError                     the store was closed, or this is a forked child
 ├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
+│   ├── MissingStoreError               no store at this place
 │   └── MissingFileError                (backends) no such file or object
 ├── RetryError                          nothing was changed: try again later
 │   ├── AgentBusyError                  another live process writes under this agent name
@@ -102,6 +103,17 @@ class ClosedError(UsageError):
 
 class NotFoundError(OpslogError, KeyError):
     """No such document, archive or store."""
+
+
+class MissingStoreError(NotFoundError):
+    """There is no store at this place.
+
+    :ivar url: the place.
+    """
+
+    def __init__(self, message: str, url: str = "") -> None:
+        super().__init__(message)
+        self.url = url
 
 
 class MissingFileError(NotFoundError):

@@ -34,6 +34,7 @@ def test_the_tree_is_as_it_is_drawn() -> None:
 ATTRIBUTES: dict[type[errors.OpslogError], dict[str, Any]] = {
     errors.InvalidDocumentError: {"place": "$.a[1]"},
     errors.QueryError: {"offset": 3, "place": "where['a']"},
+    errors.MissingStoreError: {"url": "/data/tasks"},
     errors.MissingFileError: {"path": "ops/a/1"},
     errors.AgentBusyError: {"agent": "a", "holder": "pid 1"},
     errors.LockedError: {"lock": "compaction", "holder": "pid 1"},

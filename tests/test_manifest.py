@@ -271,8 +271,8 @@ def test_a_store_that_keeps_changing_is_not_waited_for_for_ever(backend: Backend
 
 def test_settings_are_those_of_the_creator() -> None:
     url = f"memory://manifest-{next(_numbers)}"
-    with (
-        opslog.open(url, agent="a", settings=Settings(undo_window=3)),
-        opslog.open(url, agent="b", settings=Settings(undo_window=9)),
-    ):
+    with opslog.open(url, agent="a", settings=Settings(undo_window=3)):
+        with pytest.raises(opslog.UsageError, match="undo_window is 3, not 9"):
+            opslog.open(url, agent="b", settings=Settings(undo_window=9))
+        opslog.open(url, agent="b").close()
         assert ManifestStore(open_backend(url)).newest().settings.undo_window == 3

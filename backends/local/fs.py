@@ -53,7 +53,7 @@ from opslog.errors import (
     InvalidNameError,
     LockedError,
     MissingFileError,
-    NotFoundError,
+    MissingStoreError,
     OpslogError,
     ReopenError,
     RetryError,
@@ -419,7 +419,9 @@ class FsBackend(forking.ProcessBound):
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
             raise InvalidNameError(f"{self.root} is not a directory: give the path of a store's directory")
         if not create:
-            raise NotFoundError(f"no store at {self.root}: check the path, or open it for writing to create it")
+            raise MissingStoreError(
+                f"no store at {self.root}: check the path, or open it for writing to create it", self.root
+            )
         new, level = [], self.root
         while not os.path.isdir(level):
             new.append(level)

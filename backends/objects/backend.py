@@ -412,10 +412,19 @@ class ObjectBackend(forking.ProcessBound):
     def _check_conditional(self) -> None:
         """Find out, once, whether the server honours put-if-absent.
 
-        :raises UsageError: it does not: two writers could both believe that they had created a file.
+        :raises UsageError: it does not: two writers could both believe that they had created a file; or there are no
+            credentials, or is no bucket.
         """
         if self._is_conditional:
             return
+        try:
+            self._probe()
+        except WriteFailedError as error:
+            if isinstance(error.__cause__, UsageError):
+                raise error.__cause__ from None
+            raise
+
+    def _probe(self) -> None:
         key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
         # What is refused once may have been refused for the moment only: a server that does not know such a put refuses
         # it each time, and takes a plain one.

@@ -17,7 +17,8 @@ from obstore.exceptions import BaseError
 from opslog.backends import forking
 from opslog.backends.contract import Range
 from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
-from opslog.errors import InvalidNameError, MissingFileError, RetryError, UsageError, WriteFailedError
+from opslog.backends.objects.refusals import NO_CREDENTIALS, no_bucket, no_credentials
+from opslog.errors import InvalidNameError, MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
 
 # Requests under way at one time.
 _AT_ONCE = 64
@@ -104,14 +105,14 @@ class ObstoreDriver:
             status = _status(error)
             if status is None or status in self._busy or (status >= 500 and status != _UNKNOWN_TO_IT):
                 return Put.UNKNOWN
-            raise self._not_written(key, error) from error
+            raise self._not_written(key, error) from self._refusal(error) or error
         return Put.CREATED
 
     def put(self, key: str, data: bytes) -> None:
         try:
             self._put(key, data, "overwrite")
         except (BaseError, OSError) as error:
-            raise self._not_written(key, error) from error
+            raise self._not_written(key, error) from self._refusal(error) or error
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
         data = self._get(Range(key, start, stop))
@@ -127,7 +128,7 @@ class ObstoreDriver:
         try:
             page = next(iter(obstore.list(self._store, prefix, offset=after or None, chunk_size=_PAGE)), [])
         except (BaseError, OSError) as error:
-            raise RetryError(f"{self._url}/{prefix} could not be read: {_reason(error)}") from error
+            raise self._not_read(prefix, error) from error
         found = [Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page]
         return found, len(found) == _PAGE
 
@@ -144,7 +145,7 @@ class ObstoreDriver:
             for key in keys if len(keys) > 1 else ():
                 self._delete([key])
         except (BaseError, OSError) as error:
-            raise self._not_written(keys[0], error) from error
+            raise self._not_written(keys[0], error) from self._refusal(error) or error
 
     def close(self) -> None:
         """obstore closes its connections when it is collected."""
@@ -169,14 +170,22 @@ class ObstoreDriver:
         except (BaseError, OSError) as error:
             if _status(error) == 416 or _BEYOND in str(error):
                 return b""  # it ends before the range begins
-            raise RetryError(f"{self._url}/{path} could not be read: {_reason(error)}") from error
+            raise self._not_read(path, error) from error
 
     def _count(self, requests: int = 1) -> None:
         with self._mutex:
             self._requests += requests
 
+    def _not_read(self, key: str, error: Exception) -> OpslogError:
+        return self._refusal(error) or RetryError(f"{self._url}/{key} could not be read: {_reason(error)}")
+
     def _not_written(self, key: str, error: Exception) -> WriteFailedError:
         return WriteFailedError(f"{self._url}/{key} could not be written: {_reason(error)}")
+
+    def _refusal(self, error: Exception) -> UsageError | None:
+        if NO_CREDENTIALS in str(error):
+            return no_credentials(self._url, NO_CREDENTIALS)
+        return no_bucket(self._url, str(error))
 
 
 def _status(error: Exception) -> int | None:

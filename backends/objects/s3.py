@@ -22,6 +22,7 @@ import fsspec.config
 
 from opslog.backends.names import split_url
 from opslog.backends.objects.backend import DEADLINE_SECONDS, LEASE_SECONDS, Driver, ObjectBackend
+from opslog.backends.objects.refusals import NO_CREDENTIALS, no_credentials
 from opslog.errors import InvalidNameError, RetryError, UsageError
 
 # The settings that obstore can be given: where the bucket is, who comes, and how long to wait.
@@ -135,7 +136,7 @@ def _provider(session: Any) -> Callable[[], Any]:
     def credentials() -> dict[str, Any]:
         found = session.get_credentials()
         if found is None:
-            raise RetryError("no AWS credentials were found: set them in the environment, or give key= and secret=")
+            raise RetryError(NO_CREDENTIALS)  # obstore quotes it
         frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
@@ -148,6 +149,12 @@ def _provider(session: Any) -> Callable[[], Any]:
 
 
 def _session(options: dict[str, Any]) -> Any:
+    from botocore.exceptions import ProfileNotFound
     from botocore.session import Session
 
-    return Session(profile=options.get("profile"))
+    session = Session(profile=options.get("profile"))
+    try:
+        session.get_scoped_config()
+    except ProfileNotFound as error:
+        raise no_credentials("s3://", str(error)) from error
+    return session

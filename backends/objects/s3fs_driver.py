@@ -18,15 +18,25 @@ import fsspec.asyn
 import s3fs
 from aiobotocore.session import AioSession
 from aiohttp import ClientError as ConnectionFailure
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 from botocore.handlers import add_expect_header
 
 from opslog.backends import forking
 from opslog.backends.contract import Range
 from opslog.backends.objects.backend import CONNECT_TIMEOUT, READ_TIMEOUT, Object, Put
-from opslog.errors import MissingFileError, OpslogError, RetryError, WriteFailedError
+from opslog.backends.objects.refusals import no_bucket, no_credentials
+from opslog.errors import MissingFileError, OpslogError, RetryError, UsageError, WriteFailedError
 
 T = TypeVar("T")
+
+# What botocore raises before it sends anything.
+_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound)
 
 # Requests under way at one time.
 _AT_ONCE = 64
@@ -165,13 +175,21 @@ class S3fsDriver:
         except OpslogError:
             raise
         except Exception as error:
-            raise RetryError(f"s3://{self._bucket}/{key} could not be read: {_reason(error)}") from error
+            failed = RetryError(f"s3://{self._bucket}/{key} could not be read: {_reason(error)}")
+            raise self._refusal(error) or failed from error
 
     def _write(self, work: Coroutine[Any, Any, T], key: str) -> T:
         try:
             return self._run(work)
-        except Exception as error:
-            raise WriteFailedError(f"s3://{self._bucket}/{key} could not be written: {_reason(error)}") from error
+        except Exception as error:  # noqa: BLE001  (it becomes one of ours)
+            cause = self._refusal(error) or error
+            raise WriteFailedError(f"s3://{self._bucket}/{key} could not be written: {_reason(error)}") from cause
+
+    def _refusal(self, error: BaseException) -> UsageError | None:
+        url = f"s3://{self._bucket}"
+        if any(isinstance(cause, _NO_CREDENTIALS) for cause in (error, error.__cause__)):
+            return no_credentials(url, _reason(error))
+        return no_bucket(url, _reason(error))
 
 
 @lru_cache(maxsize=8)

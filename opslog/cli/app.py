@@ -12,7 +12,7 @@ import click
 import opslog
 from opslog.cli.output import report, report_conflict, report_error
 from opslog.cli.session import Session, common_options
-from opslog.errors import ConflictError, OpslogError, UsageError
+from opslog.errors import ConflictError, MissingStoreError, NotFoundError, OpslogError, UsageError
 
 # Name to (module, summary): so that one command does not load the others, nor a list of them any.
 _COMMANDS = {
@@ -107,6 +107,9 @@ def run(arguments: Sequence[str], app: click.Group = app, program: str = "opslog
         return _INTERRUPTED
     except ConflictError as error:
         return report_conflict(session, error)
+    except MissingStoreError as error:
+        advice = "check the name; `opslog set` and `opslog import` create a store"
+        return report_error(session, NotFoundError(f"no store at {error.url}: {advice}"), FAILED)
     except OpslogError as error:
         return report_error(session, error, USAGE if isinstance(error, UsageError) else FAILED)
     except OSError as error:

@@ -10,7 +10,15 @@ import msgspec
 
 from opslog.backends import Backend, Entry
 from opslog.environment import Environment, format_ts
-from opslog.errors import AlreadyExistsError, CorruptError, MissingFileError, NotFoundError, RetryError, UsageError
+from opslog.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    MissingFileError,
+    MissingStoreError,
+    NotFoundError,
+    RetryError,
+    UsageError,
+)
 from opslog.format.layout import MANIFESTS, OPS, manifest_number, manifest_path, segment_of
 from opslog.format.manifest import Manifest, Settings, decode_manifest, encode_manifest
 
@@ -195,4 +203,6 @@ class ManifestStore:
                 "copy; without it nobody can say what the snapshots and the logs mean together",
                 MANIFESTS,
             )
-        return NotFoundError(f"no store at {self.backend.url}: open it for writing to create one, or check the name")
+        return MissingStoreError(
+            f"no store at {self.backend.url}: open it for writing to create one, or check the name", self.backend.url
+        )

@@ -177,7 +177,7 @@ def _options(storage: SimulatedStorage, process: Process, options: dict[str, Any
 
 def _open_url(url: str, *, storage: SimulatedStorage, process: Process | None, create: bool = True) -> Backend:
     if not create and not any(storage.files("")):
-        raise opslog.NotFoundError(f"no store at {url}")
+        raise opslog.MissingStoreError(f"no store at {url}", url)
     return storage.backend(process)
 
 

@@ -59,7 +59,7 @@ def check_access(address: Address, *, tokens: bool, anyone: bool) -> None:
     if not (tokens or anyone or address.is_loopback):
         raise UsageError(
             f"at {address.host} everybody who reaches this machine could read and write all streams: "
-            "name a file of tokens, or say that anyone may"
+            "name a file of tokens (--tokens FILE), or say that anyone may (--anyone)"
         )
 
 

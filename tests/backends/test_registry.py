@@ -22,7 +22,7 @@ def _registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_paths_and_file_urls_are_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    open_backend(tmp_path / "a store").create("x", b"1")
+    open_backend(tmp_path / "a store").create("locks/x", b"1")
     for url in [
         str(tmp_path / "a store"),
         "a store",
@@ -32,7 +32,7 @@ def test_paths_and_file_urls_are_directories(tmp_path: Path, monkeypatch: pytest
     ]:
         backend = open_backend(url)
         assert isinstance(backend, FsBackend)
-        assert backend.read("x") == b"1"
+        assert backend.read("locks/x") == b"1"
         assert backend.url == str(tmp_path / "a store")
 
 

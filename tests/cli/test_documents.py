@@ -142,7 +142,9 @@ def test_reading_never_makes_a_store(opslog: Opslog, root: Path) -> None:
     for command in (["get", "x"], ["ls"], ["history", "x"], ["ops"], ["watch"], ["stats"], ["verify"], ["export"]):
         answer = opslog(*command)
         assert (answer.code, answer.out) == (3, ""), command
-        assert answer.err.startswith(f"opslog: no store at {root}")
+        assert answer.err.startswith(
+            f"opslog: no store at {root}: check the name; `opslog set` and `opslog import` create"
+        )
     for command in (["delete", "x"], ["undo"], ["compact"], ["archive", "--older-than", "1s"], ["archive", "--list"]):
         assert opslog(*command).code == 3, command
     assert not root.exists()

@@ -1,0 +1,25 @@
+"""Refusals of an object storage that no later try changes: what was missing, and what to do."""
+
+from __future__ import annotations
+
+from opslog.errors import UsageError
+
+NO_CREDENTIALS = "no AWS credentials were found"
+
+# How storages say in their answers that there is no such bucket: S3, Azure, Google.
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+
+
+def no_credentials(url: str, reason: str) -> UsageError:
+    """The request was not even sent."""
+    return UsageError(
+        f"{url}: {reason}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws (AWS_PROFILE, "
+        "or profile=), or give key= and secret=; for a public bucket, anon=True"
+    )
+
+
+def no_bucket(url: str, answer: str) -> UsageError | None:
+    """What to raise if this answer says that there is no such bucket; None if it says something else."""
+    if any(words in answer for words in _NO_BUCKET):
+        return UsageError(f"{url}: there is no such bucket: create it, or check its name and the endpoint")
+    return None
