@@ -22,7 +22,7 @@ from opslog.format.manifest import Cut, Manifest
 from opslog.log.reader import Cursor
 from opslog.replica.feed import Feed
 from opslog.replica.state import State
-from opslog.replica.token import Position, Token
+from opslog.replica.token import SavedCursor, Token
 from tests.support import bucket
 from tests.support.consuming import Consumer
 
@@ -330,7 +330,7 @@ def test_a_token_grows_with_the_logs_that_are_not_compacted_to_their_ends() -> N
     )
     assert len(token) < 4096
     parsed = Token.parse(token)
-    assert parsed.logs["live-7"] == Position(3, 1000 + 317 * 7, 107, 1_000_007)
+    assert parsed.logs["live-7"] == SavedCursor(3, 1000 + 317 * 7, 107, 1_000_007)
     assert len(parsed.logs) == 50
 
 

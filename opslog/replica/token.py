@@ -23,8 +23,8 @@ from opslog.log.reader import Cursor
 _BYTES_MAX = 64 * 1024 * 1024
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A position in a log, at a commit boundary: `commits` lie before it, the last of them at `clock`."""
+class SavedCursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a log was read, as a token keeps it: `commits` lie before this position, the last of them at `clock`."""
 
     segment: int
     offset: int
@@ -32,7 +32,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
     clock: int
 
     @classmethod
-    def of(cls, cursor: Cursor) -> Position:
+    def of(cls, cursor: Cursor) -> SavedCursor:
         return cls(cursor.segment, cursor.offset, cursor.commits, cursor.clock)
 
     @property
@@ -58,13 +58,13 @@ class Token(msgspec.Struct, frozen=True):
     manifest: int
     clock: int
     created: str
-    logs: dict[str, Position]
+    logs: dict[str, SavedCursor]
 
     @classmethod
     def at(cls, store: str, manifest: Manifest, cursors: Mapping[str, Cursor]) -> Token:
         """The token of a reader that is here, and not before the cut of this manifest in any log."""
         logs = {
-            agent: Position.of(cursor)
+            agent: SavedCursor.of(cursor)
             for agent, cursor in sorted(cursors.items())
             if cursor.commits > manifest.cut.get(agent, START).commits
         }
@@ -78,12 +78,12 @@ class Token(msgspec.Struct, frozen=True):
     def ends(self, manifest: Manifest) -> dict[str, tuple[int, int]]:
         """Up to where each log was read, given the manifest that it names."""
         return {agent: cut.position for agent, cut in manifest.cut.items()} | {
-            agent: position.position for agent, position in self.logs.items()
+            agent: saved.position for agent, saved in self.logs.items()
         }
 
     def fits(self, cursors: Mapping[str, Cursor]) -> bool:
         """Whether a reader that read that far is here: no log ends before, or has another commit there."""
-        return all(agent in cursors and at.is_of(cursors[agent]) for agent, at in self.logs.items())
+        return all(agent in cursors and saved.is_of(cursors[agent]) for agent, saved in self.logs.items())
 
     def __str__(self) -> str:
         packed = zlib.compress(msgspec.json.encode(self), 9)
