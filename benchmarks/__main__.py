@@ -20,6 +20,9 @@ from benchmarks import opening
 from benchmarks import tails
 
 # isort: split
+from benchmarks import feed
+
+# isort: split
 from benchmarks import tables
 
 # isort: split
@@ -28,7 +31,7 @@ from benchmarks.page import write_page
 from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
-GROUPS = (writing, transactions, reading, opening, tails, tables, amplification, maintenance)
+GROUPS = (writing, transactions, reading, opening, tails, feed, tables, amplification, maintenance)
 
 if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks import tables, transactions
+from benchmarks import feed, tables, transactions
 from benchmarks.maintenance import COMPACT, PAUSE
 from benchmarks.opening import COLD, HUGE, LOG, SNAPSHOT
 from benchmarks.peers import NPM
@@ -201,6 +201,12 @@ GOALS = (
         "undo: with 1,000,000 in the tails within 1.5 x of 100,000",
         (_UNDO + _SHORT, "opslog"),
         (_UNDO + _LONG, "opslog"),
+        most=1.5,
+    ),
+    _times(
+        "changes after 1 new document: with 1,000,000 documents within 1.5 x of 100,000",
+        (feed.CHANGES, feed.SMALL),
+        (feed.CHANGES, feed.LARGE),
         most=1.5,
     ),
     _times(

@@ -41,6 +41,7 @@ WORKLOADS = {
     "refresh after 1 commit of each of 100 agents",
     "undo, 100,000 in the tails",
     "undo, 1,000,000 in the tails",
+    "changes after 1 new document",
     "bytes written per byte set, while growing to 10,000,000",
     "compact 1,000,000 new documents, per document",
     "longest set beside a compaction of 1,000,000",
@@ -53,6 +54,7 @@ WITHOUT_FLOOR = (
     "slowest of these processes",
     "plain sets where",
     "requests of",
+    "changes ",
 )
 
 
