@@ -44,7 +44,10 @@ def history_command(session: Session, id: str) -> int:
 @click.pass_obj
 def ops_command(session: Session, since: int | None, by: str | None) -> None:
     """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
-    terminal."""
+    terminal.
+
+    A clock is no cursor: a commit may come later with a smaller one. To go on from where you were, use `changes`.
+    """
     with session.reading() as store:
         commits = (commit for commit in store.ops(since) if by is None or commit.author == by)
         _show(session, commits)
