@@ -16,7 +16,7 @@ LARGE, SMALL = "opslog, 1,000,000 documents", "opslog, 100,000 documents"
 
 
 def _changes(documents: Callable[[Scale], int]) -> Start:
-    """The writer has made it durable. The call makes sure of that with an fdatasync of its own, which is measured."""
+    """The writer has made it durable. The call makes sure of that by an fdatasync, which is part of the figure."""
 
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
         path = compacted(documents(scale))

@@ -430,8 +430,8 @@ class AsyncStore(Generic[T]):
             since = found.token
 
     async def ops(self, since: int | None = None) -> list[Commit]:
-        """All agents' commits with a clock greater than `since`, in the order of their stamps. A clock is no cursor; see
-        `opslog.Store.ops`. To follow a store without gaps, use `changes`."""
+        """All agents' commits with a clock greater than `since`, in the order of their stamps. To follow a store, use
+        `changes`: a clock is no cursor (see `opslog.Store.ops`)."""
         return await _in_thread(lambda: list(self._store.ops(since)))
 
     async def history(self, id: str) -> list[Revision]:

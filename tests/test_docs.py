@@ -184,7 +184,7 @@ def stored_files(root: Path) -> dict[str, bytes]:
 
 def test_the_example_is_what_a_store_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FsBackend, "now", lambda self: 1795521608.5)
-    ticks, nonces = iter(range(1795521600, 1795525200)), iter(range(1, 100))
+    ticks, nonces = iter(range(1795521600, 1795525200)), iter(range(100))  # the id is the first
     environment = Environment(time=lambda: float(next(ticks)), nonce=lambda: f"{next(nonces):016x}")
     settings = opslog.Settings(undo_window=2)
     with (

@@ -12,8 +12,9 @@ from opslog.backends import open_backend
 from opslog.backends.local.fs import FsBackend
 from opslog.format.layout import STORE
 from opslog.replica.token import Token
+from opslog.snapshot.identity import make_identity, read_identity
 from opslog.verify.verify import verify
-from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support import bucket
 from tests.test_changes import open_writer, seen
 
 _numbers = itertools.count()
@@ -31,8 +32,82 @@ def test_a_token_of_another_store_is_refused(tmp_path: Path) -> None:
             two.changes(token)
 
 
+def forget_id(url: str) -> None:
+    """As in a store that a program before 0.2 made."""
+    open_backend(url).delete([STORE])
+
+
+def test_a_store_has_an_id_from_the_beginning(url: str) -> None:
+    with open_writer(url, "a"):
+        id = read_identity(open_backend(url))
+        assert id
+    with opslog.open(url, read_only=True) as reader:
+        assert Token.parse(reader.changes().token).store == id
+
+
+def test_a_creation_that_was_interrupted_behind_the_id_goes_on(url: str) -> None:
+    backend = open_backend(url, create=True)
+    id = make_identity(backend, "0123456789abcdef")
+    with pytest.raises(opslog.NotFoundError):
+        opslog.open(url, read_only=True)
+    with open_writer(url, "a") as store:
+        store["x"] = {}
+        assert Token.parse(store.changes().token).store == id
+
+
+def test_opening_a_store_and_writing_to_it_asks_for_no_id() -> None:
+    url = f"bucket://identity-{next(_numbers)}"
+    requests = bucket.BUCKETS.setdefault(url.removeprefix("bucket://"), bucket.Bucket()).asked
+
+    def about_id() -> list[str]:
+        return [request.method for request in requests if request.key.endswith(STORE)]
+
+    with open_writer(url, "a") as store:
+        assert about_id() == ["put_new"]
+        store["x"] = {}
+    for agent in "ab":
+        with open_writer(url, agent) as store:
+            store["x"] = {}
+            store.refresh()
+    assert about_id() == ["put_new"]
+    with open_writer(url, "a") as store:
+        for number in range(40):
+            store["x"] = {"n": number}
+        store.compact()
+        assert about_id() == ["put_new", "get"]
+        for _ in range(3):
+            store.changes()
+        assert about_id() == ["put_new", "get", "get"], "a store remembers its id"
+
+
+def test_an_old_store_gets_an_id_from_a_compaction_and_not_from_who_only_reads(url: str) -> None:
+    with open_writer(url, "a") as store:
+        for number in range(40):
+            store["x"] = {"n": number}
+        forget_id(url)
+    with opslog.open(url, read_only=True) as reader:
+        token = reader.changes().token
+        assert read_identity(open_backend(url)) is None
+        assert Token.parse(token).store == ""
+    with open_writer(url, "a") as store:
+        assert read_identity(open_backend(url)) is None
+        assert store.compact().number is not None
+        assert read_identity(open_backend(url))
+        assert not store.changes(token).reset
+
+
+def test_a_compaction_leaves_a_damaged_id_to_verify(tmp_path: Path) -> None:
+    with open_writer(str(tmp_path), "a") as store:
+        for number in range(40):
+            store["x"] = {"n": number}
+        (tmp_path / STORE).write_bytes(b"damaged")
+        assert store.compact().number is not None
+    assert (tmp_path / STORE).read_bytes() == b"damaged"
+
+
 def test_a_store_without_an_id_gets_one_from_a_writer(url: str) -> None:
     with open_writer(url, "a") as store:
+        forget_id(url)
         with opslog.open(url, read_only=True) as reader:
             token = reader.changes().token
         store["x"] = {}

@@ -22,6 +22,7 @@ from opslog.format.layout import TRANSACTIONS, index_path, run_name
 from opslog.format.manifest import Cut, Manifest, Run, Settings
 from opslog.format.snapshot import Row, build_parts
 from opslog.replica.state import State
+from opslog.snapshot.identity import make_identity
 from opslog.snapshot.manifests import ManifestStore
 
 Format = Literal["jsonl", "parquet", "store"]
@@ -200,6 +201,7 @@ def create_store(
     # By the cut of the shared log writers know that there may be guarded documents. What it had counts as compacted and
     # collected: it goes on in the segment after that.
     cut = {TRANSACTIONS: Cut(2, 0, guarded)} if guarded else {}
+    make_identity(target, environment.nonce())
     # The only manifest, with none below it: this store has no past that one could read.
     ManifestStore(target).create(
         Manifest(

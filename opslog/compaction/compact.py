@@ -38,6 +38,7 @@ from opslog.log.survey import Survey, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
+from opslog.snapshot.identity import ensure_identity
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, merge_rows
 
@@ -372,6 +373,7 @@ class _Plan:
         :raises AlreadyExistsError: somebody else published first.
         :raises MissingFileError: and has collected already.
         """
+        ensure_identity(self.backend, environment.nonce)
         number = self.old.number + 1
         run = Run(run_name(number, environment.nonce()), [])
         ages = self._ages()

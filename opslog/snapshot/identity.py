@@ -3,6 +3,7 @@ another's. A copy gets an id of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -23,7 +24,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def read_identity(backend: Backend) -> str | None:
-    """The store's id, None where it has none: programs before 0.2 made none, and it is made when it is needed.
+    """The store's id, None where it has none: in a copy, and where programs before 0.2 made it, until a compaction or
+    a writer's `changes` makes one.
 
     :raises CorruptError: the file is damaged.
     """
@@ -32,6 +34,15 @@ def read_identity(backend: Backend) -> str | None:
     except MissingFileError:
         return None
     return decode_identity(data)
+
+
+def ensure_identity(backend: Backend, new_nonce: Callable[[], str]) -> None:
+    """Give the store an id if it has none. Costs one read where it has one, which is not checked."""
+    try:
+        backend.read(STORE)
+    except MissingFileError:
+        with suppress(AlreadyExistsError):
+            backend.create(STORE, encode_checked(Identity(new_nonce())))
 
 
 def make_identity(backend: Backend, nonce: str) -> str:

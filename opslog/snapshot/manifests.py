@@ -21,6 +21,7 @@ from opslog.errors import (
 )
 from opslog.format.layout import MANIFESTS, OPS, manifest_number, manifest_path, segment_of
 from opslog.format.manifest import Manifest, Settings, decode_manifest, encode_manifest
+from opslog.snapshot.identity import make_identity
 
 T = TypeVar("T")
 
@@ -143,8 +144,8 @@ class ManifestStore:
         self.backend.create(manifest_path(manifest.number), encode_manifest(manifest))
 
     def create_first(self, settings: Settings, environment: Environment) -> None:
-        """Where there is no manifest yet, create the first, which comes before any log. Of racing creators one wins,
-        and the others use what it made. On return there is one that survives a power cut.
+        """Where there is no manifest yet, create the store's id and the first manifest, which comes before any log. Of
+        racing creators one wins, and the others use what it made. On return there is one that survives a power cut.
 
         :raises UsageError: settings that cannot be.
         """
@@ -153,6 +154,8 @@ class ManifestStore:
         try:
             newest = self.newest()
         except NotFoundError:
+            # Before the manifest, so that every store has an id that was not made by an older program.
+            make_identity(self.backend, environment.nonce())
             with suppress(AlreadyExistsError):
                 created = format_ts(environment.time())
                 self.create(Manifest(number=1, created=created, settings=settings))
