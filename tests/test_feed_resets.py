@@ -188,7 +188,10 @@ def test_a_manifest_of_the_same_number_but_another_one_is_a_reset(tmp_path: Path
         assert a.changes(token).reset
 
 
-def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["nothing is left", "others were written since"])
+def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"bucket://resets-{next(_numbers)}"
     settings = opslog.Settings(undo_window=0, grace_seconds=0.0)
     with open_writer(url, "a", settings=settings) as a, opslog.open(url, read_only=True) as reader:
@@ -205,9 +208,11 @@ def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(monke
                 a["z"] = {"n": number}
             a.compact()
             a.compact()
+            if later:
+                a["later"] = {}
             return changes(*args)
 
         monkeypatch.setattr(feed, "changes", late)
         found = reader.changes(token)
         assert found.reset
-        assert [change.id for change in found] == ["w", "x", "z"]
+        assert [change.id for change in found] == (["later"] if later else []) + ["w", "x", "z"]

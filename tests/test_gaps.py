@@ -37,6 +37,7 @@ def test_where_a_reader_goes_on(
         pytest.param("1 2", Cut(3, 0, 9), START, None, id="all that was read is there"),
         pytest.param("1", Cut(3, 0, 9), START, 2, id="the last one that was read is not"),
         pytest.param("", Cut(2, 0, 9), START, 1, id="nothing is"),
+        pytest.param("7 8", Cut(6, 0, 9), START, 5, id="later ones are, which were written since"),
         pytest.param("2", Cut(2, 70, 9), START, None, id="read up to the middle"),
         pytest.param("1", Cut(2, 70, 9), START, 2, id="the middle is gone"),
         pytest.param("", Cut(3, 0, 9), Cut(3, 0, 9), None, id="compacted whole"),

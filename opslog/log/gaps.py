@@ -43,5 +43,5 @@ def missing_segment(listed: list[Segment], reached: Cut, cut: Cut) -> int | None
     needed = cut.segment if cut.segment <= cut.needed_segment else 0
     if reached.last_segment >= cut.segment:
         needed = max(needed, reached.last_segment)
-    last = listed[-1].number if listed else 0
-    return needed if last < needed else None
+    # Not whether the last one is greater: where all that was read is gone, others may have been written since.
+    return needed if needed and all(segment.number != needed for segment in listed) else None
