@@ -23,6 +23,7 @@ from opslog.format.manifest import Manifest
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
 from opslog.log.survey import Survey, check_reaches, retained, survey_history
 from opslog.merge.stamps import stamp_of
+from opslog.merge.undo import Reachable
 from opslog.notebook import ROWS, table
 from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import ManifestStore
@@ -210,8 +211,11 @@ def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Comm
 
 
 def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
-    """One log from the cursor on, at least up to where the newest manifest has seen it."""
+    """One log from the cursor on, at least up to where the newest manifest has seen it. Undos know what they gave back,
+    as far as that is retained."""
+    reachable = Reachable(newest.settings.undo_window)
     for _, commit in cursor.read(source, listed):
+        reachable.note(commit)
         yield commit
     check_reaches(cursor, newest)
 

@@ -325,7 +325,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self._replica.news.take_all()
 
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
-        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`.
+        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`. The `ids` of a
+        commit are the documents that it changed; of an undo those that it gave back.
 
         Each commit is returned once, by one `watch` or by `refresh`. If a watch is left early, the next one returns the
         commits that it has not returned. Ends when the store is closed.

@@ -61,7 +61,7 @@ def watch_command(session: Session, every: float) -> None:
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for commit in store.watch(every):
-                write(encode_commit(commit))
+                write(_line(commit))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pass  # the one way to end it
@@ -72,12 +72,20 @@ def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
         rows(["clock", "time", "author", "op", "what"], map(_commit_row, commits))
         return
     for commit in commits:
-        write(encode_commit(commit))
+        write(_line(commit))
+
+
+def _line(commit: opslog.Commit) -> bytes:
+    """Its log line; an undo with the documents that it gave back."""
+    line = encode_commit(commit)
+    if not isinstance(commit, opslog.Undo):
+        return line
+    return b'%b,"ids":%b}\n' % (line.removesuffix(b"}\n"), orjson.dumps(commit.ids))
 
 
 def _commit_row(commit: opslog.Commit) -> list[str]:
     if isinstance(commit, opslog.Undo):
-        what = f"of {commit.target}"
+        what = f"of {commit.target}: {', '.join(map(id_text, commit.ids))}"
     elif isinstance(commit, opslog.Set):
         what = f"{id_text(commit.id)} {bytes(commit.data).decode()}"
     else:

@@ -149,6 +149,11 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
         return (self,)
 
     @property
+    def ids(self) -> tuple[str, ...]:
+        """The documents that it changed; every commit has them."""
+        return (self.id,)
+
+    @property
     def document(self) -> dict[str, Any]:
         """The document, decoded anew at every access, so that it is the caller's own.
 
@@ -181,6 +186,10 @@ class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
     @property
     def records(self) -> tuple[Record, ...]:
         return (self,)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return (self.id,)
 
 
 Record = Set | Delete
@@ -217,8 +226,13 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
                 last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived, by=self.by, tx=self.tx)
         return tuple(last.values())
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(op.id for op in self.ops))
 
-class Undo(_Commit, gc=False, tag_field="op", tag="undo"):
+
+# With a dictionary, since what it gave back is not in its line; such a struct cannot do without the collector.
+class Undo(_Commit, gc=True, dict=True, tag_field="op", tag="undo"):
     """Cancels an earlier commit of the same agent.
 
     :ivar target: the clock of that commit.
@@ -230,12 +244,27 @@ class Undo(_Commit, gc=False, tag_field="op", tag="undo"):
     def records(self) -> tuple[Record, ...]:
         return ()
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The documents that it gave back. Empty where it cancelled nothing, and where that is not known: in a commit
+        that no store has read, or where the commit that it cancelled is no longer kept."""
+        ids: tuple[str, ...] = self.__dict__.get("_ids", ())
+        return ids
+
+    def note_ids(self, ids: tuple[str, ...]) -> None:
+        """Whoever reads its log knows what it gave back."""
+        self.__dict__["_ids"] = ids
+
 
 class Seal(_Commit, gc=False, tag_field="op", tag="seal"):
     """Ends the undo window of an idle agent: nothing before it can be undone any more."""
 
     @property
     def records(self) -> tuple[Record, ...]:
+        return ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
         return ()
 
 

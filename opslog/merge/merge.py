@@ -77,7 +77,8 @@ class Merge:
     undone: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def apply(self, commit: Commit) -> Iterable[Record]:
-        """Take in the next commit of its log, and return the records it brought or took away (for an undo)."""
+        """Take in the next commit of its log, and return the records it brought or took away (for an undo, which gets
+        to know them: `Undo.ids`)."""
         log = self.recent.get(commit.agent)
         if log is None:
             log = self.recent[commit.agent] = deque()
@@ -85,6 +86,7 @@ class Merge:
         touched: Iterable[Record] = entry.records
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)
+            commit.note_ids(tuple(record.id for record in touched))
             self._note_undone(touched, commit.agent, commit.clock)
         else:
             self._contest(entry.records)

@@ -17,14 +17,15 @@ import msgspec
 
 from opslog.backends import Backend
 from opslog.errors import MissingFileError, RetryError, UsageError
-from opslog.format.commits import Commit, Delete, Record, Set
+from opslog.format.commits import Commit, Delete, Record, Set, Undo
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import Chunk, Cursor, Segment, read_logs
+from opslog.log.reader import Chunk, Cursor, Segment, list_log, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
+from opslog.merge.undo import Reachable
 from opslog.replica.indexes import Indexes
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
@@ -540,6 +541,7 @@ def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: s
             if agent != skip and end.commits > start.commits:
                 first = found.manifest.cut.get(agent, START)
                 some, all_there = _read_between(backend, start, end, first, found.segments[agent])
+                _note_ids(backend, agent, first, some, found.manifest.settings.undo_window)
                 commits += some
                 complete = complete and all_there
         return commits, complete
@@ -566,3 +568,16 @@ def _read_between(
         retained = [commit for at, commit in cursor.read(backend, segments) if at.position < end.position]
     collected = end.commits - len(retained)
     return retained[max(0, seen - collected) :], collected <= seen
+
+
+def _note_ids(backend: Backend, agent: str, first: Cut, commits: list[Commit], window: int) -> None:
+    """Have the undos among these commits know what they gave back: that may lie before them."""
+    undos = {commit.clock: commit for commit in commits if isinstance(commit, Undo)}
+    if not undos:
+        return
+    reachable = Reachable(window)
+    with suppress(MissingFileError):  # collected meanwhile: then it is not known
+        for _, commit in Cursor.at(agent, first).read(backend, list_log(backend, agent)):
+            reachable.note(commit)
+            if isinstance(commit, Undo) and commit.clock in undos:
+                undos[commit.clock].note_ids(commit.ids)

@@ -25,8 +25,10 @@ def past(root: Path) -> None:
         a.archive(lambda document: document["n"] == 2, "old")
 
 
-def test_ops_are_the_lines_of_the_logs(opslog: Opslog, root: Path) -> None:
+def test_ops_are_the_lines_of_the_logs_and_undos_say_what_they_gave_back(opslog: Opslog, root: Path) -> None:
     lines = [line for path in root.glob("ops/*/*") for line in path.read_text().splitlines(keepends=True)]
+    undone = '"op":"undo","target":2'
+    lines = [line.replace(undone, f'{undone},"ids":["y"]') for line in lines]
     answer = opslog("ops")
     assert sorted(answer.out.splitlines(keepends=True)) == sorted(lines)
     assert [line["clock"] for line in answer.values] == [1, 2, 3, 4, 5]
