@@ -124,6 +124,8 @@ def _by_spark(session: Session, wish: Wish) -> int:
         raise click.UsageError(missing)
     from opslog.spark.jobs import replay_into
 
+    if not session.json:
+        say("starting Spark, which takes some seconds")
     return replay_into(
         session.url,
         wish.directory,

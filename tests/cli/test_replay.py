@@ -162,3 +162,15 @@ def test_a_killed_replay_leaves_nothing_under_the_name(source: Path, tmp_path: P
     assert [path.name.startswith(".out.") for path in out.parent.iterdir()] == [True]
     assert subprocess.run([*PROGRAM, *arguments], capture_output=True, check=False).returncode == 0
     assert (out / "part-00000.jsonl").is_file()
+
+
+def test_it_says_that_spark_is_starting(
+    opslog: Opslog, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = pytest.importorskip("opslog.spark.jobs")
+    monkeypatch.setattr("opslog.cli.replay.spark_missing", lambda master: None)
+    monkeypatch.setattr(jobs, "replay_into", lambda *_, **__: 3)
+    command = ["replay", str(source), "--to", str(tmp_path / "out"), "--engine", "spark"]
+    answer = opslog(*command)
+    assert "opslog: starting Spark" in answer.err
+    assert opslog("--json", *command).err == ""

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import opslog.spark
+from opslog.spark import sessions
 
 
 def pythons(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,3 +78,19 @@ def test_where_a_session_starts(
     here = not any(place.startswith("sc://") for place in expected.values())
     assert ("JAVA_HOME" in os.environ) == here, "a Java is looked for where Spark starts on this machine"
     assert ("PYSPARK_PYTHON" in os.environ) == ("spark.driver.host" in settings) == ("local" in str(expected))
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "partitions"),
+    [("local[2]", {}, "16"), ("local[8,3]", {}, "32"), ("local[2]", {"spark.sql.shuffle.partitions": "5"}, "5")],
+    ids=["few cores", "more cores", "given"],
+)
+def test_a_session_on_one_machine_has_few_shuffle_partitions(
+    monkeypatch: pytest.MonkeyPatch, master: str, given: dict[str, str], partitions: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", Settings())
+    monkeypatch.setattr(sessions, "java_home", lambda: os.environ.get("JAVA_HOME", ""))
+    settings = cast("dict[str, str]", opslog.spark.session("mine", master=master, config=given))
+    assert settings["spark.sql.shuffle.partitions"] == partitions
