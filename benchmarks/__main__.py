@@ -14,6 +14,9 @@ from benchmarks import transactions
 from benchmarks import reading
 
 # isort: split
+from benchmarks import finding
+
+# isort: split
 from benchmarks import opening
 
 # isort: split
@@ -31,7 +34,7 @@ from benchmarks.page import write_page
 from benchmarks.report import parser, run
 from benchmarks.runner import SMALL, Scale
 
-GROUPS = (writing, transactions, reading, opening, tails, feed, tables, amplification, maintenance)
+GROUPS = (writing, transactions, reading, finding, opening, tails, feed, tables, amplification, maintenance)
 
 if __name__ == "__main__":
     _parser = parser("python -m benchmarks", rounds=7)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks import feed, tables, transactions
+from benchmarks import feed, finding, tables, transactions
 from benchmarks.maintenance import COMPACT, PAUSE
 from benchmarks.opening import COLD, HUGE, LOG, SNAPSHOT
 from benchmarks.peers import NPM
@@ -113,6 +113,14 @@ GOALS = (
         (transactions.COUNTER, "opslog"),
         most=2,
     ),
+    _at_most("find 100 of 200,000 documents by equality: under 1 ms", (finding.EQUAL, finding.FIND), 1000, "µs"),
+    _times(
+        "find 100 of 200,000 documents by equality: at least 100 x as fast as filter",
+        (finding.EQUAL, finding.FIND),
+        (finding.EQUAL, finding.FILTER),
+        least=100,
+    ),
+    _at_most("find the top 10 of 200,000 documents by a field: under 1 ms", (finding.TOP, finding.FIND), 1000, "µs"),
     _at_most(
         "the slowest of these processes: at most 3 times as long as the fastest",
         (transactions.FAIRNESS, "opslog"),

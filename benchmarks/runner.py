@@ -21,6 +21,7 @@ class Scale(msgspec.Struct, frozen=True):
     :ivar log: commits of a long log, over a fifth as many documents; a short log has a tenth as many.
     :ivar snapshot: documents of a large snapshot; `huge`: of a very large one.
     :ivar agents: each with a log of a thousandth of `log`.
+    :ivar questions: documents of a store that is asked questions.
     """
 
     writes: int = 300
@@ -30,9 +31,10 @@ class Scale(msgspec.Struct, frozen=True):
     snapshot: int = 1_000_000
     huge: int = 10_000_000
     agents: int = 100
+    questions: int = 200_000
 
 
-SMALL = Scale(writes=8, threads=4, documents=40, log=2000, snapshot=1000, huge=3000, agents=5)
+SMALL = Scale(writes=8, threads=4, documents=40, log=2000, snapshot=1000, huge=3000, agents=5, questions=1000)
 
 
 class Timer:

@@ -27,6 +27,8 @@ WORKLOADS = {
     "get, random",
     "get, random, large snapshot",
     "scan with a predicate, per document",
+    "find 100 of 200,000 documents by equality",
+    "find the top 10 of 200,000 documents by a field",
     "open a log of 1,000,000 commits over 200,000 ids, per commit",
     "open a snapshot of 1,000,000, one get",
     "open a snapshot of 10,000,000, one get",
@@ -55,6 +57,7 @@ WITHOUT_FLOOR = (
     "plain sets where",
     "requests of",
     "changes ",
+    "find ",
 )
 
 
