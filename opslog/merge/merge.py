@@ -239,10 +239,11 @@ class Merge:
             self.settled[record.id] = newer(record, self.settled.get(record.id))
 
     def _note_undone(self, records: Iterable[Record], agent: str, clock: int) -> None:
+        # New ones, since other threads may be reading the old ones; shared by the documents of a large batch.
+        alone = {agent: clock}
         for record in records:
-            known = self.undone.get(record.id, {})
-            # A new one, since other threads may be reading the old one.
-            self.undone[record.id] = {**known, agent: max(clock, known.get(agent, 0))}
+            known = self.undone.get(record.id)
+            self.undone[record.id] = alone if known is None else {**known, agent: max(clock, known.get(agent, 0))}
 
     def _note_author(self, commit: Commit) -> None:
         if commit.by and commit.records:  # an undo is not what another undo would pass
