@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property, partial
 from itertools import islice
@@ -218,7 +218,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def _commit_batch(self, batch: Batch | None) -> None:
         """A batch inside a transaction becomes a part of it."""
-        outer = self._replica.batches.local.transaction()
+        outer = self._replica.batches.transaction
         if outer is None:
             self._commit(batch)
         elif batch is not None:
@@ -250,13 +250,15 @@ class Store(MutableMapping[str, T], Generic[T]):
             return
         replica = self._replica
         log = replica.writable_log()
-        if replica.batches.local.transaction() is not None:
+        if replica.batches.local.transaction is not None and replica.batches.transaction is not None:
             raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
         replica.refresh_if_stale()
         while (guards := replica.unguarded(commit)) is not None:
-            with suppress(SealedError):  # a transaction may have come in between
+            try:
                 log.finish(log.queue(commit, guards))
-                break
+            except SealedError:
+                continue  # a transaction may have come in between
+            break
         else:
             replica.decide_plain(commit)
             return

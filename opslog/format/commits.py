@@ -221,9 +221,12 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
         last: dict[str, Record] = {}
         for op in self.ops:
             if isinstance(op, SetOp):
-                last[op.id] = Set(self.ts, self.clock, self.agent, op.id, op.data, op.v, by=self.by, tx=self.tx)
+                last[op.id] = Set(self.ts, self.clock, self.agent, op.id, op.data, op.v)
             else:
-                last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived, by=self.by, tx=self.tx)
+                last[op.id] = Delete(self.ts, self.clock, self.agent, op.id, op.archived)
+        if self.by or self.tx:
+            for record in last.values():
+                record.by, record.tx = self.by, self.tx
         return tuple(last.values())
 
     @property

@@ -396,12 +396,15 @@ class LogWriter:
     def _append(self, commit: Commit, guards: int | None = None) -> Pending:
         if self._closed:
             raise ClosedError(f"nothing was written: {_CLOSED}")
-        self._check_unbroken()
-        self._apply_last()
+        if self._broken is not None:
+            self._check_unbroken()
+        if self._queue and not self._queue[-1].applied:
+            self._apply_last()
         read_at = self.session.freshness.read_at
         pending = Pending(commit, self.session.stamp(commit), read_at, guards)
         # After the stamp: what came before it was counted by now, and what comes later has a clock of its own.
-        self._check_guards(pending)
+        if guards is not None and guards != self._memory.guards:
+            raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
         try:
             self._queued_bytes += len(pending.line)
             self._queue.append(pending)
@@ -411,10 +414,6 @@ class LogWriter:
             self._apply_last()
             raise
         return pending
-
-    def _check_guards(self, pending: Pending) -> None:
-        if pending.guards is not None and pending.guards != self._memory.guards:
-            raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
 
     def _check_unbroken(self) -> None:
         if self._broken is not None:

@@ -233,7 +233,8 @@ class Merge:
     def _settle(self, entry: Recent) -> None:
         if entry.cancelled:
             return
-        self._note_author(entry.commit)
+        if entry.commit.by:
+            self._note_author(entry.commit)
         for record in entry.records:
             self._withdraw(record)
             self.settled[record.id] = newer(record, self.settled.get(record.id))

@@ -62,7 +62,7 @@ class _Local(threading.local):
     """What each thread has of its own: its innermost batch, and the block of its transaction."""
 
     batch: OpenBatch | None = None
-    transaction: Callable[[], OpenTransaction | None] = staticmethod(lambda: None)
+    transaction: Callable[[], OpenTransaction | None] | None = None
 
 
 class OpenTransaction(Protocol):
@@ -91,6 +91,12 @@ class Batches:
         while batch is not None and batch.is_over:
             batch = self.local.batch = batch.outer
         return batch
+
+    @property
+    def transaction(self) -> OpenTransaction | None:
+        """The block of a transaction that this thread is in."""
+        block = self.local.transaction
+        return None if block is None else block()
 
     def inside(self, batch: OpenBatch, call: Callable[[], R]) -> R:
         """What a call returns, made as if it stood in the block of this batch."""

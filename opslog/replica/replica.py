@@ -120,7 +120,7 @@ class Replica(Following, Generic[T]):
             if id in batch.overlay:
                 record = batch.overlay[id]
                 return record if isinstance(record, Set) else None
-            if (outer := self.batches.local.transaction()) is not None:
+            if (outer := self.batches.transaction) is not None:
                 return outer.record(id)
         return self.read(State.get, id)
 
@@ -131,7 +131,7 @@ class Replica(Following, Generic[T]):
         if batch is not None:
             if id in batch.overlay:
                 return isinstance(batch.overlay[id], Set)
-            if isinstance(id, str) and (outer := self.batches.local.transaction()) is not None:
+            if isinstance(id, str) and (outer := self.batches.transaction) is not None:
                 return outer.record(id) is not None
         return isinstance(id, str) and self.read(State.contains, id)
 
@@ -210,7 +210,7 @@ class Replica(Following, Generic[T]):
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.writable_log(call)
-        if self.batches.local.transaction() is not None:
+        if self.batches.transaction is not None:
             raise UsageError(f"{call} cannot be part of another transaction: use that one")
         assert self.transactions is not None
         return self.transactions

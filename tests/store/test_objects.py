@@ -110,6 +110,32 @@ def test_requests(url: str) -> None:
         assert b.stats().requests == len(asked)
 
 
+def test_a_transaction_costs_a_refresh_and_a_put(url: str) -> None:
+    with open_store(url) as a, open_store(url, "b") as b:
+        asked = bucket_of(url).asked
+
+        def sent(call: Callable[[], object]) -> Counter[str]:
+            since = len(asked)
+            call()
+            return Counter(request.method for request in asked[since:])
+
+        def several(transaction: opslog.Transaction[dict[str, Any]]) -> None:
+            for id in ("x", "y", "z"):
+                transaction[id] = {"n": 1}
+
+        refresh, put = {"list": 2}, {"put_new": 1}
+        assert sent(lambda: a.create("x", {})) == refresh | put
+        assert sent(lambda: a.modify("x", lambda document: {"n": 1})) == refresh | put
+        assert sent(lambda: a.transact(several)) == refresh | put
+        assert sent(lambda: a.set("x", {"n": 2})) == refresh | put, "a plain set of a guarded document"
+        assert sent(lambda: a.set("plain", {})) == put
+        assert sent(lambda: b.modify("x", lambda document: {"n": 3})) == refresh | put | {"get": 5}
+        assert sent(lambda: a.transact(len)) == refresh | {"get": 1}, "it wrote nothing"
+        with pytest.raises(opslog.ExistsError):
+            a.create("x", {})
+        assert sent(a.undo) == refresh | put
+
+
 def test_opening_costs_the_tail_and_the_parts(url: str) -> None:
     with open_store(url) as store:
         for number in range(40):
