@@ -160,7 +160,7 @@ class Questions(Generic[T]):
         missing = asking.missing(wanted(ways))
         if missing is not None:
             return missing
-        if len(asked.order) != 1 or asked.last is None or asking.overlay:
+        if len(asked.order) != 1 or asked.last is None or asked.last > asking.most or asking.overlay:
             return None
         path, is_descending = asked.order[0]
         index = asking.use(path)

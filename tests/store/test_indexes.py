@@ -107,6 +107,8 @@ def test_an_index_that_finds_too_much_is_not_used(
     few = store.find("tags[*] = all", limit=5, offset=2)
     assert few.explain == "index on tags[*]: 300 documents"
     assert ids(few) == [f"task-00{number}" for number in range(2, 7)]
+    assert store.find(order_by="-status", limit=200).explain == "every document was read"
+    assert made == ["tags[*]"], "an index that would be read nearly whole is not made"
     # A second condition gets its own index, at the next question.
     assert ids(store.find("tags[*] = all and status = s7")) == ["task-007", "task-107", "task-207"]
     assert store.find("tags[*] = all and status = s7").explain == "index on status: 3 documents"
