@@ -331,7 +331,7 @@ def test_a_commit_of_a_store_without_an_undo_window_is_not_taken_for_a_seal(buck
     write(bucket_url, "a", 5, settings=settings)
     stream = Stream(bucket_url)
     stream.drain()
-    write(bucket_url, "a", 1, first=100)
+    write(bucket_url, "a", 1, first=100, settings=settings)
     vanish(bucket_url)
     assert vanished(bucket_url, "a")
     stream.drain()
