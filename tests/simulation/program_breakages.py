@@ -117,6 +117,7 @@ PROGRAM = [
         "_read_new",
         _count_when_begun,
         likely("posix", {"fail": 1}, 300, 9_000, {"fail": "list /store/ops"}, **LONG_AWAY),
+        first=5,  # in seed 3 the last compaction fails, too
     ),
     Breakage(
         "move the cursor before what it stands for is taken in",
