@@ -32,14 +32,14 @@ def changes_command(session: Session, since: str | None, limit: int | None, foll
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for changes in store.follow(since, every) if follow else [store.changes(since, limit)]:
-                _show(session, changes)
+                _show(session, changes, paged=not follow)
                 sys.stdout.flush()
     except KeyboardInterrupt:
         if not follow:
             raise
 
 
-def _show(session: Session, changes: opslog.Changes[Any]) -> None:
+def _show(session: Session, changes: opslog.Changes[Any], *, paged: bool) -> None:
     if session.json:
         if changes.reset:
             write_json({"op": "reset"})
@@ -47,7 +47,7 @@ def _show(session: Session, changes: opslog.Changes[Any]) -> None:
             write_json(_fields(change))
         write_json({"op": "token", "token": changes.token, "commits": list(map(_effect, changes.commits))})
     else:
-        rows(["op", "id", "document"], _rows(changes))
+        rows(["op", "id", "document"], _rows(changes), paged=paged)
 
 
 def _rows(changes: opslog.Changes[Any]) -> Iterator[list[str]]:

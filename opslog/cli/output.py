@@ -13,13 +13,15 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import Any
 
 import click
 import orjson
 
 from opslog.cli.session import Session
-from opslog.environment import REAL
+from opslog.environment import REAL, parse_ts
 from opslog.errors import ConflictError, OpslogError
 from opslog.format.commits import Set
 
@@ -31,6 +33,8 @@ _UNESCAPED_CONTROL = re.compile(rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
 
 # Of a table, in characters: between two columns, and what its last column gets at the least.
 _GAP, _NARROWEST = 2, 10
+# How many lines of a table say how wide its columns are.
+_MEASURED = 100
 
 
 def is_terminal() -> bool:
@@ -106,6 +110,17 @@ def answer(session: Session, value: object, text: str) -> None:
         write(visible(text) if is_terminal() else text)
 
 
+def short_time(ts: str) -> str:
+    """A time for a person: how long ago, or, of an earlier day, its date and time here."""
+    moment = datetime.fromtimestamp(parse_ts(ts), UTC)
+    now = datetime.fromtimestamp(REAL.time(), UTC)
+    seconds = int((now - moment).total_seconds())
+    here = moment.astimezone()
+    if not 0 <= seconds < 3600:
+        return f"{here:%H:%M:%S}" if here.date() == now.astimezone().date() else f"{here:%Y-%m-%d %H:%M}"
+    return f"{seconds} s ago" if seconds < 60 else f"{seconds // 60} min ago"
+
+
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -174,29 +189,54 @@ def records(session: Session, found: Iterable[Set]) -> None:
         )
 
 
-def rows(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool = True) -> None:
     """A table at a terminal, whose last column takes what the others leave of its width; otherwise lines with tabs
-    between the columns."""
+    between the columns. Each line is shown when it is there: the columns are as wide as the first lines need.
+
+    :param paged: whether a table that is longer than the screen goes through the pager.
+    """
     if not is_terminal():
         for line in lines:
             write("\t".join(line))
         return
-    from rich.cells import cell_len
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console()
-    shown = [titles, *([visible(cell) for cell in line] for line in lines)]
-    # An id of a screen's width must leave room for its document.
-    widths = [min(max(map(cell_len, column)), console.width // 2) for column in list(zip(*shown, strict=True))[:-1]]
-    left = console.width - sum(width + _GAP for width in widths)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
-    for title, width in zip(titles, [*widths, max(left, _NARROWEST)], strict=True):
-        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=width)
-    for line in shown[1:]:
-        table.add_row(*map(Text, line))
-    console.print(table)
+    waiting = ([visible(cell) for cell in line] for line in lines)
+    first = list(islice(waiting, max(_MEASURED, console.height)))
+    table = Columns(titles, first, console.width)
+    shown = (table.line(line) for line in chain([titles], first, waiting))
+    if paged and len(first) >= console.height:
+        os.environ.setdefault("LESS", "FRX")  # colours, and the screen stays as it is
+        click.echo_via_pager(f"{line}\n" for line in shown)
+    else:
+        for line in shown:
+            write(line)
+
+
+class Columns:
+    """The columns of a table at a terminal.
+
+    :param first: the lines by which widths are chosen. A cell of a later line may be longer: ids are shown whole.
+    """
+
+    def __init__(self, titles: Sequence[str], first: Sequence[Sequence[str]], width: int) -> None:
+        from rich.cells import cell_len, set_cell_size
+
+        self._cell_len, self._set_cell_size = cell_len, set_cell_size
+        self._width = width
+        self._widths = [max(map(cell_len, column)) for column in list(zip(titles, *first, strict=True))[:-1]]
+
+    def line(self, cells: Sequence[str]) -> str:
+        shown = ""
+        for cell, width in zip(cells, self._widths, strict=False):
+            # An id of a screen's width must leave room for its document.
+            text = self._cropped(cell, self._width // 2)
+            shown += text + " " * (_GAP + max(0, min(width, self._width // 2) - self._cell_len(text)))
+        return (shown + self._cropped(cells[-1], max(self._width - self._cell_len(shown), _NARROWEST))).rstrip()
+
+    def _cropped(self, text: str, width: int) -> str:
+        return text if self._cell_len(text) <= width else self._set_cell_size(text, width - 1).rstrip() + "…"
 
 
 @contextmanager

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import click
 import orjson
 
 import opslog
-from opslog.cli.output import id_text, is_terminal, report_error, rows, wait_while_read, write, write_json
+from opslog.cli.output import (
+    Columns,
+    id_text,
+    is_terminal,
+    report_error,
+    rows,
+    short_time,
+    visible,
+    wait_while_read,
+    write,
+    write_json,
+)
 from opslog.cli.session import Session, StoreCommand, complete_id, every_option
 from opslog.cli.values import document_id
-from opslog.environment import REAL
-from opslog.format.commits import encode_commit
+from opslog.environment import REAL, parse_ts
+from opslog.format.commits import SetOp, encode_commit
 
 
 @click.command("history", cls=StoreCommand)
@@ -57,11 +70,13 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
 @every_option("How often to read new commits.")
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:
-    """Show the commits of all agents as they come, as log lines, until Ctrl-C. Takes no agent's name."""
+    """Show the commits of all agents as they come, until Ctrl-C: as log lines, or, at a terminal, a line for each
+    document. Takes no agent's name."""
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for commit in store.watch(every):
-                write(_line(commit))
+                for line in [_line(commit)] if session.json or not is_terminal() else _watched(commit):
+                    write(line)
                 sys.stdout.flush()
     except KeyboardInterrupt:
         pass  # the one way to end it
@@ -73,6 +88,19 @@ def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
         return
     for commit in commits:
         write(_line(commit))
+
+
+def _watched(commit: opslog.Commit) -> Iterator[str]:
+    """A line for each document that a commit wrote, or gave back."""
+    time = f"{datetime.fromtimestamp(parse_ts(commit.ts), UTC).astimezone():%H:%M:%S}"
+    columns = Columns(["12:00:00", "planner", "delete", "task-000", ""], [], shutil.get_terminal_size().columns)
+    if isinstance(commit, opslog.Undo):
+        for id in commit.ids:
+            yield columns.line([time, commit.author, "undo", id_text(id), f"took back its commit {commit.target}"])
+        return
+    for record in commit.records:
+        document = bytes(record.data).decode() if isinstance(record, opslog.Set | SetOp) else ""
+        yield columns.line([time, commit.author, record.op, id_text(record.id), visible(document)])
 
 
 def _line(commit: opslog.Commit) -> bytes:
@@ -90,13 +118,18 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
         what = f"{id_text(commit.id)} {bytes(commit.data).decode()}"
     else:
         what = ", ".join(id_text(record.id) for record in commit.records)
-    return [str(commit.clock), commit.ts, commit.author, commit.op, what]
+    return [str(commit.clock), _time(commit.ts), commit.author, commit.op, what]
 
 
 def _revision_row(revision: opslog.Revision) -> list[str]:
     record = revision.record
     document = bytes(record.data).decode() if isinstance(record, opslog.Set) else ""
-    return [str(record.clock), record.ts, record.author, record.op, "undone" if revision.undone else "", document]
+    undone = "undone" if revision.undone else ""
+    return [str(record.clock), _time(record.ts), record.author, record.op, undone, document]
+
+
+def _time(ts: str) -> str:
+    return short_time(ts) if is_terminal() else ts
 
 
 def _revision(revision: opslog.Revision) -> dict[str, object]:

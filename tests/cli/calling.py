@@ -79,6 +79,17 @@ def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def at_terminal(store: Path, *arguments: str, columns: int = 80) -> str:
     """What a person sees of a command at a terminal of so many columns."""
+    process, master = start_at_terminal(store, *arguments, columns=columns)
+    seen = b""
+    while data := read_terminal(master):
+        seen += data
+    os.close(master)
+    assert process.wait() == 0, seen.decode()
+    return seen.decode().replace("\r\n", "\n")
+
+
+def start_at_terminal(store: Path, *arguments: str, columns: int = 80) -> tuple[subprocess.Popen[bytes], int]:
+    """A command at a terminal, and the end of it that a person reads."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [*PROGRAM, "--store", str(store), *arguments],
@@ -88,15 +99,10 @@ def at_terminal(store: Path, *arguments: str, columns: int = 80) -> str:
         env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
     )
     os.close(slave)
-    seen = b""
-    while data := _read(master):
-        seen += data
-    os.close(master)
-    assert process.wait() == 0, seen.decode()
-    return seen.decode().replace("\r\n", "\n")
+    return process, master
 
 
-def _read(master: int) -> bytes:
+def read_terminal(master: int) -> bytes:
     try:
         return os.read(master, 65536)
     except OSError:  # how Linux says that nobody has the other end open any more

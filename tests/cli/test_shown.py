@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import opslog
-from opslog.cli.output import id_text
-from tests.cli.calling import at_terminal, call, shell
+from opslog.cli import output
+from opslog.cli.output import id_text, rows, short_time
+from opslog.environment import format_ts
+from tests.cli.calling import at_terminal, call, read_terminal, shell, start_at_terminal
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 EVIL = "evil\x1b]0;title\x07\x9b31m\x7f\u202e\r\n"
@@ -75,6 +81,64 @@ def test_a_table_fits_the_terminal_and_keeps_ids_whole(store: Path) -> None:
     assert re.fullmatch(r"i+…  \{\"n\":1\} *", shown[3])
     assert shown[4].startswith("task-1 ")
     assert all(len(line) <= 80 for line in shown)
+
+
+def test_a_table_shows_lines_while_others_are_still_made(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def lines() -> Iterator[list[str]]:
+        for number in range(1000):
+            if number == 500:
+                sys.stdout.flush()
+                assert capfdbinary.readouterr().out.count(b"\n") > 400
+            yield [f"id-{number}" * (1 + number // 600), "x" * 300]
+
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows(["id", "document"], lines(), paged=False)
+    sys.stdout.flush()
+    shown = capfdbinary.readouterr().out.decode().splitlines()
+    assert shown[-1].startswith("id-999id-999  xxx")
+    assert all(len(line) <= 80 for line in shown)
+
+
+def test_a_table_that_is_longer_than_the_screen_goes_through_the_pager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opslog.open(tmp_path / "store", agent="one") as store, store.batch():
+        for number in range(300):
+            store[f"task-{number:03}"] = {}
+    monkeypatch.setenv("PAGER", "head -n 3")
+    assert at_terminal(tmp_path / "store", "ls").splitlines() == ["id        document", "task-000  {}", "task-001  {}"]
+
+
+def test_watch_shows_a_line_for_each_document_to_a_person(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "store", agent="planner") as store:
+        process, master = start_at_terminal(tmp_path / "store", "watch", "--every", "0.01")
+        seen, number = b"", 0
+        while b" undo " not in seen:  # it may begin at any time
+            number += 1
+            with store.batch():
+                store[f"task-{number}"] = {"title": "Build"}
+                store["other"] = {"n": number}
+            store.undo()
+            seen += read_terminal(master)
+    process.send_signal(signal.SIGINT)
+    while read_terminal(master):
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    lines = seen.decode().replace("\r\n", "\n").splitlines()
+    assert any(re.fullmatch(r'\d\d:\d\d:\d\d  planner  set     task-\d+ +\{"title":"Build"\}', line) for line in lines)
+    assert any(re.search(r"  planner  undo    task-\d+ +took back its commit \d+", line) for line in lines)
+
+
+def test_times_are_short_for_people() -> None:
+    now = time.time()
+    assert re.fullmatch(r"\d s ago", short_time(format_ts(now - 3)))
+    assert short_time(format_ts(now - 185)) == "3 min ago"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", short_time(format_ts(now - 100_000)))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d|\d{4}-.*", short_time(format_ts(now + 60)))
 
 
 def test_a_pipe_gets_the_same_without_styles(store: Path) -> None:
