@@ -423,12 +423,16 @@ class Replica(Following, Generic[T]):
         self.log.write_at_once()
         try:
             self.log.flush()
+            failure = self.failure
         except OpslogError as error:
-            logger("log").error("buffered commits were not written when the program ended: %s", error)
+            failure = error
+        if failure is None:
+            warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
+        elif not self._failure_was_raised:
             # Nobody can get the error any more, and this is seen without any configuration.
-            lost = f"buffered commits of {self.backend.url} were not written when the program ended: {error}"
+            lost = f"buffered commits of {self.backend.url} were not written when the program ended: {failure}"
+            logger("log").error(lost)
             warnings.warn(lost, RuntimeWarning, stacklevel=1)
-        warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
 
     def __repr__(self) -> str:
         return self.described("")
