@@ -122,3 +122,29 @@ def test_an_interrupt_in_a_function_leaves_nothing_and_others_go_on(url: str) ->
             assert second.result(30) == {"n": 1}
         assert sorted(a) == ["n"]
         assert replica_of(a).transactions is not None
+
+
+@pytest.mark.parametrize("call", ["modify", "set", "close"])
+def test_who_is_refreshing_waits_for_nobody_who_decides(url: str, call: str) -> None:
+    """A signal's handler that comes into a refresh has to be refused: whoever decides may be waiting for its end."""
+    with open_writer(url, "a") as a:
+        a.create("n", {"n": 0})
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold(document: Document | None) -> Document:
+            entered.set()
+            assert leave.wait(30)
+            return increment(document)
+
+        def handle() -> None:
+            leave.set()
+            calls = {"modify": lambda: a.modify("n", increment), "set": lambda: a.set("n", {}), "close": a.close}
+            with pytest.raises(UsageError, match="handler"):
+                calls[call]()
+
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(a.modify, "n", hold)
+            assert entered.wait(30)
+            replica_of(a).between_refreshes(handle)
+            assert first.result(30) == {"n": 1}
+        assert a.modify("n", increment) == {"n": 2}

@@ -78,6 +78,7 @@ class Replica(Protocol[T]):
 
     def check_open(self) -> None: ...
     def check_may_wait(self) -> None: ...
+    def check_not_refreshing(self) -> None: ...
     def flush(self) -> None: ...
     def refresh(self) -> None: ...
     def check_own_log(self) -> None: ...
@@ -298,7 +299,10 @@ class Deciding(Generic[T]):
         return waiting
 
     def check_entry(self) -> None:
-        """:raises UsageError: the calling thread decides; a signal's handler interrupted it, and now calls."""
+        """:raises UsageError: the calling thread decides, or refreshes, for which whoever decides may be waiting; a
+        signal's handler interrupted it, and now calls.
+        """
+        self._replica.check_not_refreshing()
         if self._alone.holder == threading.get_ident():
             raise reentered()
 

@@ -69,8 +69,8 @@ class Following(Memory):
         self.freshness = Freshness(loader.manifests, environment, state.manifest, read_at)
         self.guards = 0
         self._refresh_lock = threading.RLock()
-        # Whether somebody is in a block under `_refresh_lock`; see `_in_state`.
-        self._is_refreshing = False
+        # The threads that are in a block under `_refresh_lock`, or about to enter one.
+        self._refreshing: set[int] = set()
 
     @abstractmethod
     def check_open(self) -> None:
@@ -116,23 +116,28 @@ class Following(Memory):
         if self.log is not None:
             self.log.check_entry()
 
-    def _one_at_a_time(self, work: Callable[[], None]) -> None:
-        """Do what moves the state on with what others wrote.
+    def check_not_refreshing(self) -> None:
+        """To be called before anything that waits for threads that may have to refresh.
 
-        :raises UsageError: called by a signal handler that came while its own thread was at it.
+        :raises UsageError: called by the handler of a signal that came while its own thread was refreshing.
         """
+        if threading.get_ident() in self._refreshing:
+            raise UsageError(
+                "this call came while the same thread was taking in what others wrote, as the handler of a signal "
+                "does: let the handler set a flag, and make the call after it has returned"
+            )
+
+    def _one_at_a_time(self, work: Callable[[], None]) -> None:
+        """Do what moves the state on with what others wrote. Errors as of `check_not_refreshing`."""
         self.check_may_wait()
-        with self._refresh_lock:
-            if self._is_refreshing:
-                raise UsageError(
-                    "this call came while the same thread was taking in what others wrote, as the handler of a signal "
-                    "does: let the handler set a flag, and make the call after it has returned"
-                )
-            self._is_refreshing = True
-            try:
+        self.check_not_refreshing()
+        me = threading.get_ident()
+        try:
+            self._refreshing.add(me)  # before it has the lock, for which others would wait as long as for a handler
+            with self._refresh_lock:
                 work()
-            finally:
-                self._is_refreshing = False
+        finally:
+            self._refreshing.discard(me)
 
     def _read_new(self) -> None:
         """Take what is new into the state and the news.
@@ -238,7 +243,7 @@ class Following(Memory):
     def forget_compacted(self) -> None:
         """After a compaction: forget what is in the snapshot now, or a store that only writes would hold everything it
         has ever written. A refresh under way is not waited for: whoever refreshes comes to that himself."""
-        if not self._is_refreshing:
+        if not self._refreshing:
             self._one_at_a_time(self._forget_winners)
 
     def _forget_winners(self) -> None:

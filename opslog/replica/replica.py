@@ -397,6 +397,7 @@ class Replica(Following, Generic[T]):
             self.is_closed = True
             return  # everything belongs to the parent
         self.check_may_wait()
+        self.check_not_refreshing()  # a compaction that ends may be waiting for that
         if self.transactions is not None:
             self.transactions.check_entry()
         self.is_closed = True
@@ -430,7 +431,7 @@ class Replica(Following, Generic[T]):
             warnings.warn(f"unclosed {self!r}: its buffer was written at exit; close it", ResourceWarning, stacklevel=1)
         elif not self._failure_was_raised:
             # Nobody can get the error any more, and this is seen without any configuration.
-            lost = f"buffered commits of {self.backend.url} were not written when the program ended: {failure}"
+            lost = f"the program ended, and buffered commits of {self.backend.url} may be lost: {failure}"
             logger("log").error(lost)
             warnings.warn(lost, RuntimeWarning, stacklevel=1)
 

@@ -31,6 +31,7 @@ def _exit(store: Store) -> None:
 @pytest.mark.parametrize("storage", ["memory", pytest.param("bucket", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("then", [opslog.Store.close, _exit], ids=["closed-again", "exit"])
 @pytest.mark.filterwarnings("ignore:unclosed <opslog.Store:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:the program ended, and buffered commits:RuntimeWarning")
 def test_two_exceptions_in_one_close_lose_nothing_in_silence(
     storage: str, then: Callable[[Store], None], every: int
 ) -> None:
