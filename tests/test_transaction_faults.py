@@ -11,6 +11,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,13 @@ from opslog.errors import (
     ConflictError,
     ExistsError,
     MissingFileError,
+    OpslogError,
     ReopenError,
     RetryError,
+    WriteFailedError,
 )
 from opslog.format.commits import Commit
+from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
 from opslog.replica import transaction
 from opslog.replica.deciding import Deciding
@@ -41,8 +45,8 @@ Transaction = opslog.Transaction[Document]
 _numbers = itertools.count()
 
 
-def open_writer(url: str, agent: str) -> Store:
-    return opslog.open(url, agent=agent, compact_after=None)
+def open_writer(url: str, agent: str, **options: Any) -> Store:
+    return opslog.open(url, agent=agent, compact_after=None, **options)
 
 
 @pytest.fixture
@@ -336,3 +340,40 @@ def test_an_undo_by_which_something_else_was_read_is_durable_first(
             b["other"] = {}
             store.modify("y", lambda document: {"n": 3})
             assert persisted == [], "it is durable by now"
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("storage", ["directory", "bucket"])
+def test_what_another_thread_has_buffered_is_durable_before_a_transaction_that_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, is_written: bool
+) -> None:
+    """It comes after the transaction has flushed the store's queue, and before it reads."""
+    url = str(tmp_path / "store") if storage == "directory" else f"bucket://buffered-{next(_numbers)}"
+    store = open_writer(url, "a", durability="buffered", buffer_seconds=3600)
+    replica = replica_of(store)
+    assert replica.log is not None
+    refresh = replica.refresh
+
+    def write_and_refresh() -> None:
+        monkeypatch.setattr(replica, "refresh", refresh)
+        store["x"] = {"n": 1}
+        refresh()
+
+    def fail(*arguments: object) -> None:
+        raise WriteFailedError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        if not is_written:
+            patch.setattr(replica.log.session, "append", fail)
+        monkeypatch.setattr(replica, "refresh", write_and_refresh)
+        if is_written:
+            store.modify("x", lambda document: document and {"n": document["n"] + 1})
+        else:
+            with pytest.raises(OpslogError, match="the disk is full"):
+                store.modify("x", lambda document: document)
+    with opslog.open(url, read_only=True) as reader:
+        assert [(commit.agent, commit.ids) for commit in reader.ops()] == (
+            [("a", ("x",)), (TRANSACTIONS, ("x",))] if is_written else []
+        )
+    with suppress(OpslogError):
+        store.close()

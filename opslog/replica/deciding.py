@@ -456,10 +456,8 @@ class Deciding(Generic[T]):
             raise _Again
 
     def _make_durable(self, group: list[Waiting[T, Any]], view: View, *, appends: bool) -> None:
-        """What others wrote, and was read, is on disk before anything rests on it. (The append sees to the shared log
-        itself.)"""
-        if not self._replica.backend.segments_grow:
-            return
+        """What was read is durable before anything rests on it. (The append sees to the shared log itself.) What others
+        have written to an object storage is so when it is there."""
         sights = [waiting.sight for waiting in group if waiting.sight is not None]
         agents = {agent for sight in sights for agent in sight.agents}
         agents |= {
@@ -467,6 +465,8 @@ class Deciding(Generic[T]):
         }
         if self._replica.agent in agents:
             self._flush()  # another thread may have written since
+        if not self._replica.backend.segments_grow:
+            return
         paths, known = [], {}
         for agent in sorted(agents - {self._replica.agent or "", "" if not appends else TRANSACTIONS}):
             cursor = view.end if agent == TRANSACTIONS else view.state.cursors.get(agent)
