@@ -11,8 +11,10 @@ import pytest
 from opslog.archive import read_archive
 from opslog.errors import CorruptError, DataError
 from opslog.format.exact import loads
+from opslog.format.layout import STORE
 from opslog.format.manifest import decode_manifest
 from opslog.format.snapshot import decode_index
+from opslog.snapshot.identity import decode_identity
 from opslog.snapshot.runs import BlockRun, LoadedRun
 from opslog.verify.verify import verify
 from tests.fuzz import stores, targets
@@ -36,7 +38,14 @@ def checked_files() -> list[str]:
 
 def test_the_store_has_files_of_all_kinds() -> None:
     kinds = {path.partition("/")[0] + path[path.rindex(".") :] for path in checked_files()}
-    assert kinds == {"manifests.json", "snapshots.jsonl", "snapshots.index", "archive.jsonl", "archive.index"}
+    assert kinds == {
+        "manifests.json",
+        "snapshots.jsonl",
+        "snapshots.index",
+        "archive.jsonl",
+        "archive.index",
+        "store.json.json",
+    }
 
 
 def test_each_bit_of_a_manifest_and_of_an_index() -> None:
@@ -50,6 +59,10 @@ def test_each_bit_of_a_manifest_and_of_an_index() -> None:
             for _, data in flipped(files[path], every(files[path])):
                 with pytest.raises(CorruptError):
                     decode_index(data, path.replace(".index", ".jsonl"))
+        elif path == STORE:
+            for _, data in flipped(files[path], every(files[path])):
+                with pytest.raises(CorruptError):
+                    decode_identity(data)
 
 
 def test_each_bit_of_a_part_and_of_an_archive() -> None:

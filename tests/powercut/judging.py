@@ -13,7 +13,7 @@ from unittest.mock import patch
 import opslog
 from opslog.archive import read_archive
 from opslog.backends import open_backend, posix
-from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Set, decode_commits
+from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Seal, Set, decode_commits
 from opslog.format.layout import segment_of
 from opslog.log.reader import Cursor
 from opslog.merge.merge import reference
@@ -70,8 +70,10 @@ class Written:
         return logs
 
     def promised(self, agent: str, log: list[Commit]) -> int:
-        """How many commits of a log were acknowledged."""
-        return sum(commit.clock <= self._acknowledged.get(agent, 0) for commit in log)
+        """How many commits of a log were acknowledged. (A seal is so to nobody; its clock says nothing of others.)"""
+        clock = self._acknowledged.get(agent, 0)
+        own = (number for number, commit in enumerate(log, 1) if not isinstance(commit, Seal) and commit.clock <= clock)
+        return max(own, default=0)
 
 
 def write_out(image: Image, place: Path) -> None:

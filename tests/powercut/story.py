@@ -130,11 +130,14 @@ def _nonces(seed: object) -> Iterator[str]:
 def opened(
     root: Path, agent: str, settings: opslog.Settings, *, buffered: bool = False, environment: opslog.Environment = REAL
 ) -> Iterator[Store]:
-    """A store that does nothing by itself: what is buffered is written by `flush` and `close` alone."""
+    """A store that does nothing by itself: what is buffered is written by `flush` and `close` alone.
+
+    :param settings: of a new one.
+    """
     with opslog.open(
         root,
         agent=agent,
-        settings=settings,
+        settings=None if any((root / "manifests").glob("*.json")) else settings,
         compact_after=None,
         durability="buffered" if buffered else "fsync",
         buffer_seconds=1e6,

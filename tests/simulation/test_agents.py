@@ -17,7 +17,7 @@ def test_what_was_not_flushed_dies_with_its_process(storage: str, fault: str) ->
     seen = []
 
     def agent(process: Process) -> None:
-        with open_store(place, process, agent="a", durability="buffered") as store:
+        with open_store(place, process, agent="a", durability="buffered", buffer_seconds=1e6) as store:
             seen.append(set(store))
             if len(seen) == 1:
                 store["flushed"] = {}

@@ -57,8 +57,8 @@ def test_a_store_of_tasks_survives_the_death_of_its_process(storage: str, fault:
     with place.installed():
         simulation.start("a", lambda process: run_tasks(process, write(process)))
         simulation.run()
-    # The first run may come to its end and die while it closes the store.
-    assert ended in ([2], [1, 2]) or (ended == [1] and not simulation.injected)
+    # The first run may come to its end before it dies: while it closes the store, or right after its last call.
+    assert ended in ([1], [2], [1, 2])
     assert len(all_commits(place)["a"]) >= 9
 
 
