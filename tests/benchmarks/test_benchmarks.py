@@ -61,6 +61,9 @@ WITHOUT_FLOOR = (
     "requests of",
     "changes ",
     "find ",
+    "first question",
+    "later question",
+    "question in SQL",
 )
 
 
