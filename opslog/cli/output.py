@@ -204,6 +204,7 @@ def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool =
     console = Console()
     waiting = ([visible(cell) for cell in line] for line in lines)
     first = list(islice(waiting, max(_MEASURED, console.height)))
+    titles = [visible(title) for title in titles]
     table = Columns(titles, first, console.width)
     shown = (table.line(line) for line in chain([titles], first, waiting))
     if paged and len(first) >= console.height:

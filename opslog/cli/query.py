@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from opslog.cli.output import rows, say, write_json
+from opslog.cli.output import id_text, rows, say, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
 
@@ -35,7 +35,7 @@ def query_command(session: Session, sql: str, as_of: str | None) -> None:
             for row in batch.to_pylist():
                 write_json(plain(row))
     else:
-        rows(table.column_names, ([_text(value) for value in row.values()] for row in _rows(table)))
+        rows(list(map(id_text, table.column_names)), (list(map(_text, row.values())) for row in _rows(table)))
     for field in table.schema:
         note = (field.metadata or {}).get(b"opslog.note")
         if note and sys.stderr.isatty():
@@ -66,7 +66,8 @@ def plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    """On one line; text as it is, or, where that would act on a terminal or break the line, as a JSON string."""
     value = plain(value)
     if value is None:
         return ""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return id_text(value) if isinstance(value, str) else orjson.dumps(value).decode()

@@ -37,7 +37,18 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", [["ls"], ["ls", "--ids"], ["get", EVIL], ["history", EVIL], ["ops"], ["--json", "ops"], ["--json", "ls"]]
+    "command",
+    [
+        ["ls"],
+        ["ls", "--ids"],
+        ["get", EVIL],
+        ["history", EVIL],
+        ["ops"],
+        ["query", "FROM documents"],
+        ["query", f'SELECT id AS "{EVIL}" FROM documents'],
+        ["--json", "ops"],
+        ["--json", "ls"],
+    ],
 )
 def test_nothing_stored_acts_on_a_terminal(store: Path, command: list[str]) -> None:
     shown = STYLE.sub("", at_terminal(store, *command, columns=200))
