@@ -91,6 +91,7 @@ def _source(connection: DuckDBPyConnection, path: str) -> tuple[str, list[str]]:
         f"bool_and(regexp_full_match({_name(name)}, {_quoted(_TYPES[kind])})), "
         # DuckDB takes integers above 2^63 for floats.
         f"bool_and(regexp_full_match({_name(name)}, '{_UNSIGNED}') AND TRY_CAST({_name(name)} AS UBIGINT) IS NOT NULL)"
+        f" FILTER ({_name(name)} IS NOT NULL)"
         for name, kind in kinds.items()
     )
     [answers] = connection.execute(f"SELECT {asked} FROM read_csv(?, all_varchar=true)", [path]).fetchall()

@@ -1,0 +1,94 @@
+"""Tables at the shell: questions in SQL, and documents as Parquet and CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+import opslog
+from tests.cli.calling import call
+
+DOCUMENTS = {
+    "a": {"n": 1, "f": 1.5, "day": "2026-01-01", "zip": "007", "flag": True, "big": 2**64 - 1},
+    "b": {"n": -2, "tags": ["x"], "owner": {"name": "Ann"}},
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with opslog.open(tmp_path / "store", agent="one") as store:
+        store.update(DOCUMENTS)
+    return tmp_path / "store"
+
+
+def documents(root: Path) -> dict[str, object]:
+    with opslog.open(root, read_only=True) as store:
+        return dict(store)
+
+
+def test_a_question_is_answered_in_lines_and_in_json(store: Path) -> None:
+    question = "SELECT id, n, tags, owner FROM documents ORDER BY n"
+    assert call(store, "query", question).out == 'b\t-2\t["x"]\t{"name":"Ann"}\na\t1\t\t\n'
+    assert call(store, "query", question, "--json").values == [
+        {"id": "b", "n": -2, "tags": ["x"], "owner": {"name": "Ann"}},
+        {"id": "a", "n": 1, "tags": None, "owner": None},
+    ]
+    assert call(store, "query", "SELECT 'x' || chr(10) || 'y'").out == '"x\\ny"\n'
+
+
+def test_a_question_about_the_past(store: Path) -> None:
+    with opslog.open(store, agent="one") as writer:
+        writer["a"] = {"n": 5}
+    assert call(store, "query", "SELECT n FROM documents WHERE id = 'a'").out == "5\n"
+    assert call(store, "query", "--as-of", "1", "SELECT n FROM documents WHERE id = 'a'").out == "1\n"
+
+
+def test_a_question_that_cannot_be_answered_is_wrong_usage(store: Path) -> None:
+    result = call(store, "query", "SELECT nope FROM documents")
+    assert (result.code, result.out) == (2, "")
+    assert "nope" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_parquet_comes_back_as_it_was(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.parquet"
+    result = call(store, "export", str(file))
+    assert (result.code, result.err) == (0, "")
+    assert parquet.read_table(file).column_names[0] == "id"
+    assert call(tmp_path / "again", "import", str(file)).code == 0
+    assert documents(tmp_path / "again") == DOCUMENTS
+
+
+def test_csv_comes_back_but_for_lists_and_objects_which_are_named(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    result = call(store, "export", str(file))
+    assert result.err == "opslog: JSON text, which an import takes for text, is in: tags, owner\n"
+    assert call(tmp_path / "again", "import", str(file)).code == 0
+    assert documents(tmp_path / "again") == DOCUMENTS | {
+        "b": {"n": -2, "tags": '["x"]', "owner": '{"name":"Ann"}'},
+    }
+
+
+def test_what_parquet_has_as_json_text_is_named(store: Path, tmp_path: Path) -> None:
+    with opslog.open(store, agent="one") as writer:
+        writer["c"] = {"n": "many"}
+    file = tmp_path / "x.parquet"
+    assert call(store, "export", str(file)).err == "opslog: JSON text, which an import takes for text, is in: n\n"
+    assert call(store, "export", str(file), "--json").err == ""
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_file_that_cannot_be_written_leaves_nothing(store: Path, tmp_path: Path, form: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert call(store, "export", str(tmp_path / "none" / f"x.{form}")).code == 3
+    assert call(store, "export", "--plain", str(tmp_path / f"x.{form}")).code == 2
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_id_field_names_documents_of_json_lines_too(tmp_path: Path) -> None:
+    result = call(tmp_path / "store", "import", "-", "--id-field", "key", stdin=b'{"key":"k","n":1}\n')
+    assert (result.code, result.err) == (0, "")
+    assert documents(tmp_path / "store") == {"k": {"n": 1}}
+    assert call(tmp_path / "store", "import", str(tmp_path), "--id-field", "key").code == 2
