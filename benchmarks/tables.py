@@ -57,16 +57,6 @@ def first_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
     yield run
 
 
-@contender(FIRST, LINES, READS)
-def first_duckdb(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _ask_duckdb(scale)
-
-
-@contender(FIRST, ROWS, READS)
-def first_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _ask_sqlite(scale)
-
-
 @contender(LATER, "opslog", READS)
 def later_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
     with opslog.open(compacted(scale.snapshot), read_only=True) as store:
@@ -78,16 +68,6 @@ def later_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
             return 1
 
         yield run
-
-
-@contender(LATER, LINES, READS)
-def later_duckdb(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _ask_duckdb(scale)
-
-
-@contender(LATER, ROWS, READS)
-def later_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _ask_sqlite(scale)
 
 
 @contender(NEW, "opslog", READS)
@@ -104,12 +84,9 @@ def new_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
         yield run
 
 
-@contender(NEW, ROWS, READS)
-def new_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
-    return _ask_sqlite(scale)
-
-
-def _ask_duckdb(scale: Scale) -> Iterator[Round]:
+@contender(FIRST, LINES, READS)
+@contender(LATER, LINES, READS)
+def ask_duckdb(folder: Path, scale: Scale) -> Iterator[Round]:
     lines = _lines(scale.snapshot)
     fields = f"(SELECT data.assignee AS assignee, data.priority AS priority FROM read_json('{lines}'))"
     with duckdb.connect(":memory:") as connection:
@@ -122,7 +99,10 @@ def _ask_duckdb(scale: Scale) -> Iterator[Round]:
         yield run
 
 
-def _ask_sqlite(scale: Scale) -> Iterator[Round]:
+@contender(FIRST, ROWS, READS)
+@contender(LATER, ROWS, READS)
+@contender(NEW, ROWS, READS)
+def ask_sqlite(folder: Path, scale: Scale) -> Iterator[Round]:
     with sqlite(_filled(scale.snapshot)) as connection:
 
         def run(timer: Timer) -> int:

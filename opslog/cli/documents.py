@@ -23,7 +23,7 @@ from opslog.cli.output import (
     write_json,
 )
 from opslog.cli.session import Session, StoreCommand, complete_id
-from opslog.cli.values import document_id, order, parse_document, path, stamp_of_text, where
+from opslog.cli.values import document_id, order, parse_document, path, stamp_of_text, where_option
 from opslog.errors import NotFoundError
 from opslog.format.commits import Set, Stamp
 from opslog.format.documents import Document
@@ -144,15 +144,7 @@ def undo_command(session: Session) -> int:
 
 
 @click.command("ls", cls=StoreCommand)
-@click.option(
-    "--where",
-    "-w",
-    "conditions",
-    type=where,
-    multiple=True,
-    metavar="CONDITION",
-    help="Only documents that fulfil this: 'status = active and hours > 3'. May be repeated.",
-)
+@where_option("Only documents that fulfil this: 'status = active and hours > 3'. May be repeated.")
 @click.option(
     "--sort",
     "orders",
@@ -196,15 +188,7 @@ def ls_command(
 
 
 @click.command("count", cls=StoreCommand)
-@click.option(
-    "--where",
-    "-w",
-    "conditions",
-    type=where,
-    multiple=True,
-    metavar="CONDITION",
-    help="Only documents that fulfil this, as for ls; may be repeated.",
-)
+@where_option("Only documents that fulfil this, as for ls; may be repeated.")
 @click.option("--by", type=path, metavar="PATH", help="How many there are with each value of this field.")
 @click.pass_obj
 def count_command(session: Session, conditions: Sequence[Condition], by: Path | None) -> None:

@@ -14,7 +14,7 @@ import opslog
 from opslog.archive import archive_documents, list_periods, read_archive
 from opslog.cli.output import answer, counted, documents, one_line, progress, report_error, rows, say, write, write_json
 from opslog.cli.session import Session, StoreCommand
-from opslog.cli.values import duration, keep, where
+from opslog.cli.values import duration, keep, where_option
 from opslog.environment import REAL, format_ts
 from opslog.format.layout import check_name
 from opslog.query.conditions import Condition, compiled
@@ -79,15 +79,7 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
 
 
 @click.command("archive", cls=StoreCommand)
-@click.option(
-    "--where",
-    "-w",
-    "conditions",
-    type=where,
-    multiple=True,
-    metavar="CONDITION",
-    help="Documents that fulfil this, as for ls; may be repeated.",
-)
+@where_option("Documents that fulfil this, as for ls; may be repeated.")
 @click.option(
     "--older-than",
     type=duration,

@@ -110,14 +110,18 @@ def answer(session: Session, value: object, text: str) -> None:
         write(visible(text) if is_terminal() else text)
 
 
+def local_time(ts: str) -> datetime:
+    """A time of a log where this machine is."""
+    return datetime.fromtimestamp(parse_ts(ts), UTC).astimezone()
+
+
 def short_time(ts: str) -> str:
     """A time for a person: how long ago, or, of an earlier day, its date and time here."""
-    moment = datetime.fromtimestamp(parse_ts(ts), UTC)
-    now = datetime.fromtimestamp(REAL.time(), UTC)
-    seconds = int((now - moment).total_seconds())
-    here = moment.astimezone()
+    here = local_time(ts)
+    now = datetime.fromtimestamp(REAL.time(), UTC).astimezone()
+    seconds = int((now - here).total_seconds())
     if not 0 <= seconds < 3600:
-        return f"{here:%H:%M:%S}" if here.date() == now.astimezone().date() else f"{here:%Y-%m-%d %H:%M}"
+        return f"{here:%H:%M:%S}" if here.date() == now.date() else f"{here:%Y-%m-%d %H:%M}"
     return f"{seconds} s ago" if seconds < 60 else f"{seconds // 60} min ago"
 
 

@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import click
 import orjson
@@ -16,6 +15,7 @@ from opslog.cli.output import (
     Columns,
     id_text,
     is_terminal,
+    local_time,
     report_error,
     rows,
     short_time,
@@ -26,7 +26,7 @@ from opslog.cli.output import (
 )
 from opslog.cli.session import Session, StoreCommand, complete_id, every_option
 from opslog.cli.values import document_id
-from opslog.environment import REAL, parse_ts
+from opslog.environment import REAL
 from opslog.format.commits import SetOp, encode_commit
 
 
@@ -92,7 +92,7 @@ def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
 
 def _watched(commit: opslog.Commit) -> Iterator[str]:
     """A line for each document that a commit wrote, or gave back."""
-    time = f"{datetime.fromtimestamp(parse_ts(commit.ts), UTC).astimezone():%H:%M:%S}"
+    time = f"{local_time(commit.ts):%H:%M:%S}"
     columns = Columns(["12:00:00", "planner", "delete", "task-000", ""], [], shutil.get_terminal_size().columns)
     if isinstance(commit, opslog.Undo):
         for id in commit.ids:

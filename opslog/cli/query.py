@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import orjson
 
-from opslog.cli.output import id_text, rows, say, write_json
+from opslog.cli.output import id_text, rows, write_json
 from opslog.cli.session import Session, StoreCommand
 from opslog.cli.values import point
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @click.command("query", cls=StoreCommand)
@@ -30,20 +26,12 @@ def query_command(session: Session, sql: str, as_of: str | None) -> None:
     """
     with session.reading(None if as_of is None else point(as_of)) as store:
         table = store.sql(sql)
+    found = (row for batch in table.to_batches() for row in batch.to_pylist())
     if session.json:
-        for batch in table.to_batches():
-            for row in batch.to_pylist():
-                write_json(plain(row))
+        for row in found:
+            write_json(plain(row))
     else:
-        rows(list(map(id_text, table.column_names)), (list(map(_text, row.values())) for row in _rows(table)))
-    for field in table.schema:
-        note = (field.metadata or {}).get(b"opslog.note")
-        if note and sys.stderr.isatty():
-            say(f"column {field.name}: {note.decode()}")
-
-
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    return [row for batch in table.to_batches() for row in batch.to_pylist()]
+        rows(list(map(id_text, table.column_names)), (list(map(_text, row.values())) for row in found))
 
 
 def plain(value: Any) -> Any:

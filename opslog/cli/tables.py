@@ -16,26 +16,29 @@ def format_of(file: str) -> str:
     return suffix if suffix in FORMATS else FORMATS[0]
 
 
-def write_table(form: str, store: opslog.Store[Any], out: IO[bytes]) -> None:
+def write_table(form: str, store: opslog.Store[Any], out: IO[bytes]) -> list[str]:
     """Write ids and documents, a row each, in order of id.
 
-    In CSV, lists and objects are JSON text.
+    :returns: the columns that are JSON text, which an import takes for text.
     """
-    table = store.to_arrow()
+    table = store.to_arrow()  # first, since it says what is missing where Arrow is not installed
     import pyarrow as pa
 
     table = table.drop_columns(["clock", "agent", "author", "ts"])
+    as_text = [field.name for field in table.schema if field.metadata]
     if form == "parquet":
         from pyarrow import parquet
 
         parquet.write_table(table, out)
-        return
+        return as_text
     from pyarrow import csv
 
     for number, field in enumerate(table.schema):
         if pa.types.is_nested(field.type):
             table = table.set_column(number, field.name, _json(table.column(number)))
+            as_text.append(field.name)
     csv.write_csv(table, out)
+    return as_text
 
 
 def _json(column: Any) -> Any:

@@ -6,7 +6,7 @@ import gzip
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
@@ -150,8 +150,10 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool, 
     with session.reading(None if as_of is None else point(as_of)) as store:
         total = len(store)
         if form != "jsonl":
-            with _stdout() if file == "-" else _written(Path(file)) as out:
-                write_table(form, store, out)
+            with nullcontext(sys.stdout.buffer) if file == "-" else _written(Path(file)) as out:
+                as_text = write_table(form, store, out)
+            if as_text and not session.json:
+                say(f"JSON text, which an import takes for text, is in: {', '.join(as_text)}")
         elif file == "-":
             _export(store.records(), _plain if plain else encode_commit, sys.stdout.buffer, None)
         else:
@@ -160,11 +162,6 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool, 
                 _export(store.records(), _plain if plain else encode_commit, out, advance)
     if file != "-":
         answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
-
-
-@contextmanager
-def _stdout() -> Iterator[IO[bytes]]:
-    yield sys.stdout.buffer
 
 
 @click.command("copy", cls=StoreCommand)

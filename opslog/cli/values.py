@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 
 import click
@@ -50,6 +51,11 @@ def where(text: str) -> Condition:
         return parse_text(text)
     except QueryError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def where_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """The option of commands that take conditions, of which all have to be fulfilled. `what` is its help."""
+    return click.option("--where", "-w", "conditions", type=where, multiple=True, metavar="CONDITION", help=what)
 
 
 def order(text: str) -> Order:
