@@ -79,8 +79,14 @@ class Documents:
             for name, values in self._record_columns.items()
         }
         found = self._structures(list(self._columns), new)
-        # What does not fit is made anew when it is asked for.
-        fitting = {name: c.structure for name, c in self._columns.items() if holds(c.structure, found[name])}
+        # What does not fit is made anew when it is asked for; and JSON text where a value is gone: it may have been the
+        # one that was different.
+        is_gone = not all(is_kept)
+        fitting = {
+            name: column.structure
+            for name, column in self._columns.items()
+            if holds(column.structure, found[name]) and not (is_gone and column.structure == JSON)
+        }
         columns = {}
         for name, more in self._read(fitting, new).items():
             with suppress(pa.ArrowInvalid):

@@ -60,6 +60,17 @@ def test_a_feed_that_has_to_begin_again_gives_the_same(tmp_path: Path) -> None:
     assert statuses(store) == {"3": '"new"', "4": '"new"', "n": "2"}
 
 
+def test_a_column_is_json_text_no_longer_than_its_values_differ(store: Store) -> None:
+    store["a"], store["b"] = {"n": "x"}, {"n": "y"}
+    answer(store, "SELECT n FROM documents")
+    store["c"] = {"n": 1}
+    assert answer(store, "SELECT n FROM documents ORDER BY id") == [('"x"',), ('"y"',), ("1",)]
+    store["c"] = {"n": "z"}
+    assert answer(store, "SELECT n FROM documents ORDER BY id") == [("x",), ("y",), ("z",)]
+    del store["b"]
+    assert answer(store, "SELECT n FROM documents ORDER BY id") == [("x",), ("z",)]
+
+
 def test_columns_that_come_later_are_found(store: Store) -> None:
     """Also by a query that names them after the table was made, and beyond the documents that are read first."""
     with store.batch():
