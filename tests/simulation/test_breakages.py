@@ -18,6 +18,7 @@ def test_there_are_many_breakages_each_with_a_name_of_its_own() -> None:
     assert len({breakage.name for breakage in EVERY}) == len(EVERY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("breakage", EVERY, ids=[breakage.name.replace(" ", "-") for breakage in EVERY])
 def test_a_breakage_is_caught(breakage: Breakage) -> None:
     seeds = range(breakage.first, breakage.first + SEEDS_MAX)

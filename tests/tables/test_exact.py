@@ -142,7 +142,7 @@ DOCUMENTS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(documents=DOCUMENTS, split=st.integers(0, 6))
 def test_a_table_of_any_documents_says_the_same(documents: list[dict[str, Any]], split: int) -> None:
     """However they came into the table: at first, or after it was made."""
