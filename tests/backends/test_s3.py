@@ -201,7 +201,7 @@ def test_listing_goes_from_page_to_page(server: S3Server, driver: Driver, tmp_pa
 # -- a store
 
 
-@pytest.mark.parametrize("driver", ["", "?driver=s3fs", "?driver=obstore"])
+@pytest.mark.parametrize("driver", ["", pytest.param("?driver=s3fs", marks=pytest.mark.long), "?driver=obstore"])
 def test_a_store_from_end_to_end(server: S3Server, driver: str) -> None:
     url, options = f"s3://bucket/a/store{driver[-4:]}{driver}", server.options()
     with (

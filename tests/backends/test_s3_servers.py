@@ -34,6 +34,7 @@ class OnServers(BackendContract):
         return open_backend(f"{self.url}{space}?driver={self.driver}")
 
 
+@pytest.mark.long
 class TestS3fs(OnServers):
     driver = "s3fs"
 

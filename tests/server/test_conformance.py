@@ -38,8 +38,9 @@ def vitest() -> Path:
     return FOLDER
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("storage", ["lmdb", pytest.param("memory", marks=pytest.mark.long)])
+@pytest.mark.parametrize("storage", ["lmdb", "memory"])
 def test_official_suite(vitest: Path, tmp_path: Path, storage: str) -> None:
     options = ("--memory",) if storage == "memory" else ("--data", str(tmp_path / "data"))
     report = tmp_path / "report.json"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.scenario import random_scenario, run
 
-SEEDS = range(0, 12)
+SEEDS = range(0, 5)
 
 PROGRAM = f"""
 from tests.simulation.scenario import random_scenario, run

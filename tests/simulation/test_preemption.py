@@ -81,6 +81,7 @@ def test_functions_have_their_own_code_afterwards() -> None:
         assert Counter.count.__code__ is own
 
 
+@pytest.mark.long
 def test_only_that_shows_a_state_that_is_read_while_it_changes() -> None:
     (breakage,) = (breakage for breakage in CONCURRENT if breakage.name == "read while commits are taken in")
     calmer = replace(breakage, scenario=lambda seed: replace(breakage.scenario(seed), statements=0))

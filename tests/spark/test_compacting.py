@@ -182,6 +182,7 @@ def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, m
     assert verify(backend).problems == []
 
 
+@pytest.mark.long
 def test_parts_are_cut_alike_though_many_tasks_write_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
