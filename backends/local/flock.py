@@ -8,16 +8,40 @@ second one may follow, a note from one holder to the next.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
+
+if TYPE_CHECKING:
+    from portalocker import LockFlags
 
 # More than two lines have.
 _CONTENT_BYTES = 1024
 
 _UNKNOWN = "-"
+
+
+class _Locks(NamedTuple):
+    """What is used of portalocker."""
+
+    lock: Callable[[int, LockFlags], None]
+    unlock: Callable[[int], None]
+    flags: LockFlags
+    already: type[Exception]
+    failed: type[Exception]
+
+
+@cache
+def _locks() -> _Locks:
+    # Only here, because the package imports much that reading a store has no use for (asyncio among it).
+    from portalocker import LockFlags, lock, unlock
+    from portalocker.exceptions import AlreadyLocked, LockException
+
+    return _Locks(lock, unlock, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING, AlreadyLocked, LockException)
 
 
 def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
@@ -48,15 +72,12 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 
     :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
     """
-    # Only here, because the package imports much that reading a store has no use for (asyncio among it).
-    from portalocker import LockFlags, lock
-    from portalocker.exceptions import AlreadyLocked, LockException
-
+    locks = _locks()
     try:
-        lock(held.number, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
-    except AlreadyLocked:
+        locks.lock(held.number, locks.flags)
+    except locks.already:
         return False
-    except LockException as error:
+    except locks.failed as error:
         raise WriteFailedError(
             f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
         ) from error
@@ -65,14 +86,12 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 
 def release(held: forking.Descriptor) -> None:
     """Give back what is locked, and close it. Idempotent."""
-    from portalocker import unlock
-    from portalocker.exceptions import LockException
-
     # Closing alone would not release it if a child made by native code still shares the open file.
     try:
         if held.number >= 0:
-            with suppress(LockException):  # without such a child it does
-                unlock(held.number)
+            locks = _locks()
+            with suppress(locks.failed):  # without such a child it does
+                locks.unlock(held.number)
     finally:
         held.close()
 

@@ -300,7 +300,7 @@ class FsBackend(forking.ProcessBound):
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
         def attempt() -> Position | None:
-            return turns.append_once(self._take_name(agent, durable=False), end, data)
+            return turns.append_once(self._take_name(agent, durable=False, newest=end.segment), end, data)
 
         return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 
@@ -311,10 +311,11 @@ class FsBackend(forking.ProcessBound):
             return False
         return True
 
-    def _take_name(self, agent: str, *, durable: bool) -> FsAppender:
+    def _take_name(self, agent: str, *, durable: bool, newest: int = 0) -> FsAppender:
         """An appender that has its two locks.
 
         :param durable: whether what is in its log is to be made durable.
+        :param newest: see `FsAppender.settle`.
         """
         tree = self.tree()
         check_name(agent, "agent")
@@ -334,7 +335,7 @@ class FsBackend(forking.ProcessBound):
             appender = FsAppender(self, agent, path, lock)
             try:
                 self._check_spelling(tree, f"{OPS}{agent}")
-                appender.settle()
+                appender.settle(newest)
                 if durable:
                     appender.make_durable()
             except BaseException:

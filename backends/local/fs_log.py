@@ -121,16 +121,19 @@ class FsAppender(forking.BoundAppender):
         self._is_writable = True
         self._offset = 0
 
-    def settle(self) -> None:
+    def settle(self, newest: int = 0) -> None:
         """Lock the newest segment.
 
+        :param newest: which one that is by what the caller has read, if it has: then one listing is enough.
         :raises AgentBusyError: a process that has lost its lock file is still writing this log.
         :raises OSError: the log cannot be opened.
         """
-        # Until it is locked the next one may be begun, by a process whose lock file was removed.
-        while (number := self._highest_number()) > self._number:
+        number = newest or self._highest_number()
+        while number > self._number:
             with suppress(FileNotFoundError):  # compacted and collected since
                 self._open_end(number)
+            # Until it was locked the next one may have been begun, by a process whose lock file was removed.
+            number = self._highest_number()
 
     def make_durable(self) -> None:
         """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
