@@ -18,7 +18,12 @@ from tests.support.places import DIRECTORY, SERVERS, Place
 Store = opslog.Store[dict[str, Any]]
 
 THREADS = 16
-MARKS = {"moto-s3fs": pytest.mark.long, "moto-obstore": pytest.mark.slow, "ceph-s3fs": pytest.mark.slow, "ceph-obstore": pytest.mark.long}
+MARKS = {
+    "moto-s3fs": pytest.mark.long,
+    "moto-obstore": pytest.mark.slow,
+    "ceph-s3fs": pytest.mark.slow,
+    "ceph-obstore": pytest.mark.long,
+}
 EVERYWHERE = pytest.mark.parametrize(
     "place",
     [
