@@ -235,7 +235,7 @@ class AsyncStore(Generic[T]):
 
         Only the calls of the returned batch belong to it; other tasks can write meanwhile.
         """
-        self._replica.writable_log()
+        self._replica.check_writable()
         batch = OpenBatch(None)
         try:
             yield AsyncBatch(self._store, partial(self._in_batch, batch))
@@ -323,7 +323,10 @@ class AsyncStore(Generic[T]):
         if commit is None:
             return
         replica = self._replica
-        log = replica.writable_log()
+        replica.check_writable()
+        if (log := replica.log) is None:
+            await self._decide("set", partial(transaction.write, commit))
+            return
         if replica.freshness.is_stale:
             await _in_thread(replica.refresh_if_stale)
         while (guards := await self._unguarded(commit)) is not None:

@@ -48,7 +48,7 @@ def archive_documents(
     environment = replica.environment
     is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
-    replica.writable_log("archive")
+    replica.check_writable("archive")
     replica.refresh()
     # No document is from before 1970, however long ago "older" is.
     since = 0.0 if older_than is None else max(0.0, environment.time() - older_than.total_seconds())
@@ -66,7 +66,7 @@ def archive_documents(
     if not chosen.records:
         return 0
     write_archive(replica.backend, period, environment.nonce(), chosen.records)
-    if any(record.agent == TRANSACTIONS for record in chosen.records):
+    if replica.log is None or any(record.agent == TRANSACTIONS for record in chosen.records):
         return replica.deciding_of("archive").run(partial(_delete_unchanged, chosen.records, period))
     moved: list[Set] = []
 

@@ -89,7 +89,7 @@ class _Claim:
         self._seconds = float(seconds)
         self._lease_id = check_id(PREFIX + id)
         self._environment: Environment = replica.environment
-        self._holder = replica.agent or ""
+        self._holder = replica.author or ""
         # Of our claim; also of one whose outcome is unknown.
         self._nonce: str | None = None
         self._stamp: Stamp | None = None

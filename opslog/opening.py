@@ -15,7 +15,7 @@ from opslog.format.manifest import Settings
 from opslog.history import Point, conditions, load_as_of
 from opslog.log.session import take_name
 from opslog.log.writer import Buffer
-from opslog.options import OPEN, Durability, OpenOptions, check_storage_options
+from opslog.options import OPEN, Durability, Log, OpenOptions, check_storage_options
 from opslog.replica.replica import Replica
 from opslog.replica.state import Loader
 from opslog.snapshot.manifests import check_settings
@@ -44,6 +44,7 @@ def open(
     migrate: Migrate | None = None,
     read_only: bool = False,
     as_of: Point | None = None,
+    log: Log = "own",
     durability: Durability = "fsync",
     buffer_seconds: float = 0.1,
     buffer_bytes: int = 64 * 1024,
@@ -63,6 +64,10 @@ def open(
         the form of `version`. The stored document changes only when it is next set.
     :param read_only: write nothing, take no agent name.
     :param as_of: open the state as it was at a clock or at a time, for reading only; `refresh` does not change it.
+    :param log: where writes go. "own": to the log of this agent; transactions, and writes to documents that are
+        guarded, to the shared log. "shared": all of them to the shared log, each as a transaction, so that any number
+        of processes may have the same name, and none leaves a log behind: for sessions that come and go. Each document
+        that is written is guarded then, and each write costs a refresh.
     :param durability: "fsync": a call returns when its commit is durable. "buffered": it returns at once, and a
         crash can lose the last writes; `flush` and `close` make it durable.
     :param buffer_seconds: how long a buffer waits for more commits before it is written (on S3, as one object).
@@ -84,10 +89,7 @@ def open(
     """
     if durability not in ("fsync", "buffered"):
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
-    if compact_after is not None and compact_after < 1:
-        raise UsageError(f"compact_after is a number of commits from 1 on, or None, not {compact_after!r}")
-    if not buffer_seconds > 0 or buffer_bytes < 1:
-        raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")
+    _check_writing(log, durability, buffer_seconds, buffer_bytes, compact_after)
     if version is not None:
         check_version(version)
     check_type(type)
@@ -103,8 +105,9 @@ def open(
     try:
         loader = Loader(backend)
         if writes:
-            # The name first: the store's own log must not change any more once it is loaded.
-            appender = take_name(backend, agent, environment)
+            if log == "own":
+                # The name first: the store's own log must not change any more once it is loaded.
+                appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
         read_at = environment.monotonic()
         if settings is not None:
@@ -114,7 +117,8 @@ def open(
             loader,
             state,
             read_at=read_at,
-            agent=agent if writes else None,
+            agent=None if appender is None else agent,
+            author=agent if writes else None,
             appender=appender,
             schema=Schema(type, version, migrate),
             buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
@@ -129,3 +133,22 @@ def open(
             appender.close()
         backend.close()
         raise
+
+
+def _check_writing(
+    log: Log, durability: Durability, buffer_seconds: float, buffer_bytes: int, compact_after: int | None
+) -> None:
+    """The options that say how a store writes.
+
+    :raises UsageError: one of them cannot have this value, or not together with another one.
+    """
+    if log not in ("own", "shared"):
+        raise UsageError(f'log is "own" or "shared", not {log!r}')
+    if durability not in ("fsync", "buffered"):
+        raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
+    if log == "shared" and durability == "buffered":
+        raise UsageError("transactions wait until they are durable: leave out durability='buffered', or log='shared'")
+    if compact_after is not None and compact_after < 1:
+        raise UsageError(f"compact_after is a number of commits from 1 on, or None, not {compact_after!r}")
+    if not buffer_seconds > 0 or buffer_bytes < 1:
+        raise UsageError(f"a buffer takes a time and a size above 0, not {buffer_seconds!r} and {buffer_bytes!r}")

@@ -13,6 +13,7 @@ from opslog.format.manifest import Settings
 from opslog.history import Point
 
 Durability = Literal["fsync", "buffered"]
+Log = Literal["own", "shared"]
 
 
 class StorageOptions(TypedDict, total=False):
@@ -53,6 +54,7 @@ class OpenOptions(StorageOptions, total=False):
     migrate: Migrate | None
     read_only: bool
     as_of: Point | None
+    log: Log
     durability: Durability
     buffer_seconds: float
     buffer_bytes: int

@@ -214,7 +214,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         Inside the block its own thread sees them; other threads see them after its end. A nested block joins the outer
         one, and can fail alone; a block in a transaction joins that.
         """
-        return Block(self, self._replica.batches, self._replica.writable_log, self._commit_batch)
+        return Block(self, self._replica.batches, self._replica.check_writable, self._commit_batch)
 
     def _commit_batch(self, batch: Batch | None) -> None:
         """A batch inside a transaction becomes a part of it."""
@@ -249,9 +249,12 @@ class Store(MutableMapping[str, T], Generic[T]):
         if commit is None:
             return
         replica = self._replica
-        log = replica.writable_log()
+        replica.check_writable()
         if replica.batches.local.transaction is not None and replica.batches.transaction is not None:
             raise UsageError("inside a transaction write through it, or in a batch, which becomes a part of it")
+        if (log := replica.log) is None:
+            replica.decide_plain(commit)
+            return
         replica.refresh_if_stale()
         while (guards := replica.unguarded(commit)) is not None:
             try:
@@ -460,7 +463,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         :raises LockedError: another compaction is running, so nothing needs to be done.
         """
         replica = self._replica
-        replica.writable_log("compact")
+        replica.check_writable("compact")
         self.flush()
         done = compaction.compact(
             replica.backend, replica.environment, full=full, keep_history=keep_history, progress=progress

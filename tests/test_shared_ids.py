@@ -250,7 +250,8 @@ def test_a_newer_run_that_is_plain_ends_what_an_older_one_lists(tmp_path: Path) 
             late.refresh()
             late_replica.clock.observe(10_000_000)
             # As one who had not read the transaction, and whose clock is ahead all the same.
-            log = late_replica.writable_log()
+            log = late_replica.log
+            assert log is not None
             log.finish(log.queue(Set("", 0, "", "x", msgspec.Raw(b'{"n":2}'))))
             late["other"] = {}
             a.refresh()

@@ -42,6 +42,7 @@ class GuardedWriter:
             loader.load(),
             read_at=read_at,
             agent=None,
+            author=None,
             appender=None,
             schema=Schema(),
             buffer=None,

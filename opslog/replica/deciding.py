@@ -274,8 +274,7 @@ class Deciding(Generic[T]):
         changed = first_difference(made.reads, old, now)
         if changed is not None:
             raise conflict(changed, transaction.record(changed) if changed else None, "was written since it was read")
-        for record in made.written.values():
-            transaction.write(record)
+        transaction.repeat(made)
 
     def _sight(self, view: View, overlay: dict[str, Record]) -> Sight[T]:
         return Sight(self._replica, view, overlay)
@@ -515,6 +514,8 @@ class Deciding(Generic[T]):
         for waiting, commit in zip(writers, commits, strict=True):
             try:
                 lines.append(self._log.stamp(commit, ts, is_first=not lines))
+                assert waiting.transaction is not None
+                waiting.transaction.note_stamp(commit.stamp)
             except OpslogError as error:
                 waiting.error = error  # its alone: too long a line
                 return False

@@ -34,6 +34,7 @@ class Following(Memory):
 
     :param read_at: when reading what the state rests on began, by the monotonic clock.
     :param agent: whose log is written here; None: nobody's.
+    :param author: in whose name transactions are written here; None: in nobody's, since nothing is written.
     :param included: which commits belong to the point in the past that this is a view of; None: it is of the present.
     :ivar clock: has observed everything that is in memory.
     :ivar news: what others wrote and nobody has asked for yet.
@@ -55,6 +56,7 @@ class Following(Memory):
         *,
         read_at: float,
         agent: str | None,
+        author: str | None,
         environment: Environment,
         included: Callable[[Commit], bool] | None,
     ) -> None:
@@ -62,6 +64,7 @@ class Following(Memory):
         self.backend = loader.backend
         self.loader = loader
         self.agent = agent
+        self.author = author
         self.environment = environment
         self.included = included
         self.clock = LamportClock(state.clock)
@@ -196,7 +199,7 @@ class Following(Memory):
 
     def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
         """Without this agent's transactions, which are no news to it."""
-        return [commit for commit in commits if not (commit.by and commit.by == self.agent)]
+        return [commit for commit in commits if not (commit.by and commit.by == self.author)]
 
     # -- transactions, which this store has in memory before the next refresh reads their log
 

@@ -83,12 +83,20 @@ class Questions(Generic[T]):
 
         :param records: begins an iteration over all documents.
         """
+        matches, explain = self.matches(asked, records)
+        found = decoded(self._schema, matches)
+        found.explain = explain
+        return found
+
+    def matches(
+        self, asked: Question, records: Callable[[], Iterable[Set]]
+    ) -> tuple[Iterable[tuple[Set, Document | None]], str]:
+        """Likewise as records, each with its document if that was read; and what was used, as of `Found.explain`. To be
+        iterated once."""
         answer = self._from_indexes(partial(self._find, asked))
         if answer is None:
-            return scan(self._schema, records(), asked)
-        found = decoded(self._schema, answer.value)
-        found.explain = answer.explain
-        return found
+            return asked.matches(records(), self._schema.current), SCAN
+        return answer.value, answer.explain
 
     def count(self, condition: Condition, records: Callable[[], Iterable[Set]]) -> int:
         """As `Store.count`."""

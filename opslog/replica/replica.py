@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from enum import Enum
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -56,10 +57,27 @@ def _count(state: State, overlay: dict[str, Record]) -> int:
     return state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
 
 
+class Undoable(Enum):
+    """Where the commit is that an undo takes back."""
+
+    NOTHING = "nothing is in reach"
+    IN_OWN_LOG = "in the log of its agent"
+    IN_SHARED_LOG = "in the shared log"
+
+
+def not_ours(author: str) -> UsageError:
+    """The error of an undo in the name of an agent whose log nobody writes here."""
+    return UsageError(
+        f"the newest commit of {author!r} is in a log of that name, which is not written here: to take it back, open "
+        f"the store with agent={author!r}, without log="
+    )
+
+
 class Replica(Following, Generic[T]):
     """An open store; made by `opslog.opening.open`. Safe to use from many threads.
 
-    :param appender: of the agent's name, None where nothing is written; closed by `close`.
+    :param appender: of the agent's name, closed by `close`; None: this store has no log of its own.
+    :param author: as of `Following`. Without an `appender` all that is written goes to the shared log.
     :param buffer: None: whoever writes waits until it is durable.
     :param compact_after: as of `opslog.open`.
     :ivar is_buffered: whether there is a buffer.
@@ -72,6 +90,7 @@ class Replica(Following, Generic[T]):
         *,
         read_at: float,
         agent: str | None,
+        author: str | None,
         appender: Appender | None,
         schema: Schema[T],
         buffer: Buffer | None,
@@ -79,7 +98,9 @@ class Replica(Following, Generic[T]):
         environment: Environment,
         included: Callable[[Commit], bool] | None,
     ) -> None:
-        super().__init__(loader, state, read_at=read_at, agent=agent, environment=environment, included=included)
+        super().__init__(
+            loader, state, read_at=read_at, agent=agent, author=author, environment=environment, included=included
+        )
         self.schema = schema
         self.batches = Batches()
         self.feed = Feed(loader, schema.decode)
@@ -98,7 +119,8 @@ class Replica(Following, Generic[T]):
             own = state.cursors.get(agent, Cursor(agent))
             session = WriterSession(self.backend, appender, own, self.freshness, self.clock)
             self.log = LogWriter(session, self, buffer)
-            self.transactions = Deciding(self, SharedLog(self.backend, self.freshness, self.clock, agent))
+        if author:
+            self.transactions = Deciding(self, SharedLog(self.backend, self.freshness, self.clock, author))
         self.compaction = AutoCompaction(
             self.backend,
             environment,
@@ -153,9 +175,8 @@ class Replica(Following, Generic[T]):
 
     # -- writing
 
-    def writable_log(self, call: str | None = None) -> LogWriter:
-        """The log to write to.
-
+    def check_writable(self, call: str | None = None) -> None:
+        """
         :param call: the name of a call that cannot be part of a batch.
         :raises ReadOnlyError: the store was opened for reading.
         """
@@ -163,7 +184,7 @@ class Replica(Following, Generic[T]):
         self.check_not_in_state()
         if call is not None:
             self.batches.check_none(call)
-        if self.log is None:
+        if self.transactions is None:
             if self.included is not None:
                 raise ReadOnlyError(
                     f"{self.backend.url} was opened as_of a point in the past: open it without, to write"
@@ -172,7 +193,6 @@ class Replica(Following, Generic[T]):
                 f"{self.backend.url} was opened with read_only=True: to write, open it with an agent name (agent=…), "
                 "and without read_only"
             )
-        return self.log
 
     def prepare_set(self, id: str, document: T) -> Set | None:
         """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
@@ -209,7 +229,7 @@ class Replica(Following, Generic[T]):
         :param call: the name of a call that cannot be part of a batch, nor of another transaction.
         :raises ReadOnlyError: the store was opened for reading.
         """
-        self.writable_log(call)
+        self.check_writable(call)
         if self.batches.transaction is not None:
             raise UsageError(f"{call} cannot be part of another transaction: use that one")
         assert self.transactions is not None
@@ -255,23 +275,33 @@ class Replica(Following, Generic[T]):
 
     def undo(self) -> bool:
         """See `Store.undo`."""
-        self.writable_log("undo")
-        if self.state.has_transactions:
+        self.check_writable("undo")
+        author = self.author or ""
+        if self.log is None or self.state.has_transactions:
             self.flush()
             self.refresh()
-            own, shared, passed = self.read(self._undoable)
-            if passed > max(own, shared):
+            where = self.undoable(author)
+            if where is Undoable.NOTHING:
                 return False
-            if shared > own:
-                return self.deciding_of("undo").run(lambda transaction: transaction.undo(self.agent or ""))
+            if where is Undoable.IN_SHARED_LOG:
+                return self.deciding_of("undo").run(lambda transaction: transaction.undo(author))
+            if self.log is None:
+                raise not_ours(author)
         return self.commit_decided("undo", self.prepare_undo)
 
-    def _undoable(self, state: State) -> tuple[int, int, int]:
-        """The clocks of this agent's newest commits that an undo may cancel, in its own log and in the shared one, and
-        of its newest one there that no undo reaches any more; 0 where there is none."""
-        agent, merge = self.agent or "", state.merge
-        own, shared = merge.undoable(agent), merge.undoable_by(agent)
-        return own.clock if own else 0, shared.clock if shared else 0, merge.settled_by.get(agent, 0)
+    def undoable(self, author: str) -> Undoable:
+        """Where the newest commit of an author is that an undo may cancel, as far as is read."""
+
+        def find(state: State) -> Undoable:
+            merge = state.merge
+            own, shared = merge.undoable(author), merge.undoable_by(author)
+            own_clock, shared_clock = own.clock if own else 0, shared.clock if shared else 0
+            newest = max(own_clock, shared_clock)
+            if not newest or merge.settled_by.get(author, 0) > newest:  # an undo passes nothing over
+                return Undoable.NOTHING
+            return Undoable.IN_SHARED_LOG if shared_clock > own_clock else Undoable.IN_OWN_LOG
+
+        return self.read(find)
 
     def commit_decided(self, call: str, decide: Callable[[State], Commit | None]) -> bool:
         """Commit what `decide` makes of the state, called when all own commits are in it and nobody changes it before
@@ -280,7 +310,9 @@ class Replica(Following, Generic[T]):
         :param call: the name of the call, which cannot be part of a batch.
         :returns: False: it made None of it, so nothing was committed.
         """
-        log = self.writable_log(call)
+        self.check_writable(call)
+        log = self.log
+        assert log is not None, "without a log of its own, a store decides transactions"
         self.refresh_if_stale()
         while True:
             if (state := self.state).is_torn:
@@ -346,7 +378,7 @@ class Replica(Following, Generic[T]):
     def _store_id(self) -> str:
         if not self._id:
             self._id = read_identity(self.backend) or ""
-            if not self._id and self.log is not None:
+            if not self._id and self.transactions is not None:
                 self._id = make_identity(self.backend, self.environment.nonce())
         return self._id
 
@@ -448,5 +480,5 @@ class Replica(Following, Generic[T]):
         elif self.as_of is not None:
             how = f"as_of={str(self.as_of) if isinstance(self.as_of, datetime) else self.as_of!r}"
         else:
-            how = "read_only" if self.agent is None else f"agent={self.agent!r}"
+            how = "read_only" if self.author is None else f"agent={self.author!r}"
         return f"<opslog.Store {self.backend.url}: {contents}{', ' if contents else ''}{how}>"

@@ -79,6 +79,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     :param source: what it reads from.
     :param where: names the store, for messages.
     :ivar author: in whose name, where that is not the store's agent.
+    :ivar stamp: that of what it wrote, once it is committed; None where it wrote nothing.
     """
 
     def __init__(self, schema: Schema[T], source: Source, where: str) -> None:
@@ -90,6 +91,8 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._undo: Undo | None = None
         self._has_ended = False
         self.author = ""
+        self.stamp: Stamp | None = None
+        self._repeated: Transaction[T] | None = None
 
     # -- reading
 
@@ -231,7 +234,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
             self._reads.documents.setdefault(record.id, live(now))
             if now is None or now.stamp != commit.stamp:
                 raise conflict(record.id, live(now), "was written since, so that what made it cannot be taken back")
-        self._undo = Undo("", 0, "", commit.clock)
+        self._undo = Undo("", 0, "", commit.clock, by=author)
         return True
 
     def rest_on(self, reads: Reads) -> None:
@@ -241,9 +244,26 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._reads.queries.extend(reads.queries)
 
     @property
+    def undone(self) -> int:
+        """The clock of the commit that it takes back; 0: none."""
+        return 0 if self._undo is None else self._undo.target
+
+    @property
     def source(self) -> Source:
         """What it reads from."""
         return self._source
+
+    def repeat(self, made: Transaction[T]) -> None:
+        """Write what another one wrote, and let it know its stamp."""
+        self._repeated = made
+        for record in made.written.values():
+            self.write(record)
+
+    def note_stamp(self, stamp: Stamp) -> None:
+        """What it wrote gets this stamp, if it is committed now."""
+        self.stamp = stamp
+        if self._repeated is not None:
+            self._repeated.stamp = stamp
 
     def end(self) -> None:
         """It is decided, or was given up."""

@@ -106,7 +106,8 @@ def _again_and_again(self: Following, work: Any) -> None:
 async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None:
     """However long ago others' commits were read."""
     if commit is not None:
-        log = replica_of(self).writable_log()
+        log = replica_of(self).log
+        assert log is not None
         await self._finish(log, log.queue(commit))
 
 

@@ -35,6 +35,7 @@ FLOORS: Floors = [
     ("opslog.opening", "opslog.lease"),
     ("opslog.aio",),
     ("opslog",),  # the public page
+    ("opslog.doors",),
     ("opslog.importers",),
     ("opslog.bulk",),
     ("opslog.testing",),

@@ -1,0 +1,406 @@
+"""The operations: what every door can do with a store. A door translates its requests into these calls, and what they
+return into its answers; it decides nothing.
+
+Reads begin with a refresh. Each write is one transaction, in the name of the author whose operations these are: it is
+durable when the call returns, and its result has the stamp that it gave. So a store that is opened with
+``log="shared"`` is enough, one for all authors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from opslog.doors.values import (
+    AgentSeen,
+    Changed,
+    ChangesPage,
+    Committed,
+    Counted,
+    Description,
+    Entry,
+    Expect,
+    FieldSeen,
+    History,
+    Op,
+    Page,
+    Revised,
+    Undone,
+    Written,
+    entry_of,
+)
+from opslog.errors import NotFoundError, UsageError
+from opslog.format.commits import Set, Stamp
+from opslog.format.documents import Document
+from opslog.format.layout import TRANSACTIONS, check_agent
+from opslog.query.conditions import And, Range
+from opslog.query.paths import BY_ID, Path, parse_path
+from opslog.query.question import OrderBy, Question, Where, question
+from opslog.query.values import MISSING
+from opslog.replica.deciding import ATTEMPTS
+from opslog.replica.feed import Change
+from opslog.replica.replica import Undoable, not_ours
+from opslog.replica.state import State
+from opslog.replica.transaction import Transaction, check_stamp, create
+from opslog.store import Store, replica_of
+
+R = TypeVar("R")
+
+Documents = Transaction[Document]
+
+# How many documents a description samples, and what it names of agents, fields and ids.
+_SAMPLED, _AGENTS, _FIELDS, _IDS = 1000, 20, 50, 5
+
+# Cursors: behind this id, or behind so many.
+_AFTER, _SKIP = "after:", "skip:"
+
+
+class Operations:
+    """The operations on one store in the name of one author. Safe to use from many threads; many of them may share a
+    store. All errors are those of the store, and `opslog.doors.problems` says what a door answers.
+
+    :param store: of plain documents. One that was opened `read_only` or `as_of` only reads.
+    :param author: in whose name is written; None: in that of the agent of the store.
+    :raises UsageError: documents of this store have a `type`.
+    """
+
+    def __init__(self, store: Store[Document], author: str | None = None) -> None:
+        self._store = store
+        self._replica = replica_of(store)
+        if self._replica.schema.type is not None:
+            raise UsageError("doors take plain documents: open the store without `type`")
+        self._author = self._replica.author if author is None else check_agent(author)
+
+    @property
+    def store(self) -> Store[Document]:
+        return self._store
+
+    @property
+    def author(self) -> str | None:
+        """In whose name is written; None: nothing can be."""
+        return self._author
+
+    # -- reading
+
+    def get(self, id: str, fields: Sequence[str] | None = None) -> Entry:
+        """A document, and who wrote it.
+
+        :param fields: paths of what to return of it; None: all of it.
+        :raises NotFoundError: there is none.
+        """
+        chosen = _chooser(fields)
+        self._refresh()
+        record = self._store.record(id)
+        if record is None:
+            raise NotFoundError(f"there is no document {id!r}")
+        return chosen(record, None)
+
+    def find(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+        cursor: str | None = None,
+        fields: Sequence[str] | None = None,
+    ) -> Page:
+        """Documents that fulfil a condition; parameters and errors as of `Store.find`, and:
+
+        :param cursor: that of the page before, with the same `where` and `order_by`. Without `order_by`, what is
+            written meanwhile neither hides another document nor shows one twice.
+        :param fields: paths of what to return of each; None: all of it.
+        """
+        asked = _continued(question(where, order_by, limit, offset), cursor)
+        chosen = _chooser(fields)
+        # One more than asked for: whether there is a next page.
+        more = asked if limit is None else asked._replace(limit=limit + 1)
+        self._refresh()
+        matches = list(self._replica.questions.matches(more, self._store.records)[0])
+        items = [chosen(record, document) for record, document in matches[:limit]]
+        if len(items) == len(matches) or not items:
+            return Page(items)
+        return Page(items, f"{_SKIP}{asked.last}" if asked.order else f"{_AFTER}{items[-1].id}")
+
+    def count(self, where: Where | None = None) -> int:
+        """How many documents fulfil a condition; errors as of `Store.count`."""
+        self._refresh()
+        return self._store.count(where)
+
+    def group(self, by: str, where: Where | None = None) -> list[Counted]:
+        """How many documents have each value at a path; as of `Store.group`."""
+        self._refresh()
+        return [Counted(value, documents) for value, documents in self._store.group(by, where)]
+
+    # -- writing
+
+    def set(self, id: str, data: Document, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET) -> Written:
+        """Give a document a new value; conditions and errors as of `Store.set`."""
+        return self.batch([Op("set", id, data, if_stamp)])
+
+    def create(self, id: str, data: Document) -> Written:
+        """Set a document that does not exist; errors as of `Store.create`."""
+        return self.batch([Op("create", id, data)])
+
+    def delete(self, id: str, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET) -> Written:
+        """Delete a document; conditions and errors as of `Store.delete`."""
+        return self.batch([Op("delete", id, None, if_stamp)])
+
+    def modify(
+        self, id: str, changes: Document, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET
+    ) -> tuple[Written, Document]:
+        """Change some fields of a document and leave the others, as of a JSON merge patch (RFC 7396): objects are
+        merged, null removes a field, and everything else replaces what was there. A document that does not exist is
+        made. No other write can come in between.
+
+        :returns: also the document as it is now.
+        :raises ConflictError: it has not this stamp.
+        """
+
+        def decide(transaction: Documents) -> Document:
+            if if_stamp is not msgspec.UNSET:
+                check_stamp(transaction.record(id), id, if_stamp)
+            document = merge_patched(transaction.get(id), changes)
+            transaction.set(id, document)
+            return document
+
+        document, stamp = self._decide("modify", decide)
+        return Written([id], stamp), document
+
+    def batch(self, ops: Sequence[Op]) -> Written:
+        """Several writes as one commit: all of them or none. Errors as of `transact`."""
+        return self.transact(ops)
+
+    def transact(self, ops: Sequence[Op], expect: Sequence[Expect] = ()) -> Written:
+        """Check conditions and write, all in one: what `expect` and the ops' `if_stamp` say is asked of the documents
+        as they were before; then the ops are done in their order.
+
+        :raises ConflictError: a document has not the stamp; `id` and `record` say which. Nothing was written.
+        :raises ExistsError: a document that was to be created exists.
+        :raises NotFoundError: there is no document to delete.
+        """
+        for op in ops:
+            if (op.data is None) != (op.op == "delete"):
+                needed = "takes no data" if op.op == "delete" else "needs the document, in data"
+                raise UsageError(f"{op.op} of {op.id!r} {needed}")
+
+        def decide(transaction: Documents) -> None:
+            for each in expect:
+                check_stamp(transaction.record(each.id), each.id, each.stamp)
+            for op in ops:
+                if op.if_stamp is not msgspec.UNSET:
+                    check_stamp(transaction.record(op.id), op.id, op.if_stamp)
+            for op in ops:
+                if op.data is None:
+                    transaction.delete(op.id)
+                elif op.op == "create":
+                    create(op.id, op.data, transaction)
+                else:
+                    transaction.set(op.id, op.data)
+
+        _, stamp = self._decide("batch", decide)
+        return Written(list(dict.fromkeys(op.id for op in ops)), stamp)
+
+    def decide(self, function: Callable[[Documents], R], *, attempts: int = ATTEMPTS) -> tuple[R, str | None]:
+        """What a function makes of documents that it reads and writes through a transaction, and the stamp of what it
+        wrote; for doors that have operations of their own. As of `Store.transact`."""
+        return self._decide("transact", function, attempts)
+
+    def undo(self) -> Undone:
+        """Take back the author's newest commit, as of `Store.undo`. One in a log of that name is not taken back here.
+
+        :raises ConflictError: others have written one of its documents since. Nothing was written.
+        :raises UsageError: the newest one is in a log of that name.
+        """
+        replica, author = self._replica, self._author or ""
+        replica.check_writable("undo")
+        if replica.log is not None and author == replica.author:
+            return Undone(self._store.undo())
+        self._refresh()
+        where = replica.undoable(author)
+        if where is Undoable.IN_OWN_LOG:
+            raise not_ours(author)
+        if where is Undoable.NOTHING:
+            return Undone(False)
+
+        def decide(transaction: Documents) -> Undone:
+            if not transaction.undo(author):
+                return Undone(False)
+            target = Stamp(transaction.undone, TRANSACTIONS)
+            return Undone(True, str(target), list(transaction.reads.documents))
+
+        undone, _ = self._decide("undo", decide)
+        return undone
+
+    def _decide(self, call: str, decide: Callable[[Documents], R], attempts: int | None = None) -> tuple[R, str | None]:
+        """What a transaction decides, and the stamp that it gave."""
+        made: list[Documents] = []
+
+        def named(transaction: Documents) -> R:
+            transaction.author = self._author or ""
+            made[:] = [transaction]
+            return decide(transaction)
+
+        result = self._replica.deciding_of(call).run(named, attempts)
+        stamp = made[0].stamp
+        return result, None if stamp is None else str(stamp)
+
+    # -- the past, and what is new
+
+    def history(self, id: str, limit: int | None = None) -> History:
+        """What happened to a document, as of `Store.history`.
+
+        :param limit: how many of the newest to return at the most; None: all that are retained.
+        """
+        found = self._store.history(id)
+        kept = found if limit is None else found[max(0, len(found) - limit) :]
+        revisions = [
+            Revised(
+                each.record.op,
+                str(each.record.stamp),
+                each.record.author,
+                each.record.ts,
+                each.undone,
+                each.record.document if isinstance(each.record, Set) else None,
+            )
+            for each in kept
+        ]
+        return History(id, revisions, len(found) - len(kept))
+
+    def changes(self, since: str | None = None, *, limit: int | None = None, most: int | None = None) -> ChangesPage:
+        """What changed since a token, as of `Store.changes`.
+
+        :param limit: stop after so many commits; a reset has no limit.
+        :param most: how many documents to return at the most; of the others the ids alone, in `omitted`, and of a reset
+            nothing.
+        """
+        found = self._store.changes(since, limit)
+        each: Iterator[Change[Document]] = iter(found)
+        changes = [_changed(change) for change in islice(each, most)]
+        return ChangesPage(
+            found.token,
+            found.reset,
+            changes,
+            [
+                Committed(str(commit.stamp), commit.author, commit.ts, commit.op, list(commit.ids), commit.won)
+                for commit in found.commits
+            ],
+            [] if found.reset else [change.id for change in each],
+        )
+
+    def describe(self) -> Description:
+        """What is in the store: counts, fields, who writes. Samples the documents, and costs three listings."""
+        self._refresh()
+        stats = self._store.stats()
+        agents = sorted(self._replica.read(_last_clocks).items(), key=lambda item: (-item[1], item[0]))
+        counts: Counter[str] = Counter()
+        types: defaultdict[str, set[str]] = defaultdict(set)
+        ids: list[str] = []
+        sampled = 0
+        for record in islice(self._store.records(), _SAMPLED):
+            sampled += 1
+            if len(ids) < _IDS:
+                ids.append(record.id)
+            for path, type_ in _fields(record.document):
+                counts[path] += 1
+                types[path].add(type_)
+        return Description(
+            documents=stats.documents,
+            clock=stats.clock,
+            agent=self._author,
+            agents=[AgentSeen(name, clock) for name, clock in agents[:_AGENTS]],
+            more_agents=max(0, len(agents) - _AGENTS),
+            fields=[FieldSeen(path, count, sorted(types[path])) for path, count in counts.most_common(_FIELDS)],
+            sampled=sampled,
+            ids=ids,
+            settings=msgspec.structs.asdict(self._replica.state.manifest.settings),
+            stats=msgspec.structs.asdict(stats),
+        )
+
+    def _refresh(self) -> None:
+        self._store.refresh()  # nobody asks these stores for news, which would be kept
+
+
+def merge_patched(document: Document | None, changes: Document) -> Document:
+    """A document with the changes of a JSON merge patch."""
+    merged = dict(document or {})
+    for name, value in changes.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict):
+            before = merged.get(name)
+            merged[name] = merge_patched(before if isinstance(before, dict) else None, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _continued(asked: Question, cursor: str | None) -> Question:
+    """The question for the page that a cursor names.
+
+    :raises UsageError: it is no cursor of such a question.
+    """
+    if cursor is None:
+        return asked
+    if cursor.startswith(_AFTER) and not asked.order:
+        behind = Range(BY_ID, ">", cursor.removeprefix(_AFTER))
+        return asked._replace(condition=And((behind, asked.condition)), offset=0)
+    skipped = cursor.removeprefix(_SKIP)
+    if cursor.startswith(_SKIP) and asked.order and skipped.isascii() and skipped.isdigit():
+        return asked._replace(offset=int(skipped))
+    raise UsageError("this is no cursor of such a question: use the one that the page before gave, with the same order")
+
+
+def _chooser(fields: Sequence[str] | None) -> Callable[[Set, Document | None], Entry]:
+    """What makes an entry of a record, and of its document if that was read.
+
+    :raises QueryError: one of the fields is no path.
+    """
+    if fields is None:
+        return entry_of
+    paths = [(str(path), path) for path in map(parse_path, fields)]
+    getters = [(name, path.values() if path.has_many else path.getter()) for name, path in paths]
+
+    def choose(record: Set, document: Document | None) -> Entry:
+        document = record.document if document is None else document
+        found = ((name, get(document, record)) for name, get in getters)
+        return entry_of(record, {name: value for name, value in found if value is not MISSING})
+
+    return choose
+
+
+def _changed(change: Change[Document]) -> Changed:
+    record = change.record
+    op = "delete" if change.document is None else "set"
+    if record is None:
+        return Changed(op, change.id, change.existed)
+    return Changed(op, change.id, change.existed, str(record.stamp), record.author, record.ts, change.document)
+
+
+def _last_clocks(state: State) -> dict[str, int]:
+    """Per agent the clock of its newest commit, as far as it was read."""
+    clocks = {agent: cursor.clock for agent, cursor in state.cursors.items() if agent != TRANSACTIONS}
+    for author, clock in state.merge.newest_by_author().items():
+        clocks[author] = max(clock, clocks.get(author, 0))
+    return clocks
+
+
+_TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+
+
+def _fields(document: Document) -> Iterator[tuple[str, str]]:
+    """The fields of a document, and those of the objects in it, with their types."""
+    for name, value in document.items():
+        path = _path_of(name)
+        yield path, _TYPES.get(type(value), "null")
+        if isinstance(value, dict):
+            for inner, each in value.items():
+                yield f"{path}.{_path_of(inner)}", _TYPES.get(type(each), "null")
+
+
+def _path_of(name: str) -> str:
+    return str(Path((name,)))
