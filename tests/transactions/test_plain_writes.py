@@ -1,4 +1,4 @@
-"""What README.md says of plain writes beside transactions, by agents that have not read any of those."""
+"""What docs/library.md says of plain writes beside transactions, by agents that have not read any of those."""
 
 from __future__ import annotations
 
