@@ -9,6 +9,9 @@ parent. Each changed path is a document under the path as id::
 submodule (mode 160000) is the commit it points to. A renamed file is a delete and a set. After replaying all, the
 documents are exactly ``git ls-tree -r <rev>``. Commits that change no path are left out.
 
+With `contents`, a document also has what is in the file: as ``text``, or, if it is no UTF-8, as ``base64``. That of a
+symbolic link is its target. A submodule has none, since it is in another repository.
+
 A path that is not UTF-8 gets an id that begins with ``/``, which no path of git does, followed by the path with its
 non-ASCII bytes and ``%`` percent-encoded; :func:`path_of` is the way back.
 """
@@ -19,8 +22,11 @@ import os
 import re
 import subprocess
 import tempfile
+from base64 import b64encode
 from collections.abc import Iterator
-from typing import IO
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from opslog.errors import CorruptError, UsageError
@@ -54,6 +60,9 @@ _REDIRECTING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", 
 # The settings of the repository, which may come from anybody, can name programs: no object is fetched that is missing.
 _HARMLESS = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
+# The mode of what is a commit of another repository.
+_SUBMODULE = "160000"
+
 _UNENCODED = "".join(chr(byte) for byte in range(128) if byte != ord("%"))
 _CHUNK_BYTES = 1 << 16
 
@@ -61,18 +70,36 @@ _RAW = re.compile(rb"\n?:[0-7]{6} ([0-7]{6}) [0-9a-f]+ ([0-9a-f]+) ([A-Z])[0-9]*
 _HEADER = re.compile(r"([0-9a-f]{40,64})\n([^\n]*)\n([^\n]*)\n(.*)", re.DOTALL)
 
 
-def read_git(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> Iterator[ImportedCommit]:
+def read_git(
+    repository: str | os.PathLike[str], *, rev: str = "HEAD", contents: bool = False
+) -> Iterator[ImportedCommit]:
     """The first-parent history of `rev`, oldest first, streamed from one git process.
 
     The agent of a commit is its author: the author's name made a valid agent name, one per e-mail address (the first
     name seen with an address counts; authors without an address go by their name). `ts` is the author date.
 
     :param repository: a work tree, a folder in one, or a bare repository.
+    :param contents: put what is in the files into the documents, too; that is asked of a second git process.
     :raises UsageError: git is not installed, this is no repository, there is no such revision, or the clone is shallow.
     :raises CorruptError: git cannot read all of the history.
     """
     path = os.fspath(repository)
-    yield from read_log(_log_tokens(path, _resolve(path, rev)), path)
+    commits = read_log(_log_tokens(path, _resolve(path, rev)), path)
+    if not contents:
+        yield from commits
+        return
+    with _Blobs(path) as blobs:
+        for commit in commits:
+            yield replace(commit, ops=tuple(map(blobs.filled, commit.ops)))
+
+
+def count_commits(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> int:
+    """How many commits the first-parent history of `rev` has, for who watches an import of it. Errors as of
+    `read_git`."""
+    path = os.fspath(repository)
+    command = _git(path, "rev-list", "--first-parent", "--count", _resolve(path, rev))
+    done = subprocess.run(command, env=_environment(), capture_output=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else 0
 
 
 def read_log(tokens: Iterator[bytes], path: str) -> Iterator[ImportedCommit]:
@@ -126,6 +153,54 @@ def _commit(path: str, header: str, ops: list[ImportedOp], agents: AgentNames) -
     except ValueError as error:
         raise CorruptError(f"{path}: commit {commit} has no usable author date: {error}", path) from error
     return ImportedCommit(agent, ts, tuple(ops), f"{path}:{commit}")
+
+
+class _Blobs:
+    """What is in files, by git's object ids: asked of one git process, one after the other."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        command = _git(self._path, "cat-file", "--batch")
+        self._process = subprocess.Popen(
+            command, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+
+    def filled(self, op: ImportedOp) -> ImportedOp:
+        """The same op, with what is in the file."""
+        if op.document is None or op.document["mode"] == _SUBMODULE:
+            return op
+        data = self._read(op.document["blob"])
+        try:
+            content = {"text": data.decode("utf-8")}
+        except UnicodeDecodeError:
+            content = {"base64": b64encode(data).decode("ascii")}
+        return replace(op, document=op.document | content)
+
+    def _read(self, blob: str) -> bytes:
+        ask, answers = self._process.stdin, self._process.stdout
+        assert ask is not None
+        assert answers is not None
+        with suppress(BrokenPipeError):  # then there is no answer either
+            ask.write(f"{blob}\n".encode())
+            ask.flush()
+        head = answers.readline().split()  # <object> blob <size>
+        data = answers.read(int(head[2]) + 1) if len(head) == 3 else b""
+        if not data.endswith(b"\n") or head[1] != b"blob" or len(data) != int(head[2]) + 1:
+            raise CorruptError(
+                f"{self._path}: git cannot read the file of object {blob}; run 'git fsck' there", self._path
+            )
+        return data[:-1]
 
 
 def _resolve(path: str, rev: str) -> str:

@@ -282,3 +282,66 @@ def test_what_git_never_prints_is_corrupt(tokens: list[bytes]) -> None:
     with pytest.raises(CorruptError) as caught:
         list(read_log(iter(tokens), "repo"))
     assert caught.value.path == "repo"
+
+
+class TestContents:
+    """With what is in the files."""
+
+    def test_text_is_text_and_all_else_base64(self, tmp_path: Path) -> None:
+        repository = Repository(tmp_path / "r")
+        repository.write("text", "é\u2028\n\0")
+        (repository.path / "bytes").write_bytes(b"\xff\x00")
+        (repository.path / "empty").write_bytes(b"")
+        (repository.path / "link").symlink_to("text")
+        repository.commit()
+        (repository.path / "bytes").unlink()
+        repository.write("text", "second")
+        repository.commit()
+        first, second = read_git(repository.path, contents=True)
+        found = {op.id: op.document for op in first.ops}
+        contents = {
+            id: {key: (document or {}).get(key) for key in ("text", "base64")} for id, document in found.items()
+        }
+        assert contents == {
+            "text": {"text": "é\u2028\n\0", "base64": None},
+            "bytes": {"text": None, "base64": "/wA="},
+            "empty": {"text": "", "base64": None},
+            "link": {"text": "text", "base64": None},
+        }
+        assert [(op.op, op.id, (op.document or {}).get("text")) for op in second.ops] == [
+            ("delete", "bytes", None),
+            ("set", "text", "second"),
+        ]
+        without = [[(op.id, op.document) for op in commit.ops] for commit in read_git(repository.path)]
+        for commit, expected in zip((first, second), without, strict=True):
+            for op in commit.ops:
+                for key in ("text", "base64"):
+                    (op.document or {}).pop(key, None)
+            assert [(op.id, op.document) for op in commit.ops] == expected
+
+    def test_a_submodule_has_none(self, tmp_path: Path) -> None:
+        repository = Repository(tmp_path / "r")
+        entry = f"160000,{'1' * 40},module"
+        repository.git("update-index", "--add", "--cacheinfo", entry)
+        repository.git("commit", "-q", "-m", "a module")
+        (commit,) = read_git(repository.path, contents=True)
+        assert [sorted(op.document or {}) for op in commit.ops] == [["blob", "commit", "mode", "status"]]
+
+    def test_a_file_that_git_has_lost_is_named(self, tmp_path: Path) -> None:
+        repository = Repository(tmp_path / "r")
+        repository.write("a", "a")
+        repository.commit()
+        blob = repository.tree()[b"a"][1]
+        (repository.path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+        with pytest.raises(CorruptError, match=f"git cannot read the file of object {blob}; run 'git fsck' there"):
+            list(read_git(repository.path, contents=True))
+
+    def test_its_process_ends_with_the_iterator(self, tmp_path: Path) -> None:
+        repository = Repository(tmp_path / "r")
+        for number in range(3):
+            repository.write("a", str(number))
+            repository.commit()
+        before = set(os.listdir(f"/proc/{os.getpid()}/fd"))
+        with closing(cast(Generator[ImportedCommit], read_git(repository.path, contents=True))) as commits:
+            next(commits)
+        assert set(os.listdir(f"/proc/{os.getpid()}/fd")) == before
