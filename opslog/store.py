@@ -234,7 +234,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :returns: False when there is nothing left to undo.
         """
-        return self._replica.undo()
+        return self._replica.undo() is not None
 
     def flush(self) -> None:
         """Return when everything written so far is durable. This does nothing unless `durability="buffered"`.

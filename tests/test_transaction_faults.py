@@ -98,7 +98,7 @@ def test_an_undo_takes_back_what_came_before_it_in_its_group(url: str) -> None:
         undone = deciding.submit(lambda transaction: transaction.undo("a"))
         deciding.decide_all()
         assert modified.outcome() == {"n": 1}
-        assert undone.outcome() is True
+        assert undone.outcome() == ("x",)
         assert store["x"] == {"n": 0}
 
 

@@ -228,7 +228,7 @@ class Operations:
             return Undone(False)
 
         def decide(transaction: Documents) -> Undone:
-            if not transaction.undo(author):
+            if transaction.undo(author) is None:
                 return Undone(False)
             target = Stamp(transaction.undone, TRANSACTIONS)
             return Undone(True, str(target), list(transaction.reads.documents))

@@ -268,13 +268,11 @@ class Replica(Following, Generic[T]):
         """Write what a plain commit writes, in the order of the shared log, whatever is there."""
         self.deciding_of("set").run(partial(write, commit))
 
-    def prepare_undo(self, state: State) -> Undo | None:
-        """What an undo commits, None when nothing is left to undo; for `commit_decided`."""
-        target = state.merge.undoable(self.agent or "")
-        return None if target is None else Undo("", 0, "", target.clock)
+    def undo(self) -> tuple[str, ...] | None:
+        """See `Store.undo`.
 
-    def undo(self) -> bool:
-        """See `Store.undo`."""
+        :returns: the documents that it gave back; None: nothing is left to undo.
+        """
         self.check_writable("undo")
         author = self.author or ""
         if self.log is None or self.state.has_transactions:
@@ -282,12 +280,22 @@ class Replica(Following, Generic[T]):
             self.refresh()
             where = self.undoable(author)
             if where is Undoable.NOTHING:
-                return False
+                return None
             if where is Undoable.IN_SHARED_LOG:
                 return self.deciding_of("undo").run(lambda transaction: transaction.undo(author))
             if self.log is None:
                 raise not_ours(author)
-        return self.commit_decided("undo", self.prepare_undo)
+        taken_back: tuple[str, ...] = ()
+
+        def prepare(state: State) -> Undo | None:
+            nonlocal taken_back
+            target = state.merge.undoable(author)
+            if target is None:
+                return None
+            taken_back = tuple(record.id for record in target.records)
+            return Undo("", 0, "", target.clock)
+
+        return taken_back if self.commit_decided("undo", prepare) else None
 
     def undoable(self, author: str) -> Undoable:
         """Where the newest commit of an author is that an undo may cancel, as far as is read."""

@@ -220,22 +220,23 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._check()
         self._written[record.id] = record
 
-    def undo(self, author: str) -> bool:
+    def undo(self, author: str) -> tuple[str, ...] | None:
         """Take back an author's newest commit in the shared log that is in reach, if there is one: what the transaction
         does instead of writing.
 
+        :returns: the documents that it gives back.
         :raises ConflictError: one of its documents was written since.
         """
         commit = self._source.undoable(author)
         if commit is None:
-            return False
+            return None
         for record in commit.records:
             now = self._source.record(record.id)
             self._reads.documents.setdefault(record.id, live(now))
             if now is None or now.stamp != commit.stamp:
                 raise conflict(record.id, live(now), "was written since, so that what made it cannot be taken back")
         self._undo = Undo("", 0, "", commit.clock, by=author)
-        return True
+        return tuple(record.id for record in commit.records)
 
     def rest_on(self, reads: Reads) -> None:
         """Rest on what another one has read, too."""
