@@ -14,7 +14,7 @@ import click
 from opslog.cli.app import run
 from opslog.cli.maintenance import report_compaction
 from opslog.cli.replay import replay_command
-from opslog.cli.session import Session, StoreCommand, common_options
+from opslog.cli.session import READS, Session, StoreCommand, common_options
 from opslog.cli.values import keep
 from opslog.compaction.compact import Compaction, KeepHistory
 from opslog.errors import LockedError
@@ -28,7 +28,7 @@ app = click.Group(
 )
 
 
-@app.command("compact", cls=StoreCommand)
+@app.command("compact", cls=StoreCommand, options=READS)
 @click.argument("url", required=False, metavar="[STORE]")
 @click.option("--master", metavar="URL", help="Where Spark runs, as in spark-submit.")
 @click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and remove old tombstones.")

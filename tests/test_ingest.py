@@ -63,7 +63,7 @@ def test_commits_keep_their_order_across_agents_with_agent_ts_and_version(backen
         ImportedCommit("zoe", TS, (ImportedOp("set", "c", {}), ImportedOp("delete", "b", None)), "file:5"),
         drop("never there"),
     ]
-    assert ingest(backend, stream, agent="me") == Ingested(commits=6, ops=7, agents=3, clock=6)
+    assert ingest(backend, stream, agent="me") == Ingested(commits=6, ops=7, agents=3, clock=6, deletes=2)
     assert content(root) == {"a": {"n": 3}, "c": {}}
     written = commits(backend)
     assert [(commit.clock, commit.agent, commit.op) for commit in written] == [

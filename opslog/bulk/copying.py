@@ -47,10 +47,16 @@ class Copy:
     report: Report
 
 
-def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] | None = None) -> Copy:
+def copy(
+    source: Backend,
+    target: Backend,
+    progress: Callable[[int, int], None] | None = None,
+    verifying: Callable[[int, int], None] | None = None,
+) -> Copy:
     """Copy a store, and verify the copy.
 
     :param progress: called with (bytes copied, bytes to copy at most).
+    :param verifying: called with (bytes of the copy verified, bytes to verify).
     :raises NotFoundError: there is no store at the source.
     :raises UsageError: the target is another store; or it lies in the source, or the other way round.
     :raises LockedError: somebody else is copying to it.
@@ -64,7 +70,7 @@ def copy(source: Backend, target: Backend, progress: Callable[[int, int], None] 
         plan = manifests.read_consistently(manifests.newest, lambda newest: work.copy_data())
         for path, data in plan.items():
             work.put(path, data)
-    return Copy(len(work.done), sum(work.done.values()), work.written, verify(target))
+    return Copy(len(work.done), sum(work.done.values()), work.written, verify(target, progress=verifying))
 
 
 def check_apart(source: str, target: str) -> None:

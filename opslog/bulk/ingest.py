@@ -31,17 +31,19 @@ from opslog.merge.clock import LamportClock
 from opslog.snapshot.manifests import ManifestStore
 
 _CHUNK_BYTES = 64 * 1024 * 1024
-_PROGRESS_COMMITS = 1000
+_PROGRESS_COMMITS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What an import wrote: `commits` with `ops` in them, into the logs of `agents`; `clock`: of the last commit."""
+    """What an import wrote: `commits` with `ops` in them, into the logs of `agents`; `clock`: of the last commit;
+    `deletes`: how many of the ops are no sets."""
 
     commits: int = 0
     ops: int = 0
     agents: int = 0
     clock: int = 0
+    deletes: int = 0
 
 
 def ingest(
@@ -60,7 +62,7 @@ def ingest(
     with their agent as author, and with the time of the import: times do not go back there.
 
     :param agent: who writes the commits that name no agent.
-    :param progress: called every thousand commits, with how many were read so far.
+    :param progress: called every hundred commits, with how many were read so far.
     :raises InvalidNameError: an agent is called ``transactions``.
     :raises AgentBusyError: a live process writes under one of the agents' names.
     :raises RetryError: one of them came and wrote meanwhile, or was sealed.
@@ -72,7 +74,7 @@ def ingest(
     names: set[str] = set()
     writer = _Writer(backend, agent, environment)
     chunk: list[Commit] = []
-    chunk_bytes = count = ops = 0
+    chunk_bytes = count = ops = deletes = 0
     for imported in commits:
         commit = _commit(imported, agent, environment)
         chunk.append(commit)
@@ -80,6 +82,7 @@ def ingest(
         chunk_bytes += sum(len(record.data) for record in commit.records if isinstance(record, Set))
         count += 1
         ops += len(imported.ops)
+        deletes += sum(op.op == "delete" for op in imported.ops)
         if progress and count % _PROGRESS_COMMITS == 0:
             progress(count)
         if chunk_bytes >= _CHUNK_BYTES:
@@ -87,7 +90,7 @@ def ingest(
             chunk, chunk_bytes = [], 0
     if chunk:
         writer.write(chunk)
-    return Ingested(count, ops, len(names), writer.clock.value)
+    return Ingested(count, ops, len(names), writer.clock.value, deletes)
 
 
 def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> Commit:

@@ -13,7 +13,6 @@ from opslog.cli.output import (
     documents,
     id_text,
     is_terminal,
-    records,
     report_error,
     rows,
     say,
@@ -22,8 +21,8 @@ from opslog.cli.output import (
     write,
     write_json,
 )
-from opslog.cli.session import Session, StoreCommand, complete_id
-from opslog.cli.values import document_id, order, parse_document, path, stamp_of_text, where_option
+from opslog.cli.session import READS, WRITES, Session, StoreCommand, complete_id
+from opslog.cli.values import columns_option, document_id, order, parse_document, path, stamp_of_text, where_option
 from opslog.errors import NotFoundError
 from opslog.format.commits import Set, Stamp
 from opslog.format.documents import Document
@@ -31,9 +30,10 @@ from opslog.query.conditions import Condition
 from opslog.query.paths import BY_ID, Path
 from opslog.query.question import Grouping, Order, Question, all_of, count_of, groups_of
 from opslog.replica.transaction import NO_CONDITION
+from opslog.store import replica_of
 
 
-@click.command("get", cls=StoreCommand)
+@click.command("get", cls=StoreCommand, options=READS)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @click.option("--stamp", is_flag=True, help="Before the document, its stamp (see set --if-stamp) and who wrote it.")
 @click.pass_obj
@@ -59,7 +59,7 @@ def get_command(session: Session, id: str, stamp: bool) -> int:
     return 0
 
 
-@click.command("set", cls=StoreCommand)
+@click.command("set", cls=StoreCommand, options=WRITES)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @click.argument("document", required=False)
 @click.option("--create", is_flag=True, help="Only if there is no such document: of all who try, one succeeds.")
@@ -95,7 +95,7 @@ def set_command(session: Session, id: str, document: str | None, create: bool, i
         write_json({"set": id, "stamp": str(now.stamp)})
 
 
-@click.command("delete", cls=StoreCommand)
+@click.command("delete", cls=StoreCommand, options=WRITES)
 @click.argument("ids", type=document_id, nargs=-1, required=True, metavar="ID...", shell_complete=complete_id)
 @click.option(
     "--if-stamp",
@@ -127,23 +127,32 @@ def delete_command(session: Session, ids: Sequence[str], if_stamp: Stamp | None)
     return 0
 
 
-@click.command("undo", cls=StoreCommand)
+@click.command("undo", cls=StoreCommand, options=WRITES)
 @click.pass_obj
 def undo_command(session: Session) -> int:
     """Take back the newest commit of the agent (see --agent), a batch as a whole; later writes of others stay.
 
+    Prints what its documents are now, one per line: the id, a tab, the document, or the word deleted.
+
     Exit code 1: there is nothing left to undo, or it was a transaction and others have written its documents since.
     """
     with session.writing() as store:
-        undone = store.undo()
+        ids = replica_of(store).undo()
+        now = [(id, store.record(id)) for id in ids or ()]
     if session.json:
-        write_json({"undone": undone})
-    elif not undone:
+        documents = [
+            {"id": id, "data": None if record is None else orjson.Fragment(bytes(record.data))} for id, record in now
+        ]
+        write_json({"undone": ids is not None, "documents": documents})
+    elif ids is None:
         say(f"agent {session.agent!r} has nothing left to undo; --agent names another")
-    return 0 if undone else 1
+    else:
+        lines = [[id_text(id), "deleted" if record is None else bytes(record.data).decode()] for id, record in now]
+        rows(["id", "document now"], lines)
+    return 1 if ids is None else 0
 
 
-@click.command("ls", cls=StoreCommand)
+@click.command("ls", cls=StoreCommand, options=READS)
 @where_option("Only documents that fulfil this: 'status = active and hours > 3'. May be repeated.")
 @click.option(
     "--sort",
@@ -157,7 +166,8 @@ def undo_command(session: Session) -> int:
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N documents.")
 @click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Without the first N of them.")
 @click.option("--ids", is_flag=True, help="Only the ids.")
-@click.option("--stamp", is_flag=True, help="Between id and document, the stamp and who wrote it, as of get.")
+@columns_option
+@click.option("--stamp", is_flag=True, help="Behind the id, the stamp and who wrote it, as of get.")
 @click.pass_obj
 def ls_command(
     session: Session,
@@ -168,11 +178,12 @@ def ls_command(
     limit: int | None,
     offset: int,
     ids: bool,
+    columns: Sequence[Path] | None,
     stamp: bool,
 ) -> None:
     """List documents, one per line: the id, a tab, the document."""
-    if ids and stamp:
-        raise click.UsageError("--ids prints the ids alone: leave one of --ids and --stamp out")
+    if ids and (stamp or columns is not None):
+        raise click.UsageError("--ids prints the ids alone: leave --stamp and --columns out")
     if desc:
         orders = [Order(each.path, not each.is_descending) for each in [*orders, Order(BY_ID, is_descending=False)]]
     asked = Question(all_of(conditions), tuple(orders), limit, offset)
@@ -181,13 +192,11 @@ def ls_command(
         if ids:
             for record in found:
                 answer(session, {"id": record.id}, id_text(record.id))
-        elif stamp:
-            records(session, found)
         else:
-            documents(session, ((record.id, bytes(record.data)) for record in found))
+            documents(session, found, columns, stamps=stamp)
 
 
-@click.command("count", cls=StoreCommand)
+@click.command("count", cls=StoreCommand, options=READS)
 @where_option("Only documents that fulfil this, as for ls; may be repeated.")
 @click.option("--by", type=path, metavar="PATH", help="How many there are with each value of this field.")
 @click.pass_obj

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from opslog.cli.output import write
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.session import JSON, Session, StoreCommand
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("demo", cls=StoreCommand)
+@click.command("demo", cls=StoreCommand, options=JSON)
 @click.option(
     "--seconds", type=click.FloatRange(1, 3600), default=12, show_default=True, help="How long the agents write."
 )
@@ -36,7 +36,7 @@ def demo_command(session: Session, *, seconds: float, agents: int, directory: Pa
     return main(seconds=seconds, agents=agents, directory=directory, spark=not no_spark, json=session.json)
 
 
-@click.command("completion", cls=StoreCommand)
+@click.command("completion", cls=StoreCommand, options=frozenset())
 @click.argument("shell", type=click.Choice(_SHELLS), required=False)
 @click.pass_obj
 def completion_command(session: Session, shell: str | None) -> None:

@@ -12,11 +12,11 @@ import orjson
 
 import opslog
 from opslog.cli.output import id_text, rows, wait_while_read, write_json
-from opslog.cli.session import Session, StoreCommand, every_option
+from opslog.cli.session import READS, Session, StoreCommand, every_option
 from opslog.environment import REAL
 
 
-@click.command("changes", cls=StoreCommand)
+@click.command("changes", cls=StoreCommand, options=READS)
 @click.option("--since", metavar="TOKEN", help="Begin where an earlier call ended; default: everything there is.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after about N commits.")
 @click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")

@@ -12,8 +12,20 @@ import msgspec
 
 import opslog
 from opslog.archive import archive_documents, list_periods, read_archive
-from opslog.cli.output import answer, counted, documents, one_line, progress, report_error, rows, say, write, write_json
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.output import (
+    answer,
+    counted,
+    documents,
+    is_terminal,
+    one_line,
+    report_error,
+    rows,
+    say,
+    write,
+    write_json,
+)
+from opslog.cli.progress import progress, size_text
+from opslog.cli.session import READS, WRITES, Session, StoreCommand
 from opslog.cli.values import duration, keep, where_option
 from opslog.environment import REAL, format_ts
 from opslog.format.layout import check_name
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from opslog.compaction.compact import Compaction, KeepHistory
 
 
-@click.command("compact", cls=StoreCommand)
+@click.command("compact", cls=StoreCommand, options=READS)
 @click.option("--full", is_flag=True, help="Merge the whole snapshot into one run, and remove old tombstones.")
 @click.option(
     "--keep-history",
@@ -43,9 +55,10 @@ def compact_command(session: Session, full: bool, keep_history: KeepHistory | No
     from opslog.compaction.compact import Compaction, compact
 
     done, locked = Compaction(), None
-    with session.existing() as backend, progress(session, "compacting") as bar:
+    with session.existing() as backend, progress(session) as steps:
+        step = steps.step("compacting", "documents")
         try:
-            done = compact(backend, REAL, full=full, keep_history=keep_history, progress=bar)
+            done = compact(backend, REAL, full=full, keep_history=keep_history, progress=step)
         except opslog.LockedError as error:
             locked = error
     report_compaction(session, done, locked)
@@ -72,13 +85,14 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
     text = (
         "nothing to do"
         if done.number is None
-        else f"compacted {done.commits} commits into manifest {done.number}; wrote {done.records} records, "
-        f"{done.bytes} bytes; deleted {len(done.garbage.paths)} files, {done.garbage.bytes} bytes"
+        else f"compacted {counted(done.commits, 'commit')} into manifest {done.number}; wrote "
+        f"{counted(done.records, 'record')}, {size_text(done.bytes)}; deleted "
+        f"{counted(len(done.garbage.paths), 'file')}, {size_text(done.garbage.bytes)}"
     )
     answer(session, result, text)
 
 
-@click.command("archive", cls=StoreCommand)
+@click.command("archive", cls=StoreCommand, options=WRITES)
 @where_option("Documents that fulfil this, as for ls; may be repeated.")
 @click.option(
     "--older-than",
@@ -127,7 +141,7 @@ def _preview(session: Session, conditions: Sequence[Condition], older_than: time
     fulfils = compiled(all_of(conditions))
     with session.reading() as store:
         found = (
-            (record.id, bytes(record.data))
+            record
             for record in store.records()
             if (before is None or record.ts < before) and fulfils(record.document, record)
         )
@@ -150,11 +164,11 @@ def _load(session: Session, period: str) -> int:
             raise
         except opslog.NotFoundError as error:
             return report_error(session, error, 1)
-    documents(session, ((id, bytes(records[id].data)) for id in sorted(records)))
+    documents(session, (records[id] for id in sorted(records)))
     return 0
 
 
-@click.command("stats", cls=StoreCommand)
+@click.command("stats", cls=StoreCommand, options=READS)
 @click.pass_obj
 def stats_command(session: Session) -> None:
     """Show figures of the store: documents, agents, commits, sizes."""
@@ -164,10 +178,14 @@ def stats_command(session: Session) -> None:
     if session.json:
         write_json(stats)
     else:
-        rows(["figure", "value"], ([name.replace("_", " "), str(value)] for name, value in stats.items()))
+        rows(["figure", "value"], ([name.replace("_", " "), _figure(value)] for name, value in stats.items()))
 
 
-@click.command("verify", cls=StoreCommand)
+def _figure(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and is_terminal() else str(value)
+
+
+@click.command("verify", cls=StoreCommand, options=READS)
 @click.argument("path", required=False, metavar="[STORE]")
 @click.option("--repair", is_flag=True, help="Put right what can be without losing anything; moves, never deletes.")
 @click.pass_obj
@@ -179,8 +197,8 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
     from opslog.verify.verify import verify
 
     session.store = session.store if path is None else path
-    with session.storage() as backend, progress(session, "verifying") as bar:
-        report = verify(backend, repair=repair, progress=bar)
+    with session.storage() as backend, progress(session) as steps:
+        report = verify(backend, repair=repair, progress=steps.step("verifying", "bytes"))
     if session.json:
         write_json({"ok": report.ok, **asdict(report)})
         return 0 if report.ok else 3
@@ -192,6 +210,6 @@ def verify_command(session: Session, path: str | None, repair: bool) -> int:
         f"{'ok' if report.ok else 'DAMAGED'}: checked {counted(report.segments, 'segment')} with "
         f"{counted(report.commits, 'commit')}, {counted(report.manifests, 'manifest')}, "
         f"{counted(report.parts, 'part')} and {counted(report.archives, 'archive')} with "
-        f"{counted(report.records, 'record')}, {counted(report.bytes, 'byte')}"
+        f"{counted(report.records, 'record')}, {size_text(report.bytes)}"
     )
     return 0 if report.ok else 3

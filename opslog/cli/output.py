@@ -1,5 +1,4 @@
-"""How commands answer: JSON for programs, tables for people at a terminal, plain lines in a pipe; progress and errors
-on stderr.
+"""How commands answer: JSON for programs, tables for people at a terminal, plain lines in a pipe; errors on stderr.
 
 What is stored never reaches a terminal as a control sequence: documents and ids are shown with such characters escaped.
 """
@@ -11,11 +10,9 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
-from typing import Any
 
 import click
 import orjson
@@ -23,7 +20,9 @@ import orjson
 from opslog.cli.session import Session
 from opslog.environment import REAL, parse_ts
 from opslog.errors import ConflictError, OpslogError
-from opslog.format.commits import Set
+from opslog.format.commits import Record, Set
+from opslog.query.paths import Path
+from opslog.query.values import MISSING
 
 # What turns the direction of writing round, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -126,7 +125,13 @@ def short_time(ts: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """So many of something: ``1 document``, ``200,000 documents``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """A list in a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def unicode_text(text: str) -> str:
@@ -156,41 +161,77 @@ def id_text(id: str) -> str:
     return orjson.dumps(id).decode()
 
 
-def document_line(id: str, data: bytes) -> bytes:
-    """``{"id":…,"data":…}`` with the document's own text, and a newline."""
-    return b'{"id":%b,"data":%b}\n' % (orjson.dumps(id), data)
+class Shown:
+    """What is shown of a document: all of it, or what it has at some paths.
+
+    :param columns: these; None: all of it.
+    :ivar titles: of the columns of a table.
+    """
+
+    def __init__(self, columns: Sequence[Path] | None) -> None:
+        self._columns = columns
+        self.titles = ["document"] if columns is None else list(map(str, columns))
+
+    def cells(self, record: Record) -> list[str]:
+        """For a table. Text is as it is, everything else is JSON, and nothing is empty."""
+        if self._columns is None:
+            return [bytes(record.data).decode() if isinstance(record, Set) else ""]
+        found = self._values(record)
+        return [_text(found[title]) if title in found else "" for title in self.titles]
+
+    def fields(self, record: Record) -> dict[str, object]:
+        """For programs."""
+        if self._columns is not None:
+            return {"columns": self._values(record)}
+        return {"data": orjson.Fragment(bytes(record.data))} if isinstance(record, Set) else {}
+
+    def _values(self, record: Record) -> dict[str, object]:
+        """What there is, by path. A path with [*] leads to a list."""
+        if not isinstance(record, Set):
+            return {}
+        document = record.document
+        found = {
+            str(path): (list(path.values()(document, record)) or MISSING)
+            if path.has_many
+            else path.getter()(document, record)
+            for path in self._columns or ()
+        }
+        return {path: value for path, value in found.items() if value is not MISSING}
 
 
-def documents(session: Session, found: Iterable[tuple[str, bytes]]) -> None:
-    """Documents as (id, JSON text): a table at a terminal, otherwise one per line."""
-    if session.json:
-        for id, data in found:
-            write(document_line(id, data))
-    else:
-        rows(["id", "document"], ([id_text(id), data.decode()] for id, data in found))
+def _text(value: object) -> str:
+    return id_text(value) if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def signed(record: Set) -> dict[str, object]:
+def signed(record: Set, shown: Shown | None = None) -> dict[str, object]:
     """A document for programs, with who wrote it and when."""
-    return {
+    head: dict[str, object] = {
         "id": record.id,
         "stamp": str(record.stamp),
         "author": record.author,
         "ts": record.ts,
-        "data": orjson.Fragment(bytes(record.data)),
     }
+    return head | (shown or Shown(None)).fields(record)
 
 
-def records(session: Session, found: Iterable[Set]) -> None:
-    """Documents with their stamps and authors; otherwise as `documents`."""
+def documents(
+    session: Session, found: Iterable[Set], columns: Sequence[Path] | None = None, *, stamps: bool = False
+) -> None:
+    """Documents: a table at a terminal, otherwise one per line.
+
+    :param columns: as of `Shown`.
+    :param stamps: with their stamps and authors.
+    """
+    shown = Shown(columns)
     if session.json:
         for record in found:
-            write_json(signed(record))
+            write_json(signed(record, shown) if stamps else {"id": record.id} | shown.fields(record))
     else:
-        rows(
-            ["id", "stamp", "author", "document"],
-            ([id_text(record.id), str(record.stamp), record.author, bytes(record.data).decode()] for record in found),
+        lines = (
+            [id_text(record.id), *([str(record.stamp), record.author] if stamps else []), *shown.cells(record)]
+            for record in found
         )
+        rows(["id", *(["stamp", "author"] if stamps else []), *shown.titles], lines)
 
 
 def rows(titles: Sequence[str], lines: Iterable[Sequence[str]], *, paged: bool = True) -> None:
@@ -242,21 +283,3 @@ class Columns:
 
     def _cropped(self, text: str, width: int) -> str:
         return text if self._cell_len(text) <= width else self._set_cell_size(text, width - 1).rstrip() + "…"
-
-
-@contextmanager
-def progress(session: Session, label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr if a person watches, to be called with (done, total); None if nobody does.
-
-    A total of 0 means that nobody knows it.
-    """
-    if session.json or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns: tuple[Any, ...] = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import click
@@ -13,6 +13,7 @@ import orjson
 import opslog
 from opslog.cli.output import (
     Columns,
+    Shown,
     id_text,
     is_terminal,
     local_time,
@@ -24,16 +25,18 @@ from opslog.cli.output import (
     write,
     write_json,
 )
-from opslog.cli.session import Session, StoreCommand, complete_id, every_option
-from opslog.cli.values import document_id
+from opslog.cli.session import READS, Session, StoreCommand, complete_id, every_option
+from opslog.cli.values import columns_option, document_id
 from opslog.environment import REAL
 from opslog.format.commits import SetOp, encode_commit
+from opslog.query.paths import Path
 
 
-@click.command("history", cls=StoreCommand)
+@click.command("history", cls=StoreCommand, options=READS)
 @click.argument("id", type=document_id, shell_complete=complete_id)
+@columns_option
 @click.pass_obj
-def history_command(session: Session, id: str) -> int:
+def history_command(session: Session, id: str, columns: Sequence[Path] | None) -> int:
     """Show what happened to the document ID, oldest first, as far back as logs are kept.
 
     Exit code 1: nothing is known of it.
@@ -43,15 +46,17 @@ def history_command(session: Session, id: str) -> int:
     if not revisions:
         error = opslog.NotFoundError(f"nothing is known of a document {id!r} in {session.url}")
         return report_error(session, error, 1, ids=[id])
+    shown = Shown(columns)
     if session.json:
         for revision in revisions:
-            write_json(_revision(revision))
+            write_json(_revision(revision, shown))
     else:
-        rows(["clock", "time", "author", "op", "", "document"], map(_revision_row, revisions))
+        titles = ["clock", "time", "author", "op", "", *shown.titles]
+        rows(titles, (_revision_row(revision, shown) for revision in revisions))
     return 0
 
 
-@click.command("ops", cls=StoreCommand)
+@click.command("ops", cls=StoreCommand, options=READS)
 @click.option("--since", type=click.IntRange(min=0), metavar="CLOCK", help="Only commits with a greater clock.")
 @click.option("--by", metavar="NAME", help="Only commits that this agent made.")
 @click.pass_obj
@@ -66,7 +71,7 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
         _show(session, commits)
 
 
-@click.command("watch", cls=StoreCommand)
+@click.command("watch", cls=StoreCommand, options=READS)
 @every_option("How often to read new commits.")
 @click.pass_obj
 def watch_command(session: Session, every: float) -> None:
@@ -121,18 +126,17 @@ def _commit_row(commit: opslog.Commit) -> list[str]:
     return [str(commit.clock), _time(commit.ts), commit.author, commit.op, what]
 
 
-def _revision_row(revision: opslog.Revision) -> list[str]:
+def _revision_row(revision: opslog.Revision, shown: Shown) -> list[str]:
     record = revision.record
-    document = bytes(record.data).decode() if isinstance(record, opslog.Set) else ""
     undone = "undone" if revision.undone else ""
-    return [str(record.clock), _time(record.ts), record.author, record.op, undone, document]
+    return [str(record.clock), _time(record.ts), record.author, record.op, undone, *shown.cells(record)]
 
 
 def _time(ts: str) -> str:
     return short_time(ts) if is_terminal() else ts
 
 
-def _revision(revision: opslog.Revision) -> dict[str, object]:
+def _revision(revision: opslog.Revision, shown: Shown) -> dict[str, object]:
     record = revision.record
     result: dict[str, object] = {
         "ts": record.ts,
@@ -144,7 +148,7 @@ def _revision(revision: opslog.Revision) -> dict[str, object]:
         "undone": revision.undone,
     }
     if isinstance(record, opslog.Set):
-        result |= {"data": orjson.Fragment(bytes(record.data)), "v": record.v}
+        result |= shown.fields(record) | {"v": record.v}
     elif record.archived is not None:
         result["archived"] = record.archived
     return result

@@ -10,11 +10,11 @@ import click
 import orjson
 
 from opslog.cli.output import id_text, rows, write_json
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.session import READS, Session, StoreCommand
 from opslog.cli.values import point
 
 
-@click.command("query", cls=StoreCommand)
+@click.command("query", cls=StoreCommand, options=READS)
 @click.argument("sql", metavar="SQL")
 @click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
 @click.pass_obj

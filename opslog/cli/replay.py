@@ -12,8 +12,9 @@ import msgspec
 from opslog.backends import Backend
 from opslog.bulk.replay import Format, check_vacant, write_state
 from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, spark_missing
-from opslog.cli.output import answer, counted, progress, say, unicode_text
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.output import answer, counted, say, unicode_text
+from opslog.cli.progress import progress
+from opslog.cli.session import READS, Session, StoreCommand
 from opslog.cli.values import point
 from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of
@@ -38,7 +39,7 @@ class Wish(msgspec.Struct, frozen=True):
             raise click.UsageError(f"{'--variant' if self.variant else '--master'} is for Spark: leave out --engine")
 
 
-@click.command("replay", cls=StoreCommand)
+@click.command("replay", cls=StoreCommand, options=READS)
 @click.argument("url", required=False, metavar="[STORE]")
 @click.option(
     "--to",
@@ -111,11 +112,13 @@ def _choice(backend: Backend, wish: Wish) -> Choice:
 
 
 def _by_python(session: Session, backend: Backend, wish: Wish) -> int:
-    with progress(session, "reading bytes of logs") as bar:
-        loader = Loader(backend, bar)
+    with progress(session) as steps:
+        reading, writing = steps.step("reading logs", "bytes"), steps.step("writing", "documents")
+        loader = Loader(backend, reading)
         state = loader.load() if wish.as_of is None else load_as_of(loader, wish.as_of, REAL)
-    with progress(session, "writing documents") as bar:
-        return write_state(state, wish.directory, wish.form, REAL, (lambda count: bar(count, 0)) if bar else None)
+        total = state.documents if writing else 0
+        advance = (lambda count: writing(count, total)) if writing else None
+        return write_state(state, wish.directory, wish.form, REAL, advance)
 
 
 def _by_spark(session: Session, wish: Wish) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opslog.cli.output import say
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.session import JSON, Session, StoreCommand
 
 if TYPE_CHECKING:
     from opslog.server.protocol.cursors import Cursors
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("serve", cls=StoreCommand)
+@click.command("serve", cls=StoreCommand, options=JSON)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=4437, show_default=True, help="0: any that is free.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep streams in this directory.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -76,11 +77,20 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(Session), param.name, value)
 
 
-def common_options(*, environment: bool) -> list[click.Parameter]:
-    """The options that stand before a command (where `environment` may take their place) or after it."""
+# Which of the common options mean something to a command.
+JSON = frozenset({"json"})
+READS = JSON | {"store"}
+WRITES = READS | {"agent"}
+
+
+def common_options(*, environment: bool, shown: AbstractSet[str] = WRITES) -> list[click.Parameter]:
+    """The options that stand before a command (where `environment` may take their place) or after it.
+
+    :param shown: those that its help names. The others are taken, too: a script may give all of its commands the same.
+    """
     env = "OPSLOG_{}".format if environment else (lambda name: None)
     common: dict[str, Any] = {"expose_value": False, "callback": _remember}
-    return [
+    options = [
         click.Option(
             ["--store", "-s"],
             envvar=env("STORE"),
@@ -97,14 +107,20 @@ def common_options(*, environment: bool) -> list[click.Parameter]:
         ),
         click.Option(["--json"], is_flag=True, help="Answer in JSON, for programs; errors too.", **common),
     ]
+    for option in options:
+        option.hidden = option.name not in shown
+    return [*options]
 
 
 class StoreCommand(click.Command):
-    """A command that takes the common options, too."""
+    """A command that takes the common options, too.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.params += common_options(environment=False)
+    :param options: those that mean something to it.
+    """
+
+    def __init__(self, *args: Any, options: AbstractSet[str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += common_options(environment=False, shown=options)
 
 
 def every_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:

@@ -6,32 +6,52 @@ import gzip
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, cast
+from stat import S_ISREG
+from typing import IO, NamedTuple, cast
 
 import click
 import orjson
 
 from opslog.backends import open_backend
-from opslog.cli.output import answer, counted, one_line, progress, say, unicode_text, write
-from opslog.cli.session import Session, StoreCommand
+from opslog.cli.output import answer, counted, is_terminal, joined, one_line, say, unicode_text, write
+from opslog.cli.progress import Advance, Unit, progress, size_text
+from opslog.cli.session import JSON, READS, WRITES, Session, StoreCommand
 from opslog.cli.tables import FORMATS, format_of, write_table
 from opslog.cli.values import point
 from opslog.environment import REAL
 from opslog.format.commits import Set, encode_commit
 from opslog.importers import ImportedCommit
 
+# After how many documents an export says how far it is.
+_SHOWN_DOCUMENTS = 100
+
 _OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
-@click.command("import", cls=StoreCommand)
+class _Source(NamedTuple):
+    """What is imported.
+
+    :ivar unit: of what it is read in, for the display.
+    :ivar total: how much of that there is, 0 where nobody knows; only asked where somebody watches.
+    :ivar done: how much of that was read with so many commits.
+    """
+
+    commits: Iterator[ImportedCommit]
+    unit: Unit
+    total: Callable[[], int] = lambda: 0
+    done: Callable[[int], int] = lambda commits: commits
+
+
+@click.command("import", cls=StoreCommand, options=WRITES)
 @click.argument("source", required=False, metavar="FILE|-|DIRECTORY")
 @click.option(
     "--git", metavar="REPOSITORY", help="Import the first-parent history of a git repository; author = agent."
 )
 @click.option("--rev", help="With --git: the branch, tag or commit to begin from. Default: HEAD.")
+@click.option("--contents", is_flag=True, help="With --git: what is in the files, too; as text, or else as base64.")
 @click.option("--id-field", metavar="NAME", help="The field, or column, that names the documents. Default: id.")
 @click.option("--salvage", is_flag=True, help="With DIRECTORY: also what its manifest no longer names.")
 @click.option("--archives", is_flag=True, help="With DIRECTORY: its archives too, into archives of the same names.")
@@ -42,6 +62,7 @@ def import_command(
     source: str | None,
     git: str | None,
     rev: str | None,
+    contents: bool,
     id_field: str | None,
     salvage: bool,
     archives: bool,
@@ -57,18 +78,26 @@ def import_command(
 
     if (source is None) == (git is None):
         raise click.UsageError("name one source: a file of JSON lines, - for stdin, a directory, or --git REPOSITORY")
-    if rev is not None and git is None:
-        raise click.UsageError("--rev is for --git REPOSITORY")
+    if git is None and (rev is not None or contents):
+        raise click.UsageError("--rev and --contents are for --git REPOSITORY")
     directory = source if source is not None and os.path.isdir(source) else None
     if directory is None and (salvage or archives):
         raise click.UsageError("--salvage and --archives are for a directory written by npm @backloghq/opslog")
     if id_field is not None and (directory is not None or git is not None):
         raise click.UsageError("--id-field is for files")
     orphaned = 0 if directory is None or salvage else _orphaned(session, directory)
-    commits = _begun(_commits(source, directory, git, rev, salvage=salvage, id_field=id_field or "id"))
-    with session.storage(create=True) as backend, progress(session, "importing commits") as bar:
-        advance = (lambda count: bar(count, 0)) if bar else None
-        done = ingest(backend, commits, agent=session.agent, progress=advance)
+    with ExitStack() as opened:
+        if git is not None:
+            found = _git(git, rev or "HEAD", contents=contents)
+        elif directory is not None:
+            found = _directory(directory, salvage=salvage)
+        else:
+            assert source is not None
+            found = opened.enter_context(_file(source, id_field or "id"))
+        commits = _begun(found.commits)
+        backend = opened.enter_context(session.storage(create=True))
+        step = opened.enter_context(progress(session)).step("importing", found.unit)
+        done = ingest(backend, commits, agent=session.agent, progress=_advancing(step, found))
         archived: dict[str, int] = {}
         if archives and directory is not None:
             from opslog.importers.backlog import read_backlog_archives
@@ -83,30 +112,65 @@ def import_command(
     }
     if orphaned:
         result["orphaned_logs"] = orphaned
-    text = f"imported {done.commits} commits with {done.ops} ops of {done.agents} agents"
+    sets = done.ops - done.deletes
+    # A history has the same documents again and again.
+    is_history = git is not None or directory is not None
+    what = f"{counted(sets, 'version')} of documents" if is_history else counted(sets, "document")
+    parts = [what, counted(done.deletes, "deletion")] if done.deletes else [what]
+    text = f"imported {joined(parts)} in {counted(done.commits, 'commit')}"
+    if done.agents > 1:
+        text += f" by {counted(done.agents, 'agent')}"
     if archived:
-        text += f", and {sum(archived.values())} archived documents"
+        text += f", and {counted(sum(archived.values()), 'archived document')}"
     answer(session, result, text)
 
 
-def _commits(
-    source: str | None, directory: str | None, git: str | None, rev: str | None, *, salvage: bool, id_field: str
-) -> Iterator[ImportedCommit]:
-    if git is not None:
-        from opslog.importers.git import read_git
+def _advancing(step: Advance | None, source: _Source) -> Callable[[int], None] | None:
+    """What an import calls with the number of commits that were read."""
+    if step is None:
+        return None
+    total = source.total()
+    return lambda commits: step(source.done(commits), total)
 
-        return read_git(git, rev=rev or "HEAD")
-    if directory is not None:
-        from opslog.importers.backlog import read_backlog
 
-        return read_backlog(directory, salvage=salvage)
+def _git(repository: str, rev: str, *, contents: bool) -> _Source:
+    from opslog.importers.git import count_commits, read_git
+
+    return _Source(
+        read_git(repository, rev=rev, contents=contents), "commits", lambda: count_commits(repository, rev=rev)
+    )
+
+
+def _directory(directory: str, *, salvage: bool) -> _Source:
+    from opslog.importers.backlog import read_backlog
+
+    return _Source(read_backlog(directory, salvage=salvage), "commits")
+
+
+@contextmanager
+def _file(source: str, id_field: str) -> Iterator[_Source]:
     from opslog.importers.jsonl import read_json_lines
-    from opslog.importers.tables import is_table, read_table
+    from opslog.importers.lines import open_file
+    from opslog.importers.tables import count_rows, is_table, read_table
 
-    assert source is not None
     if is_table(source):
-        return read_table(source, id_field=id_field)
-    return read_json_lines(sys.stdin.buffer if source == "-" else source, id_field=id_field)
+        yield _Source(read_table(source, id_field=id_field), "documents", lambda: count_rows(source))
+        return
+    with nullcontext(sys.stdin.buffer) if source == "-" else open_file(source) as stream:
+        commits = read_json_lines(stream, id_field=id_field)
+        size = _size(stream)
+        yield (
+            _Source(commits, "bytes", lambda: size, lambda _: stream.tell()) if size else _Source(commits, "documents")
+        )
+
+
+def _size(stream: IO[bytes]) -> int:
+    """How many bytes a stream has; 0, if it is no file."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:
+        return 0
+    return status.st_size if S_ISREG(status.st_mode) else 0
 
 
 def _begun(commits: Iterator[ImportedCommit]) -> Iterator[ImportedCommit]:
@@ -127,7 +191,7 @@ def _orphaned(session: Session, directory: str) -> int:
     return len(orphaned)
 
 
-@click.command("export", cls=StoreCommand)
+@click.command("export", cls=StoreCommand, options=READS)
 @click.argument("file", required=False, default="-", metavar="[FILE]")
 @click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
 @click.option("--plain", is_flag=True, help="JSON lines of ids and documents alone, without who wrote them and when.")
@@ -147,24 +211,25 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool, 
     form = form or format_of(file)
     if plain and form != "jsonl":
         raise click.UsageError("--plain is for JSON lines; Parquet and CSV have ids and documents alone")
-    with session.reading(None if as_of is None else point(as_of)) as store:
+    with session.reading(None if as_of is None else point(as_of)) as store, progress(session) as steps:
         total = len(store)
-        if form != "jsonl":
-            with nullcontext(sys.stdout.buffer) if file == "-" else _written(Path(file)) as out:
+        # Documents that a person reads say by themselves how far this is.
+        step = None if file == "-" and is_terminal() else steps.step("exporting", "documents")
+        with nullcontext(sys.stdout.buffer) if file == "-" else _written(Path(file)) as out:
+            as_text = []
+            if form != "jsonl":
                 as_text = write_table(form, store, out)
-            if as_text and not session.json:
-                say(f"JSON text, which an import takes for text, is in: {', '.join(as_text)}")
-        elif file == "-":
-            _export(store.records(), _plain if plain else encode_commit, sys.stdout.buffer, None)
-        else:
-            with progress(session, "exporting documents") as bar, _written(Path(file)) as out:
-                advance = (lambda count: bar(count, total)) if bar else None
+            else:
+                advance = (lambda count: step(count, total)) if step else None
                 _export(store.records(), _plain if plain else encode_commit, out, advance)
+    if as_text and not session.json:
+        say(f"JSON text, which an import takes for text, is in: {', '.join(as_text)}")
     if file != "-":
-        answer(session, {"documents": total, "file": unicode_text(file)}, f"exported {total} documents to {file}")
+        text = f"exported {counted(total, 'document')} to {file}"
+        answer(session, {"documents": total, "file": unicode_text(file)}, text)
 
 
-@click.command("copy", cls=StoreCommand)
+@click.command("copy", cls=StoreCommand, options=JSON)
 @click.argument("source")
 @click.argument("target")
 @click.pass_obj
@@ -180,9 +245,10 @@ def copy_command(session: Session, source: str, target: str) -> int:
     with (
         closing(open_backend(source, create=False)) as source_backend,
         closing(open_backend(target)) as target_backend,
-        progress(session, "copying bytes") as bar,
+        progress(session) as steps,
     ):
-        done = copy(source_backend, target_backend, bar)
+        copying, verifying = steps.step("copying", "bytes"), steps.step("verifying", "bytes")
+        done = copy(source_backend, target_backend, copying, verifying)
     errors = [problem for problem in done.report.problems if problem.severity == "error"]
     if not session.json:
         for problem in errors:
@@ -190,7 +256,7 @@ def copy_command(session: Session, source: str, target: str) -> int:
     result = {"files": done.files, "bytes": done.bytes, "written": done.written, "ok": done.report.ok}
     text = (
         f"{'verified' if done.report.ok else 'DAMAGED'}: {counted(done.files, 'file')} with "
-        f"{counted(done.bytes, 'byte')} in {unicode_text(target)}, {done.written} of them written now"
+        f"{size_text(done.bytes)} in {unicode_text(target)}, {done.written:,} of them written now"
     )
     answer(session, result, text)
     return 0 if done.report.ok else 3
@@ -206,7 +272,7 @@ def _export(
 ) -> None:
     for count, record in enumerate(records, start=1):
         out.write(encode(record))
-        if advance and count % 1000 == 0:
+        if advance and count % _SHOWN_DOCUMENTS == 0:
             advance(count)
 
 

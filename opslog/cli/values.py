@@ -14,7 +14,8 @@ from opslog.format.commits import Stamp
 from opslog.format.documents import Document, check_id
 from opslog.history import Point
 from opslog.query.conditions import Condition
-from opslog.query.paths import Path, parse_path
+from opslog.query.faults import Fault
+from opslog.query.paths import Path, parse_path, scan_path
 from opslog.query.question import Order, parse_order
 from opslog.query.text import parse_text
 
@@ -72,6 +73,35 @@ def path(text: str) -> Path:
         return parse_path(text)
     except QueryError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def columns(text: str) -> tuple[Path, ...]:
+    """Paths with commas between them."""
+    found = []
+    at = -1  # of the comma
+    try:
+        while True:
+            found_path, at = scan_path(text, _after_spaces(text, at + 1))
+            found.append(found_path)
+            at = _after_spaces(text, at)
+            if at == len(text):
+                return tuple(found)
+            if text[at] != ",":
+                raise Fault(
+                    'a comma or the end is expected here; other signs in a name need quotes, as in "due date"', at
+                )
+    except Fault as fault:
+        raise click.BadParameter(str(fault.in_text(text))) from None
+
+
+def _after_spaces(text: str, at: int) -> int:
+    return len(text) - len(text[at:].lstrip())
+
+
+def columns_option(function: click.decorators.FC) -> click.decorators.FC:
+    """The option of commands that show documents."""
+    what = "In place of the whole document, what it has at these paths: 'status, due.year, @author'."
+    return click.option("--columns", type=columns, metavar="PATH,...", help=what)(function)
 
 
 def duration(text: str) -> timedelta:

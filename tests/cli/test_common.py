@@ -105,3 +105,34 @@ def test_completion_needs_a_known_shell(opslog: Opslog, monkeypatch: pytest.Monk
     assert opslog("completion").code == 2
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
     assert "function" in opslog("completion").out
+
+
+def test_the_help_of_a_command_names_the_options_that_mean_something_to_it(opslog: Opslog) -> None:
+    named = {
+        name: {option for option in ("--store", "--agent", "--json") if f" {option} " in opslog(name, "--help").out}
+        for name in (
+            "get",
+            "set",
+            "ls",
+            "compact",
+            "archive",
+            "export",
+            "import",
+            "copy",
+            "serve",
+            "demo",
+            "completion",
+        )
+    }
+    for name in ("get", "ls", "compact", "export"):
+        assert named[name] == {"--store", "--json"}, name
+    for name in ("set", "archive", "import"):
+        assert named[name] == {"--store", "--agent", "--json"}, name
+    for name in ("copy", "serve", "demo"):
+        assert named[name] == {"--json"}, name
+    assert named["completion"] == set()
+
+
+def test_a_script_may_give_all_commands_the_same_options(opslog: Opslog) -> None:
+    opslog("set", "a", "{}", "--agent", "me")
+    assert opslog("ls", "--ids", "--agent", "me").out == "a\n"

@@ -45,7 +45,7 @@ def test_single_answers_have_the_documented_fields(store: Path, tmp_path: Path) 
     assert fields(call(store, "set", "c", "{}", "--json")) == documented("set") == ["set", "stamp"]
     assert fields(call(store, "get", "c", "--stamp", "--json")) == documented("get --stamp")
     assert fields(call(store, "delete", "c", "--json")) == documented("delete") == ["deleted"]
-    assert fields(call(store, "undo", "--json")) == documented("undo") == ["undone"]
+    assert fields(call(store, "undo", "--json")) == documented("undo") == ["undone", "documents"]
     assert fields(call(store, "compact", "--json")) == documented("compact")
     assert fields(call(store, "stats", "--json")) == documented("stats")
     assert fields(call(store, "verify", "--json")) == documented("verify")

@@ -72,13 +72,29 @@ def test_undo_is_that_of_the_agent(opslog: Opslog) -> None:
     opslog("set", "x", '{"by":2}', "--agent", "two")
     assert opslog("undo", "-a", "one").code == 0
     assert opslog("get", "x").out == '{"by":2}\n'
-    assert opslog("--agent", "two", "--json", "undo").values == [{"undone": True}]
+    assert opslog("--agent", "two", "--json", "undo").values == [
+        {"undone": True, "documents": [{"id": "x", "data": None}]}
+    ]
     assert opslog("get", "x").code == 1
     answer = opslog("--agent", "two", "undo")
     assert (answer.code, answer.out) == (1, "")
     assert "'two' has nothing left to undo" in answer.err
     again = opslog("undo", "--agent", "two", "--json")
-    assert (again.code, again.values) == (1, [{"undone": False}])
+    assert (again.code, again.values) == (1, [{"undone": False, "documents": []}])
+
+
+def test_undo_says_what_it_took_back(opslog: Opslog, root: Path) -> None:
+    with library.open(root, agent="one") as one:
+        one["kept"] = {"n": 1}
+        one["others"] = {"n": 1}
+        with one.batch():
+            one["kept"] = {"n": 2}
+            one["others"] = {"n": 2}
+            one["tab\t"] = {"n": 2}
+        one.create("guarded", {"by": "a transaction"})
+    opslog("--agent", "two", "set", "others", '{"n":3}')
+    assert opslog("--agent", "one", "undo") == (0, "guarded\tdeleted\n", "")
+    assert opslog("--agent", "one", "undo") == (0, 'kept\t{"n":1}\nothers\t{"n":3}\n"tab\\t"\tdeleted\n', "")
 
 
 def test_a_set_keeps_the_schema_version(opslog: Opslog, root: Path) -> None:

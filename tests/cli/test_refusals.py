@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Path:
         (["archive", "--period", "p"], "say which documents"),
         (["archive", "--dry-run"], "say which documents"),
         (["archive", "--load", "../p"], "not a valid name"),
-        (["import", "x", "--rev", "HEAD"], "--rev is for --git"),
+        (["import", "x", "--rev", "HEAD"], "--rev and --contents are for --git"),
         (["import", "x", "--git", "y"], "name one source"),
         (["import", "/no/such/file"], "check path and permissions"),
         (["export", "--as-of", "yesterday"], "as_of takes a clock"),

@@ -57,7 +57,9 @@ def test_export_to_a_pipe(opslog: Opslog, source: Path) -> None:
     assert plain.out.startswith(
         '{"op":"set","id":"x","data":{"z":1,"a":[null,18446744073709551615,-9223372036854775808,0.1]}}\n'
     )
-    assert opslog("import", "-", stdin="\n".join(lines).encode()).out == "imported 2 commits with 2 ops of 2 agents\n"
+    assert (
+        opslog("import", "-", stdin="\n".join(lines).encode()).out == "imported 2 documents in 2 commits by 2 agents\n"
+    )
 
 
 def test_export_of_the_past(opslog: Opslog, source: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_failed_export_leaves_nothing(
 def test_import_of_plain_lines_is_of_the_agent(opslog: Opslog, root: Path, tmp_path: Path) -> None:
     file = tmp_path / "lines.gz"
     file.write_bytes(gzip.compress(b'{"id":"a","n":1}\n{"id":"b","n":2}\n{"id":"a","n":3}\n'))
-    assert opslog("--agent", "me", "import", str(file)).out == "imported 3 commits with 3 ops of 1 agents\n"
+    assert opslog("--agent", "me", "import", str(file)).out == "imported 3 documents in 3 commits\n"
     assert content(root) == {"a": {"n": 3}, "b": {"n": 2}}
     assert {line["agent"] for line in opslog("ops").values} == {"me"}
 
@@ -146,7 +148,9 @@ def test_import_from_git(opslog: Opslog, root: Path, tmp_path: Path) -> None:
     (repository / "two").write_text("2")
     git("add", ".")
     git("commit", "-m", "second", name="Bob")
-    assert opslog("import", "--git", str(repository)).out == "imported 2 commits with 2 ops of 2 agents\n"
+    assert opslog("import", "--git", str(repository)).out == (
+        "imported 2 versions of documents in 2 commits by 2 agents\n"
+    )
     assert set(content(root)) == {"one", "two"}
     assert [line["agent"] for line in opslog("ops").values] == ["Ann-Example", "Bob"]
     other = root.with_name("other")
@@ -202,7 +206,7 @@ class TestBacklog:
         assert opslog("archive", "--load", "2025-Q1").out == 'old\t{"n":4}\n'
         assert opslog("verify").code == 0
         again = opslog("import", str(directory), "--archives")
-        assert again.out.endswith("and 1 archived documents\n")
+        assert again.out.endswith("and 1 archived document\n")
         assert opslog("archive", "--load", "2025-Q1").out == 'old\t{"n":4}\n'
 
     def test_another_directory_is_refused(self, opslog: Opslog, tmp_path: Path) -> None:
