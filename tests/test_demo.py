@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from opslog.demo.spark import replay
 from opslog.demo.tasks import TakenOver, TaskFindings, check_tasks
 from opslog.demo.workers import DemoError
 from opslog.format.commits import Commit
+from tests.cli.calling import at_terminal
 
 CODE = (
     "import pathlib, sys, opslog.demo as demo; "
@@ -31,13 +33,25 @@ CODE = (
 )
 
 
+# Notes what the display is shown.
+NOTING = """
+import json, opslog.demo.display as display
+show = display.Display.show
+def noting(self, agents, *rest, **options):
+    statuses = {worker.name: msgspec.structs.asdict(worker.status) for worker in agents}
+    open(sys.argv[2], "a").write(json.dumps(statuses) + chr(10))
+    show(self, agents, *rest, **options)
+display.Display.show = noting
+"""
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The directory and the summary of a short demo."""
     directory = tmp_path_factory.mktemp("demo") / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(json=True), str(directory)], capture_output=True, text=True, check=False
-    )
+    code = f"import msgspec, sys{NOTING}{CODE.format(json=True)}"
+    arguments = [str(directory), str(directory.with_name("shown"))]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory, json.loads(done.stdout)
 
@@ -64,6 +78,34 @@ def test_the_killed_agent_came_back_and_wrote(finished: tuple[Path, dict[str, An
         written = [commit for commit in store.ops() if commit.agent == back and b'"session":2' in _data(commit)]
     assert written
     assert {call["agent"] for call in summary["in_flight"]} <= {back}
+
+
+def test_the_counts_of_an_agent_never_fall_and_all_end_as_done(finished: tuple[Path, dict[str, Any]]) -> None:
+    directory, summary = finished
+    shown = [json.loads(line) for line in directory.with_name("shown").read_text().splitlines()]
+    for name, agent in summary["agents"].items():
+        for count in ("commits", "undos", "batches", "conflicts", "tasks"):
+            counts = [statuses[name][count] for statuses in shown if name in statuses]
+            assert counts == sorted(counts), (name, count)
+        for count in ("undos", "batches", "conflicts", "tasks"):
+            assert shown[-1][name][count] == agent[count]
+        assert 0 <= shown[-1][name]["commits"] - agent["commits"] <= 1, "a commit that the kill kept from an answer"
+    assert {status["state"] for status in shown[-1].values()} == {"done"}
+    (killed,) = [path.name.partition(".")[0] for path in (directory / "journals").iterdir() if ".002." in path.name]
+    (found,) = {statuses[killed]["found"] for statuses in shown if statuses.get(killed, {}).get("found") is not None}
+    before = max(statuses[killed]["commits"] for statuses in shown if statuses.get(killed, {}).get("found") is None)
+    assert found >= before > 0
+    assert [name for name, status in shown[-1].items() if status["found"] is not None] == [killed]
+
+
+def test_the_table_explains_its_words(tmp_path: Path) -> None:
+    shown = at_terminal(tmp_path / "none", "demo", "--seconds", "1", "--agents", "2", "--no-spark", columns=120)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).rpartition("several processes write")[2]
+    assert re.findall(r"│ (agent-\d) │ (\w+) ", last) == [("agent-1", "done"), ("agent-2", "done")]
+    assert re.search(r"agent-\d was killed and came back: it found [\d,]+ commits of its own", last)
+    headings = set(last.partition("┃ agent")[2].partition("\n")[0].replace("┃", " ").split())
+    assert headings - {"state", "commits/s"} == set(re.findall(r"^(\w+)  +[a-z]", last, re.MULTILINE))
+    assert "All is well." in last
 
 
 def test_tasks_are_done_once_and_that_of_the_killed_agent_too(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -144,7 +186,11 @@ def test_spark_takes_the_last_act(tmp_path: Path) -> None:
         expected = sorted(store.items())
     for name in ("errors", "states"):
         (tmp_path / name).mkdir()
-    assert replay(tmp_path) is None
+    said: list[str] = []
+    assert replay(tmp_path, said.append) is None
+    assert list(dict.fromkeys(text.rpartition(":")[0] for text in said))[:2] == [
+        *("Spark is starting", "Spark replays the store")
+    ]
     lines = (tmp_path / "states" / "Spark.jsonl").read_bytes().splitlines()
     assert sorted((id, document) for id, document in map(json.loads, lines)) == expected
 
@@ -156,8 +202,10 @@ def test_the_demo_says_why_it_is_without_spark(tmp_path: Path, monkeypatch: pyte
     for name in ("errors", "states"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr("opslog.demo.spark.spark_missing", lambda master: None)
+    said: list[str] = []
     with pytest.raises(DemoError, match="Spark could not replay the store"):
-        replay(tmp_path)
+        replay(tmp_path, said.append)
+    assert said[0].startswith("Spark is starting: ")
 
 
 # The check itself, on one agent that set a document, set it again and undid that.

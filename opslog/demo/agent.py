@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import orjson
 
 import opslog
 from opslog.backends import open_backend
-from opslog.demo.journal import Begin, Change, End, Journal, Kind, journal_path
+from opslog.demo.journal import Begin, Change, End, Journal, Kind, journal_path, read_journals
 from opslog.demo.tasks import KINDS, Tasks
 from opslog.demo.workers import REPORT, STAY, STOP, Conductor, Status
 from opslog.environment import REAL
@@ -45,9 +46,10 @@ class Agent:
     def __init__(self, directory: Path, name: str, session: int) -> None:
         self.name = name
         self.session = session
-        self.status = Status("running")
         url = str(directory / "store")
         self.store = opslog.open(url, agent=name, settings=SETTINGS)
+        # Before it begins a journal of its own.
+        self.status = Status("running") if session == 1 else _status_of(directory / "journals", name, self.store)
         self.journal = Journal(journal_path(directory / "journals", name, session))
         self._backend = open_backend(url, create=False)
         self._own_log = Cursor(name)
@@ -56,7 +58,7 @@ class Agent:
         self._ids = [f"{name}/{number}" for number in range(_OWN_DOCUMENTS)]
         self._calls = 0
         self._touched: set[str] = set()
-        self._tasks = Tasks(self.store, name)
+        self._tasks = Tasks(self.store, name, done=self.status.tasks)
         # How many plain commits an undo may take back, before it would reach a transaction.
         self._undoable = 0
 
@@ -191,6 +193,23 @@ class Agent:
             tasks=self._tasks.done,
             task=self._tasks.held,
         )
+
+
+def _status_of(journals: Path, name: str, store: opslog.Store[Any]) -> Status:
+    """What earlier sessions of an agent have done: its commits as the store has them, all else as it noted itself."""
+    calls = read_journals(journals).get(name, [])
+    ended = [(call.begin.kind, call.end) for call in calls if call.end is not None]
+    done = Counter(kind for kind, end in ended if end.done)
+    found = sum(commit.author == name for commit in store.ops())
+    return Status(
+        "running",
+        commits=found,
+        undos=done["undo"],
+        batches=done["batch"],
+        conflicts=sum(end.conflicts for _, end in ended),
+        tasks=done["finish"],
+        found=found,
+    )
 
 
 def write_state(store: opslog.Store[dict[str, Any]], path: Path) -> None:

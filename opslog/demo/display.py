@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -20,22 +20,44 @@ _LINE_SECONDS = 3.0
 _RATE_SECONDS = 1.0
 
 
-class Display:
-    """:param quiet: show nothing."""
+# What the words of the table mean.
+_WORDS = {
+    "commits": "acknowledged by the store, in all sessions of the agent",
+    "lag": "commits of others that the last refresh brought",
+    "undos": "own commits that were taken back",
+    "batches": "changes of several documents in one commit",
+    "conflicts": "documents that others changed, too, before it had seen that",
+    "tasks": "done; agents share them out by leases, and each is done once",
+    "at": "the task that it has now",
+}
 
-    def __init__(self, *, quiet: bool) -> None:
+
+class Display:
+    """:param seconds: how long the agents write.
+    :param quiet: show nothing.
+    """
+
+    def __init__(self, seconds: float, *, quiet: bool) -> None:
+        self._seconds = seconds
         self._quiet = quiet
         self._live: Live | None = None
-        self._next_line = REAL.monotonic()
+        self._begun = self._next_line = REAL.monotonic()
         self._rates = _Rates()
+
+    def begin(self) -> None:
+        """The agents have begun to write."""
+        self._begun = REAL.monotonic()
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stdout.isatty():
-            from rich.live import Live
-
-            self._live = Live(auto_refresh=False)
-            self._live.start()
+            self._start_live()
         return self
+
+    def _start_live(self) -> None:
+        from rich.live import Live
+
+        self._live = Live(auto_refresh=False)
+        self._live.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -43,12 +65,16 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> None:
-        """:param sessions: how many times each agent was started."""
+    def show(
+        self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int], *, is_last: bool = False
+    ) -> None:
+        """:param sessions: how many times each agent was started.
+        :param is_last: everybody is done.
+        """
         self._rates.note(agents)
         if self._live is not None:
             self._live.update(self._table(agents, compactor, sessions), refresh=True)
-        elif not self._quiet and REAL.monotonic() >= self._next_line:
+        elif not self._quiet and (is_last or REAL.monotonic() >= self._next_line):
             self._next_line = REAL.monotonic() + _LINE_SECONDS
             sys.stdout.write(self._line(agents, compactor, sessions) + "\n")
             sys.stdout.flush()
@@ -61,12 +87,25 @@ class Display:
             sys.stdout.write(sentence + "\n")
             sys.stdout.flush()
 
+    def busy(self, sentence: str) -> None:
+        """What is under way now, and takes a while; for a person, since it takes the place of the sentence before."""
+        if self._quiet or not sys.stdout.isatty():
+            return
+        from rich.text import Text
+
+        if self._live is None or not self._live.is_started:
+            self._start_live()
+        assert self._live is not None
+        self._live.transient = True
+        self._live.update(Text(sentence), refresh=True)
+
     def _table(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> Table:
         from rich.table import Table
 
         table = Table(
-            title="several processes write to one store",
-            caption=f"a compaction process beside them: {compactor.status.compactions} compactions so far",
+            title=f"several processes write to one store: {self._time()}",
+            caption="\n".join(self._notes(agents, compactor)),
+            caption_justify="left",
         )
         table.add_column("agent")
         table.add_column("state")
@@ -89,13 +128,26 @@ class Display:
             table.add_row(worker.name, state, *(f"{number:,.0f}" for number in numbers), status.task, style=style)
         return table
 
+    def _time(self) -> str:
+        passed = REAL.monotonic() - self._begun
+        return f"{passed:.0f} of {self._seconds:.0f} s" if passed < self._seconds else "they finish"
+
+    def _notes(self, agents: Sequence[Worker], compactor: Worker) -> Iterator[str]:
+        yield f"a compaction process beside them: {compactor.status.compactions:,} compactions"
+        for worker in agents:
+            if worker.status.found is not None:
+                yield f"{worker.name} was killed and came back: it found {worker.status.found:,} commits of its own"
+        for word, meaning in _WORDS.items():
+            yield f"{word:<9}  {meaning}"
+
     def _line(self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int]) -> str:
         commits = sum(worker.status.commits for worker in agents)
         rate = sum(self._rates.of(worker) for worker in agents)
         tasks = sum(worker.status.tasks for worker in agents)
         lag = max(worker.status.lag for worker in agents)
         states = ", ".join(
-            f"{worker.name} {_state(worker, sessions)}" for worker in sorted(agents, key=lambda w: w.name)
+            f"{worker.name} {_state(worker, sessions)}{_found(worker)}"
+            for worker in sorted(agents, key=lambda worker: worker.name)
         )
         return (
             f"{commits:,} commits, {rate:,.0f} per second, lag at most {lag}, {tasks:,} tasks done, "
@@ -119,7 +171,7 @@ class _Rates:
                 self._marks[worker] = (now, worker.status.commits)
 
     def of(self, worker: Worker) -> float:
-        return 0.0 if worker.is_killed else self._rates.get(worker, 0.0)
+        return 0.0 if worker.is_killed or worker.status.state == "done" else self._rates.get(worker, 0.0)
 
 
 def _state(worker: Worker, sessions: Mapping[str, int]) -> str:
@@ -127,6 +179,11 @@ def _state(worker: Worker, sessions: Mapping[str, int]) -> str:
         return "killed"
     returned = sessions[worker.name] > 1 and worker.status.state == "running"
     return "back" if returned else worker.status.state
+
+
+def _found(worker: Worker) -> str:
+    """Of one that was killed and came back."""
+    return "" if worker.status.found is None else f" (found {worker.status.found:,} commits of its own)"
 
 
 def describe(summary: Summary) -> str:

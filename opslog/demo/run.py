@@ -17,7 +17,7 @@ from opslog.demo.display import Display, describe
 from opslog.demo.journal import Call
 from opslog.demo.spark import replay
 from opslog.demo.summary import AgentSummary, InFlight, Summary
-from opslog.demo.workers import REPORT, STAY, STOP, DemoError, Worker
+from opslog.demo.workers import REPORT, STAY, STOP, DemoError, Status, Worker
 from opslog.environment import REAL
 from opslog.errors import OpslogError, UsageError
 
@@ -47,7 +47,7 @@ def main(
     if not 1 <= seconds <= 3600:
         raise UsageError(f"seconds must be between 1 and 3600, not {seconds}")
     work = _working_directory(directory)
-    with Display(quiet=json) as display:
+    with Display(seconds, quiet=json) as display:
         demo = _Demo(work, seconds, agents, display)
         try:
             summary = demo.run(keep=directory is not None, spark=spark)
@@ -99,13 +99,14 @@ class _Demo:
             self._start(name)
         self._wait_for([*self._agents.values(), compactor], "running", _START_SECONDS)
         begun = REAL.monotonic()
+        self._display.begin()
         self._write_and_kill(begun, compactor)
         writing_seconds = REAL.monotonic() - begun
         self._finish(compactor)
         without_spark: str | None = "it was not asked for"
         if spark:
             self._display.say("everybody is done; Spark replays the store from its files")
-            without_spark = replay(self._directory)
+            without_spark = replay(self._directory, self._display.busy)
         findings, journals = check(self._directory)
         findings.problems += self._not_taken_over(findings)
         summary = self._summary(
@@ -126,11 +127,12 @@ class _Demo:
             if worker is not None:
                 worker.kill()
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, before: Status | None = None) -> None:
         self._sessions[name] += 1
         session = self._sessions[name]
         errors = self._directory / "errors" / f"{name}.{session:03}.txt"
-        self._agents[name] = Worker(name, "opslog.demo.agent", [str(self._directory), name, str(session)], errors)
+        arguments = [str(self._directory), name, str(session)]
+        self._agents[name] = Worker(name, "opslog.demo.agent", arguments, errors, before)
 
     def _write_and_kill(self, begun: float, compactor: Worker) -> None:
         """Let everybody write; on the way one agent is killed, and comes back a little later."""
@@ -146,7 +148,7 @@ class _Demo:
         self._kills += 1
         killed = self._agents.pop(victim)
         self._watch(compactor, until=lambda: REAL.monotonic() >= back_at, killed=killed)
-        self._start(victim)
+        self._start(victim, killed.status)
         self._watch(compactor, until=lambda: REAL.monotonic() >= begun + self._seconds)
 
     def _watch(self, compactor: Worker, until: Callable[[], bool], killed: Worker | None = None) -> None:
@@ -154,8 +156,12 @@ class _Demo:
             compactor.check_alive()
             for worker in self._agents.values():
                 worker.check_alive()
-            self._display.show([*self._agents.values(), *([killed] if killed else [])], compactor, self._sessions)
+            self._show(compactor, killed)
             REAL.sleep(_TICK_SECONDS)
+
+    def _show(self, compactor: Worker, killed: Worker | None = None, *, is_last: bool = False) -> None:
+        agents = [*self._agents.values(), *([killed] if killed else [])]
+        self._display.show(agents, compactor, self._sessions, is_last=is_last)
 
     def _not_taken_over(self, findings: Findings) -> list[str]:
         taken_over = {(found.holder, found.task) for found in findings.taken_over}
@@ -171,10 +177,14 @@ class _Demo:
         for word, state in ((STOP, "stopped"), (REPORT, "done")):
             for worker in agents:
                 worker.say(word)
-            self._wait_for(agents, state, _END_SECONDS)
+            deadline = REAL.monotonic() + _END_SECONDS
+            while not all(worker.is_in(state, deadline) for worker in agents):
+                self._show(compactor)
+                REAL.sleep(_TICK_SECONDS)
         compactor.say(STOP)
         for worker in (*agents, compactor):
             worker.wait(_END_SECONDS)
+        self._show(compactor, is_last=True)
 
     def _wait_for(self, workers: Iterable[Worker], state: str, seconds: float) -> None:
         deadline = REAL.monotonic() + seconds

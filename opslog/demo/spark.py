@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
 from opslog.cli.engines import spark_missing
 from opslog.demo.workers import DemoError
+from opslog.environment import REAL
 
 # How long it may take; on a machine that is not busy, half a minute.
 _SECONDS = 600.0
+_TICK_SECONDS = 0.2
 
 # Under this name its state is among those of the agents.
 STATE = "Spark"
 
 
-def replay(directory: Path) -> str | None:
+def replay(directory: Path, busy: Callable[[str], None] = lambda sentence: None) -> str | None:
     """Let Spark replay the finished store, and note the state beside those of the agents.
 
+    :param busy: called again and again with a sentence that says how far this is.
     :returns: why it was left out, if it was.
     :raises DemoError: it failed.
     """
@@ -29,14 +34,19 @@ def replay(directory: Path) -> str | None:
         return missing
     errors, lines = directory / "errors" / "spark.txt", directory / "replayed"
     command = [sys.executable, "-m", "opslog.spark", "replay", str(directory / "store"), "--to", str(lines)]
-    with errors.open("wb") as output:
+    begun = REAL.monotonic()
+    with errors.open("wb") as output, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output) as process:
         try:
-            code = subprocess.run(
-                command, stdout=subprocess.DEVNULL, stderr=output, check=False, timeout=_SECONDS
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise DemoError(f"Spark did not replay the store within {_SECONDS:.0f} s") from error
-    if code:
+            while (passed := REAL.monotonic() - begun) < _SECONDS:
+                busy(f"Spark {_doing(lines)}: {passed:.0f} s")
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TICK_SECONDS)
+                    break
+            else:
+                raise DemoError(f"Spark did not replay the store within {_SECONDS:.0f} s")
+        finally:
+            process.kill()
+    if process.returncode:
         raise DemoError(f"Spark could not replay the store:\n{errors.read_text(errors='replace')[-2000:]}")
     with (directory / "states" / f"{STATE}.jsonl").open("wb") as state:
         for part in sorted(lines.iterdir()):
@@ -44,3 +54,10 @@ def replay(directory: Path) -> str | None:
                 record = orjson.loads(line)
                 state.write(orjson.dumps([record["id"], record["data"]]) + b"\n")
     return None
+
+
+def _doing(lines: Path) -> str:
+    """What Spark does, by what is there: it writes beside the directory that it fills, which appears at the end."""
+    if lines.exists():
+        return "is ending"
+    return "replays the store" if any(lines.parent.glob(f".{lines.name}.*")) else "is starting"

@@ -39,9 +39,9 @@ class Tasks:
     :ivar done: how many it has finished.
     """
 
-    def __init__(self, store: opslog.Store[dict[str, Any]], name: str) -> None:
+    def __init__(self, store: opslog.Store[dict[str, Any]], name: str, *, done: int) -> None:
         self.held = ""
-        self.done = 0
+        self.done = done
         self._store = store
         self._name = name
         # Kept, because a lease remembers since when it has seen what somebody else has.

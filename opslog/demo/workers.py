@@ -27,9 +27,10 @@ class DemoError(Exception):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What a worker says of itself now and then. Counts are of this session.
+    """What a worker says of itself now and then. Counts are of all its sessions: they never fall.
 
     :ivar state: "holding" means running, and not finishing the task that it has.
+    :ivar found: how many commits of its earlier sessions it found in the store when it came back; None in the first.
     :ivar lag: how many commits of others the last refresh found.
     :ivar tasks: how many it has done; `task`: the one that it has.
     """
@@ -43,6 +44,7 @@ class Status(msgspec.Struct, frozen=True):
     compactions: int = 0
     tasks: int = 0
     task: str = ""
+    found: int | None = None
 
 
 class Conductor:
@@ -81,11 +83,14 @@ class Worker:
     """The conductor's side: a running process, and the last it said.
 
     :param errors: the file that takes what the process writes to its standard error.
+    :param before: the last that an earlier process of this name said.
     """
 
-    def __init__(self, name: str, module: str, arguments: list[str], errors: Path) -> None:
+    def __init__(
+        self, name: str, module: str, arguments: list[str], errors: Path, before: Status | None = None
+    ) -> None:
         self.name = name
-        self.status = Status("starting")
+        self.status = msgspec.structs.replace(before or Status(""), state="starting", task="")
         self.is_killed = False
         self._errors = errors
         with errors.open("xb") as file:
