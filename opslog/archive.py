@@ -43,8 +43,12 @@ def archive_documents(
     where: Where | Condition | Callable[[T], object],
     period: str | None,
     older_than: timedelta | None,
+    author: str = "",
 ) -> int:
-    """As `Store.archive`."""
+    """As `Store.archive`.
+
+    :param author: in whose name the documents are deleted, where that is not the store's agent.
+    """
     environment = replica.environment
     is_chosen = chooser(replica.schema, where)
     period = check_name(quarter(environment.time()) if period is None else period, "period")
@@ -66,8 +70,8 @@ def archive_documents(
     if not chosen.records:
         return 0
     write_archive(replica.backend, period, environment.nonce(), chosen.records)
-    if replica.log is None or any(record.agent == TRANSACTIONS for record in chosen.records):
-        return replica.deciding_of("archive").run(partial(_delete_unchanged, chosen.records, period))
+    if replica.log is None or author or any(record.agent == TRANSACTIONS for record in chosen.records):
+        return replica.deciding_of("archive").run(partial(_delete_unchanged, chosen.records, period, author))
     moved: list[Set] = []
 
     def delete(state: State) -> Batch | None:
@@ -80,10 +84,11 @@ def archive_documents(
     return len(moved)
 
 
-def _delete_unchanged(records: Sequence[Set], period: str, transaction: Transaction[T]) -> int:
+def _delete_unchanged(records: Sequence[Set], period: str, author: str, transaction: Transaction[T]) -> int:
     """How many of these are still what they were; deletes those. As with every batch, one guarded document takes all of
     them to the shared log."""
     moved = 0
+    transaction.author = author
     for record in records:
         now = transaction.record(record.id)
         if now is not None and now.stamp == record.stamp:

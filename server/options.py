@@ -27,6 +27,8 @@ class Options:
     :ivar compression: whether answers are compressed for those who take it.
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in webhooks;
         None takes what the client who makes a subscription has called it.
+    :ivar feed_seconds: how often a served store is asked for what other processes have written to it. What clients of
+        this server write is in its feed at once.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
     :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
         not, as long as an earlier rotation is under way.
@@ -47,6 +49,7 @@ class Options:
     public_url: str | None = None
     webhook_loopback: bool = False
     rotate_keys: bool = False
+    feed_seconds: float = 0.5
     cursors: Cursors = field(default_factory=Cursors)
 
     def __post_init__(self) -> None:

@@ -110,11 +110,7 @@ class Streams:
 
     async def append(self, request: Append) -> Appended:
         """See `appending.append`."""
-        writer = self._writers[self.shard_number(request.path)]
-        appended = await writer.run(partial(self._append, request))
-        while self._untidy:
-            self._background.spawn(self._tidy(self._untidy.pop()))
-        return appended
+        return await self.work_on(request.path, partial(self._append, request))
 
     async def delete(self, path: str) -> None:
         """See `lifetimes.delete`."""
@@ -193,6 +189,18 @@ class Streams:
     async def transact(self, work: Work[T]) -> T:
         """Run a work of one's own in a transaction of the first shard; see `Writer.run`."""
         return await self._writers[0].run(work)
+
+    async def work_on(self, path: str, work: Work[T]) -> T:
+        """Run a work of one's own in a transaction of the shard of this stream, there or not; see `Writer.run`."""
+        index = self.shard_number(path)
+        result = await self._writers[index].run(partial(self._noting_what_is_trimmed, index, work))
+        while self._untidy:
+            self._background.spawn(self._tidy(self._untidy.pop()))
+        return result
+
+    def value(self, path: str, key: bytes) -> bytes | None:
+        """What the shard of this stream has of the free key space under a key."""
+        return self._shard(path).value(key)
 
     def list(self, after: str = "") -> Iterator[Stream]:
         """All streams that clients can use, shard by shard; behind `after` in each."""
@@ -288,10 +296,13 @@ class Streams:
             pass
 
     def _append(self, request: Append, transaction: Transaction) -> Appended:
-        appended = appending.append(transaction, request, self._accesses, self._retain_bytes)
+        return appending.append(transaction, request, self._accesses, self._retain_bytes)
+
+    def _noting_what_is_trimmed(self, index: int, work: Work[T], transaction: Transaction) -> T:
+        result = work(transaction)
         if transaction.changes.trimmed:
-            self._untidy.add(self.shard_number(request.path))
-        return appended
+            self._untidy.add(index)
+        return result
 
     async def _record_access(self, path: str, stream_id: int) -> None:
         def record(transaction: Transaction) -> None:

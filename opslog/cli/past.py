@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import click
-import orjson
 
 import opslog
 from opslog.cli.output import (
@@ -28,7 +27,7 @@ from opslog.cli.output import (
 from opslog.cli.session import READS, Session, StoreCommand, complete_id, every_option
 from opslog.cli.values import columns_option, document_id
 from opslog.environment import REAL
-from opslog.format.commits import SetOp, encode_commit
+from opslog.format.commits import SetOp, described_line
 from opslog.query.paths import Path
 
 
@@ -80,7 +79,7 @@ def watch_command(session: Session, every: float) -> None:
     try:
         with session.reading(environment=replace(REAL, sleep=wait_while_read)) as store:
             for commit in store.watch(every):
-                for line in [_line(commit)] if session.json or not is_terminal() else _watched(commit):
+                for line in [described_line(commit)] if session.json or not is_terminal() else _watched(commit):
                     write(line)
                 sys.stdout.flush()
     except KeyboardInterrupt:
@@ -92,7 +91,7 @@ def _show(session: Session, commits: Iterable[opslog.Commit]) -> None:
         rows(["clock", "time", "author", "op", "what"], map(_commit_row, commits))
         return
     for commit in commits:
-        write(_line(commit))
+        write(described_line(commit))
 
 
 def _watched(commit: opslog.Commit) -> Iterator[str]:
@@ -106,14 +105,6 @@ def _watched(commit: opslog.Commit) -> Iterator[str]:
     for record in commit.records:
         document = bytes(record.data).decode() if isinstance(record, opslog.Set | SetOp) else ""
         yield columns.line([time, commit.author, record.op, id_text(record.id), visible(document)])
-
-
-def _line(commit: opslog.Commit) -> bytes:
-    """Its log line; an undo with the documents that it gave back."""
-    line = encode_commit(commit)
-    if not isinstance(commit, opslog.Undo):
-        return line
-    return b'%b,"ids":%b}\n' % (line.removesuffix(b"}\n"), orjson.dumps(commit.ids))
 
 
 def _commit_row(commit: opslog.Commit) -> list[str]:

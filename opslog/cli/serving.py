@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("serve", cls=StoreCommand, options=JSON)
+@click.command("serve", cls=StoreCommand, options=JSON | {"agent"})
+@click.option(
+    "--store",
+    "-s",
+    "stores",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Serve this store, too, below /v1/store/NAME. May be repeated.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=4437, show_default=True, help="0: any that is free.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep streams in this directory.")
@@ -57,6 +65,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--public-url", help="Where clients reach this server, for addresses in webhooks: https://host")
 @click.option("--webhook-loopback", is_flag=True, help="For development: webhooks may go to this machine, and by http.")
 @click.option("--rotate-keys", is_flag=True, help="Replace the key that signs webhooks; the old one stays published.")
+@click.option(
+    "--feed-seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=0.5,
+    show_default=True,
+    help="How often stores are asked for what other processes wrote, for their feeds.",
+)
 @click.option("--faults", is_flag=True, help="For tests of clients: let them ask for answers that fail.")
 @click.option(
     "--log-level",
@@ -67,8 +82,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.pass_obj
 def serve_command(session: Session, /, **given: Any) -> None:
-    """Serve streams over HTTP by the Durable Streams protocol, until Ctrl-C or SIGTERM."""
+    """Serve streams over HTTP by the Durable Streams protocol, and stores, until Ctrl-C or SIGTERM.
+
+    A store that is served as NAME is at /v1/store/NAME, and its feed is the stream stores/NAME. Who writes to it
+    without a token or an agent of their own writes in the name that --agent says.
+    """
     _check(given)
+    stores = _stores(given["stores"])
     try:
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -102,9 +122,25 @@ def serve_command(session: Session, /, **given: Any) -> None:
         public_url=given["public_url"],
         webhook_loopback=given["webhook_loopback"],
         rotate_keys=given["rotate_keys"],
+        feed_seconds=given["feed_seconds"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
-    serve(app(given["data"], shards=given["shards"], tokens=tokens, options=options), address, faults=given["faults"])
+    application = app(
+        given["data"], shards=given["shards"], tokens=tokens, options=options, stores=stores, agent=session.agent
+    )
+    serve(application, address, faults=given["faults"])
+
+
+def _stores(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, url = text.partition("=")
+        if not (name and separator and url):
+            raise click.UsageError(f"--store {text!r}: give the store a name, as in --store tasks=./tasks")
+        if name in found:
+            raise click.UsageError(f"--store: two stores are called {name!r}")
+        found[name] = url
+    return found
 
 
 def _cursors(given: dict[str, Any]) -> Cursors:

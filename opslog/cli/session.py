@@ -113,14 +113,16 @@ def common_options(*, environment: bool, shown: AbstractSet[str] = WRITES) -> li
 
 
 class StoreCommand(click.Command):
-    """A command that takes the common options, too.
+    """A command that takes the common options, too, but for those of which it has its own.
 
     :param options: those that mean something to it.
     """
 
     def __init__(self, *args: Any, options: AbstractSet[str], **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params += common_options(environment=False, shown=options)
+        own = {name for parameter in self.params for name in parameter.opts}
+        common = common_options(environment=False, shown=options)
+        self.params += [option for option in common if not own & {*option.opts}]
 
 
 def every_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import TypeVar
 
 import msgspec
 
+from opslog.archive import archive_documents, read_archive
+from opslog.compaction.compact import Compaction
 from opslog.doors.values import (
     AgentSeen,
+    Archived,
     Changed,
     ChangesPage,
+    CommitsPage,
     Committed,
     Counted,
     Description,
@@ -28,15 +33,16 @@ from opslog.doors.values import (
     History,
     Op,
     Page,
+    Periods,
     Revised,
     Undone,
     Written,
     entry_of,
 )
 from opslog.errors import NotFoundError, UsageError
-from opslog.format.commits import Set, Stamp
+from opslog.format.commits import Commit, Set, Stamp, described_line
 from opslog.format.documents import Document
-from opslog.format.layout import TRANSACTIONS, check_agent
+from opslog.format.layout import TRANSACTIONS, check_agent, check_name
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, Path, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
@@ -46,6 +52,7 @@ from opslog.replica.feed import Change
 from opslog.replica.replica import Undoable, not_ours
 from opslog.replica.state import State
 from opslog.replica.transaction import Transaction, check_stamp, create
+from opslog.stats import Stats
 from opslog.store import Store, replica_of
 
 R = TypeVar("R")
@@ -149,6 +156,20 @@ class Operations:
     def delete(self, id: str, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET) -> Written:
         """Delete a document; conditions and errors as of `Store.delete`."""
         return self.batch([Op("delete", id, None, if_stamp)])
+
+    def replace(self, id: str, data: Document) -> Written:
+        """Set a document that exists.
+
+        :raises NotFoundError: there is none.
+        """
+
+        def decide(transaction: Documents) -> None:
+            if id not in transaction:
+                raise NotFoundError(f"there is no document {id!r}. Nothing was written")
+            transaction.set(id, data)
+
+        _, stamp = self._decide("set", decide)
+        return Written([id], stamp)
 
     def modify(
         self, id: str, changes: Document, *, if_stamp: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -291,6 +312,42 @@ class Operations:
             ],
             [] if found.reset else [change.id for change in each],
         )
+
+    def ops(self, since: int | None = None, limit: int | None = None) -> CommitsPage:
+        """Commits of all agents, as of `Store.ops`.
+
+        :param limit: how many to return at the most, but for those that have the clock of the last one.
+        """
+        found: list[Commit] = []
+        for commit in self._store.ops(since):
+            if limit is not None and len(found) >= limit and commit.clock != found[-1].clock:
+                return CommitsPage([msgspec.Raw(described_line(each).rstrip()) for each in found], found[-1].clock)
+            found.append(commit)
+        return CommitsPage([msgspec.Raw(described_line(each).rstrip()) for each in found])
+
+    def stats(self) -> Stats:
+        """Figures of the store, as of `Store.stats`."""
+        self._refresh()
+        return self._store.stats()
+
+    # -- maintenance
+
+    def archives(self) -> Periods:
+        """The periods that have archives."""
+        return Periods(self._store.archives())
+
+    def archived(self, period: str) -> Page:
+        """The documents of an archive; errors as of `Store.load_archive`."""
+        records = read_archive(self._replica.backend, check_name(period, "period"))
+        return Page([entry_of(records[id]) for id in sorted(records)])
+
+    def archive(self, where: Where, period: str | None = None, *, older_than: timedelta | None = None) -> Archived:
+        """Move documents into an archive, as of `Store.archive`."""
+        return Archived(archive_documents(self._replica, where, period, older_than, self._author or ""))
+
+    def compact(self, *, full: bool = False) -> Compaction:
+        """Compact the store, as of `Store.compact`."""
+        return self._store.compact(full=full)
 
     def describe(self) -> Description:
         """What is in the store: counts, fields, who writes. Samples the documents, and costs three listings."""

@@ -175,6 +175,32 @@ class ChangesPage(msgspec.Struct, frozen=True):
     omitted: list[str] = []
 
 
+class CommitsPage(msgspec.Struct, frozen=True):
+    """Commits, in the order of their clocks.
+
+    :ivar commits: each as its line of a log; an undo with the `ids` that it gave back.
+    :ivar since: the clock behind which the next page begins; None: there is none.
+    """
+
+    commits: list[msgspec.Raw]
+    since: int | None = None
+
+
+class Periods(msgspec.Struct, frozen=True):
+    """The periods that have archives."""
+
+    periods: list[str]
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """What was moved into an archive.
+
+    :ivar documents: how many.
+    """
+
+    documents: int
+
+
 class FieldSeen(msgspec.Struct, frozen=True):
     """A field that some documents have.
 

@@ -372,6 +372,14 @@ def _split(lines: bytes) -> Iterable[bytes]:
 # `ts` and `agent` need no escaping: the one is made by `format_ts`, the other is a valid name.
 
 
+def described_line(commit: Commit) -> bytes:
+    """The line of a commit, with its newline; of an undo also with the documents that it gave back, as `ids`."""
+    line = encode_commit(commit)
+    if not isinstance(commit, Undo):
+        return line
+    return b'%b,"ids":%b}\n' % (line.removesuffix(b"}\n"), orjson.dumps(commit.ids))
+
+
 def encode_commit(commit: Commit) -> bytes:
     """The line of a commit, with its newline.
 

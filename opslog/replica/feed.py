@@ -89,7 +89,7 @@ class Changes(Generic[T]):
     def __init__(
         self,
         token: str,
-        changed: Callable[[], Iterator[tuple[str, Record | None, bool]]],
+        changed: Callable[[], Iterator[tuple[str, Record | None, Record | None]]],
         decode: Callable[[Set], T],
         *,
         reset: bool = False,
@@ -105,12 +105,18 @@ class Changes(Generic[T]):
         """:raises RetryError: in a reset: the snapshot was replaced and collected before the end was reached. Ask for
         the changes again.
         """
-        for id, record, existed in self._changed():
-            yield Change(id, self._decode(record) if isinstance(record, Set) else None, record, existed)
+        for id, record, before in self._changed():
+            document = self._decode(record) if isinstance(record, Set) else None
+            yield Change(id, document, record, isinstance(before, Set))
 
     def records(self) -> Iterator[tuple[str, Record | None]]:
         """The same as ids with their records, of which no document is decoded. Errors as of the iteration."""
         return ((id, record) for id, record, _ in self._changed())
+
+    def versions(self) -> Iterator[tuple[str, Record | None, Record | None]]:
+        """The same as ids with two records each: what counts now, and what counted at the token (None in a reset).
+        Errors as of the iteration."""
+        return self._changed()
 
     def __repr__(self) -> str:
         what = "reset" if self.reset else f"{len(self.commits)} commits"
@@ -185,7 +191,7 @@ class Feed(Generic[T]):
             return None
         self._persist(state.manifest, {}, state)
         token = self._keep(store, state, state.manifest)
-        return Changes(token, lambda: ((record.id, record, False) for record in records()), self._decode, reset=True)
+        return Changes(token, lambda: ((record.id, record, None) for record in records()), self._decode, reset=True)
 
     def _load(self, token: Token) -> _At | None:
         """The state of a token; None where it is not there any more.
@@ -311,11 +317,11 @@ def _is_of(record: Record | None, commit: Commit) -> bool:
     return record is not None and record.stamp == commit.stamp
 
 
-def _changed(touched: dict[str, Record | None], state: State) -> Iterator[tuple[str, Record | None, bool]]:
+def _changed(touched: dict[str, Record | None], state: State) -> Iterator[tuple[str, Record | None, Record | None]]:
     """The documents that were touched, given what counted before.
 
     Those too that are as they were: who was stopped while applying earlier changes from the same token on may have
     applied what was taken back since, and nothing else would correct that.
     """
     for id in sorted(touched):
-        yield id, state.record(id), isinstance(touched[id], Set)
+        yield id, state.record(id), touched[id]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from math import ceil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from opslog.environment import REAL, Environment
 from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFailedError
 from opslog.server.http import requests
+from opslog.server.http.admission import Admission
 from opslog.server.http.budget import Budget
 from opslog.server.http.page_routes import PageRoutes
 from opslog.server.http.rates import Rates
 from opslog.server.http.reading import Reading
 from opslog.server.http.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
 from opslog.server.http.requests import DisconnectedError, Receive, Scope, Send
+from opslog.server.http.rest.serving import Rest
 from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
-from opslog.server.http.tokens import Token, Tokens
+from opslog.server.http.tokens import Right, Tokens
 from opslog.server.http.writing import Writing
 from opslog.server.metrics import Gauges, Metrics, exposition
 from opslog.server.options import Options
@@ -26,6 +28,8 @@ from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.storage import Storage
 from opslog.server.registry import Registry
 from opslog.server.storage.memory import MemoryStorage
+from opslog.server.stores.feed import FOLDER, Feed, is_feed
+from opslog.server.stores.served import ServedStore, ServedStores
 from opslog.server.streams import Observer, Streams
 from opslog.server.subscriptions.service import Subscriptions
 from opslog.server.subscriptions.webhook_delivery import Delivery
@@ -47,19 +51,23 @@ class App:
     :ivar metrics: figures of this application.
     :ivar budget: what requests under way hold in memory.
     :ivar subscriptions: what is behind the reserved paths that begin with ``__ds/``.
+    :ivar stores: the stores that are served beside streams.
     """
 
     def __init__(
-        self, storage: Storage, options: Options, tokens: Tokens | None = None, environment: Environment = REAL
+        self,
+        storage: Storage,
+        options: Options,
+        tokens: Tokens | None = None,
+        environment: Environment = REAL,
+        stores: ServedStores | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.budget = Budget(options.max_buffered_bytes)
         self.streams = Streams(storage, environment, self.metrics, options.retain_bytes)
         self.options = options
         self._storage = storage
-        self._tokens = tokens
-        self._environment = environment
-        self._rates = Rates(options.rate, environment.monotonic) if options.rate else None
+        self._admission = Admission(tokens, Rates(options.rate, environment.monotonic) if options.rate else None)
         self._registry = Registry(self.streams) if options.registry else None
         self._started: asyncio.Task[None] | None = None
         self._stopping = False
@@ -68,6 +76,9 @@ class App:
         self.subscriptions = Subscriptions(self.streams, delivery, environment, rotate_keys=options.rotate_keys)
         self._control = SubscriptionRoutes(self.subscriptions, options, environment.time, self.budget)
         self._page = PageRoutes(self.streams, options)
+        self.stores = stores or ServedStores({}, "")
+        self._feeds: dict[str, Feed] = {}
+        self._rest = Rest(self.stores, options, self._admission, self.budget, self._wake_feed)
         writing = Writing(self.streams, options, self.metrics, self.budget)
         reading = Reading(
             self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
@@ -102,6 +113,8 @@ class App:
 
     async def _answer(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         path: str = scope["path"]
+        if self._rest.answers(path):
+            return await self._rest.answer(scope, receive, send)
         if not path.startswith(self._root):
             return await self._answer_outside(method, path, scope, receive, send)
         if method == "OPTIONS":
@@ -114,23 +127,25 @@ class App:
             handler = self._handlers.get(method)
         if handler is None:
             raise Refused(405, f"{method} is not a method of streams", [(b"allow", METHODS)])
-        if self._tokens is not None or self._rates is not None:
-            self._admit(method, name, scope)
+        right: Right = "read" if method in _READING else "write"
+        scope["opslog.token"] = self._admission.admit(scope, name, right, wants_token=not carries_own_token(name))
+        if name.startswith(FOLDER):
+            await self._check_feed(method, name)
         return await handler(name, scope, receive, send)
 
-    def _admit(self, method: str, name: str, scope: Scope) -> None:
-        """:raises Refused: 401, 403 or 429."""
-        who = str((scope.get("client") or ("",))[0])
-        if self._tokens is not None and not carries_own_token(name):
-            token = self._token(scope, self._tokens)
-            token.check(name, write=method not in _READING)
-            scope["opslog.token"] = token
-            who = f"token {token.name}"
-        if self._rates is not None and (seconds := self._rates.wait(who)):
-            raise Refused(429, "too many requests", [(b"retry-after", b"%d" % ceil(seconds))])
+    async def _check_feed(self, method: str, name: str) -> None:
+        """
+        :raises Refused: 405, only the server writes a feed. That of a store that is not served any more can be deleted.
+        """
+        feed = self._feeds.get(name)
+        if method not in _READING and (feed is not None or (method != "DELETE" and is_feed(self.streams, name))):
+            raise Refused(405, "this stream is the feed of a store, and read-only", [(b"allow", b"GET, HEAD, OPTIONS")])
+        if feed is not None:
+            await feed.current()
 
-    def _token(self, scope: Scope, tokens: Tokens) -> Token:
-        return tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
+    def _wake_feed(self, store: ServedStore) -> None:
+        with suppress(KeyError):
+            self._feeds[FOLDER + store.name].wake()
 
     async def _answer_outside(self, method: str, path: str, scope: Scope, receive: Receive, send: Send) -> int:
         """What is not below the root: what those who watch the server ask for, and the page."""
@@ -139,12 +154,11 @@ class App:
         if method not in _READING:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
         if path in self._page.paths:
-            if self._tokens is not None and path not in self._page.public:
-                self._token(scope, self._tokens).check("", write=False)
+            if path not in self._page.public:
+                self._check_reads_all(scope)
             return await self._page.answer(path, scope, receive, send)
         if path == "/metrics":
-            if self._tokens is not None:
-                self._token(scope, self._tokens).check("", write=False)
+            self._check_reads_all(scope)
             gauges = Gauges(
                 self.streams.usage,
                 lambda: self.streams.followers.count,
@@ -159,6 +173,10 @@ class App:
         status, text = (503, problem) if problem else (200, "ok")
         return await reply(send, status, [TEXT], f"{text}\n".encode(), head=method == "HEAD")
 
+    def _check_reads_all(self, scope: Scope) -> None:
+        if (token := self._admission.token(scope)) is not None:
+            token.check("", "read")
+
     async def start(self) -> None:
         """Open for requests. A server that sends lifespan events does this by itself; the first request does it,
         too."""
@@ -171,6 +189,16 @@ class App:
         await self.subscriptions.start()
         if self._registry is not None:
             await self._registry.start()
+        for store in self.stores:
+            feed = Feed(
+                store.name,
+                self.streams,
+                changes=store.changes,
+                in_thread=store.call_for_feed,
+                poll_seconds=self.options.feed_seconds,
+            )
+            feed.start()
+            self._feeds[feed.path] = feed
 
     def end_live_reads(self) -> None:
         """Answer everybody who waits for more, now and from now on: they come back, to this server or the next."""
@@ -182,10 +210,13 @@ class App:
         """End live reads, finish what was begun, and close the storage."""
         self.end_live_reads()
         if self._started is not None:
+            for feed in self._feeds.values():
+                await feed.stop()
             await self.subscriptions.stop()
             if self._registry is not None:
                 await self._registry.stop()
             await self.streams.stop()
+        await asyncio.to_thread(self.stores.close)
         self._storage.close()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -219,13 +250,17 @@ def app(
     tokens: Tokens | None = None,
     options: Options | None = None,
     observers: Sequence[Observer] = (),
+    stores: Mapping[str, str] | None = None,
+    agent: str = "main",
 ) -> App:
-    """An ASGI application that serves streams over HTTP by the Durable Streams protocol.
+    """An ASGI application that serves streams over HTTP by the Durable Streams protocol, and stores.
 
     :param data: the directory where streams are kept; None keeps them in memory.
     :param shards: of a new directory, into how many databases streams are divided.
     :param tokens: who may read and write what; None lets everybody.
     :param observers: called with what commits did, see `opslog.server.protocol.transaction.Events`.
+    :param stores: the stores to serve, by name: their URLs. They are opened when the application starts.
+    :param agent: in whose name those write to stores who name none.
     :raises OpslogError: the directory cannot be served, see `opslog.server.storage.directory.DirectoryStorage`.
     """
     storage: Storage = MemoryStorage()
@@ -233,6 +268,6 @@ def app(
         from opslog.server.storage.directory import DirectoryStorage
 
         storage = DirectoryStorage(data, shards=shards)
-    application = App(storage, options or Options(), tokens)
+    application = App(storage, options or Options(), tokens, stores=ServedStores(stores or {}, agent))
     application.streams.observers.extend(observers)
     return application

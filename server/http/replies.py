@@ -8,7 +8,7 @@ from opslog.server.protocol.refusals import Headers, Refused
 _EXPOSED = (
     b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
     b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
-    b"Producer-Received-Seq, ETag, Location, Retry-After, Content-Encoding, Vary"
+    b"Producer-Received-Seq, ETag, Opslog-Author, Opslog-Ts, Location, Retry-After, Content-Encoding, Vary"
 )
 # On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
 # `refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none.
@@ -20,16 +20,19 @@ _COMMON: Headers = [
 ]
 
 METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
-PREFLIGHT: Headers = [
-    (b"access-control-allow-methods", METHODS),
+_PREFLIGHT: Headers = [
     (
         b"access-control-allow-headers",
-        b"Content-Type, Authorization, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
+        b"Content-Type, Authorization, If-Match, If-None-Match, Idempotency-Key, Opslog-Agent, "
+        b"Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
         b"Producer-Id, Producer-Epoch, Producer-Seq, "
         b"Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset",
     ),
     (b"access-control-max-age", b"86400"),
 ]
+PREFLIGHT: Headers = [(b"access-control-allow-methods", METHODS), *_PREFLIGHT]
+# Stores have a method more.
+STORE_PREFLIGHT: Headers = [(b"access-control-allow-methods", b"%b, PATCH" % METHODS), *_PREFLIGHT]
 NO_STORE = (b"cache-control", b"no-store")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 

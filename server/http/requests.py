@@ -29,11 +29,11 @@ Fields = dict[bytes, str]
 
 PATH_BYTES_MAX = 500
 _KNOWN = frozenset(
-    b"accept-encoding authorization content-length content-type host if-none-match "
-    b"producer-epoch producer-id producer-seq stream-closed stream-expires-at "
+    b"accept-encoding authorization content-length content-type host idempotency-key if-match if-none-match "
+    b"opslog-agent producer-epoch producer-id producer-seq stream-closed stream-expires-at "
     b"stream-fork-offset stream-fork-sub-offset stream-forked-from stream-seq stream-ttl".split()
 )
-_LISTS = frozenset({b"accept-encoding", b"if-none-match"})
+_LISTS = frozenset({b"accept-encoding", b"if-match", b"if-none-match"})
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+\s*(;.*)?", re.ASCII)
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)

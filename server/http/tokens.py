@@ -1,4 +1,4 @@
-"""Who may read and write what: bearer tokens with prefixes, from a TOML file that holds only their hashes.
+"""Who may do what: bearer tokens with prefixes, from a TOML file that holds only their hashes.
 
 ::
 
@@ -6,9 +6,12 @@
     name = "planner"
     sha256 = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"
     read = [""]
-    write = ["agents/planner"]
+    write = ["agents/planner", "stores/tasks"]
+    operate = ["stores/tasks"]
+    agent = "planner"
 
-A prefix covers the stream of that path and all below it; ``""`` covers everything.
+A prefix covers the stream of that path and all below it; ``""`` covers everything. The store served as ``tasks``, and
+its feed, is ``stores/tasks``. Whoever writes to a store does so in the name of the token's `agent`, and in no other.
 """
 
 from __future__ import annotations
@@ -17,31 +20,49 @@ import re
 import tomllib
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from opslog.errors import UsageError
+from opslog.errors import InvalidNameError, UsageError
+from opslog.format.layout import check_agent
 from opslog.server.protocol.refusals import Refused
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# What may be done: operate is what changes no document, but how a store is kept, or takes many out of it at once.
+Right = Literal["read", "write", "operate"]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """:ivar name: for logs and limits.
     :ivar sha256: of the token, in hexadecimal digits.
     :ivar read: prefixes.
+    :ivar agent: in whose name it writes to stores. None: in that of its own name, where that can be one.
     """
 
     name: str
     sha256: str
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    operate: tuple[str, ...] = ()
+    agent: str | None = None
 
-    def check(self, path: str, *, write: bool) -> None:
+    def check(self, path: str, right: Right) -> None:
         """:raises Refused: 403, this token does not cover the path."""
-        prefixes = self.write if write else self.read
+        prefixes = {"read": self.read, "write": self.write, "operate": self.operate}[right]
         if not any(_covers(prefix, path) for prefix in prefixes):
-            raise Refused(403, f"this token may not {'write' if write else 'read'} {path}")
+            raise Refused(403, f"this token may not {right} {path or 'everything'}")
+
+    def author(self) -> str:
+        """In whose name it writes to stores.
+
+        :raises Refused: 403, in nobody's.
+        """
+        try:
+            return check_agent(self.agent or self.name)
+        except InvalidNameError as error:
+            raise Refused(403, f"this token names no agent in whose name it could write: {error}") from error
 
 
 class Tokens:
@@ -65,6 +86,8 @@ class Tokens:
         for token in tokens:
             if not _SHA256.fullmatch(token.sha256):
                 raise UsageError(f"{path}: the sha256 of {token.name!r} is not 64 hexadecimal digits in lower case")
+            if token.agent is not None:
+                check_agent(token.agent)
         return cls(tokens)
 
     def find(self, authorization: str | None) -> Token:

@@ -63,7 +63,7 @@ class Writing:
     async def _create(self, scope: Scope, request: Create) -> Created:
         token: Token | None = scope.get("opslog.token")
         if token is not None and request.fork is not None:
-            token.check(request.fork.source, write=False)
+            token.check(request.fork.source, "read")
         content_type = request.content_type or DEFAULT_CONTENT_TYPE
         if request.fork is not None and request.content_type is None:
             content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE

@@ -126,9 +126,9 @@ def test_the_help_of_a_command_names_the_options_that_mean_something_to_it(opslo
     }
     for name in ("get", "ls", "compact", "export"):
         assert named[name] == {"--store", "--json"}, name
-    for name in ("set", "archive", "import"):
+    for name in ("set", "archive", "import", "serve"):
         assert named[name] == {"--store", "--agent", "--json"}, name
-    for name in ("copy", "serve", "demo"):
+    for name in ("copy", "demo"):
         assert named[name] == {"--json"}, name
     assert named["completion"] == set()
 

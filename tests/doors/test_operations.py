@@ -286,7 +286,8 @@ def test_typed_stores_are_refused() -> None:
 
 def test_every_error_has_a_code() -> None:
     def all_of(kind: type[opslog.OpslogError]) -> Iterator[type[opslog.OpslogError]]:
-        yield kind
+        if kind.__module__ == opslog.OpslogError.__module__:
+            yield kind
         for each in kind.__subclasses__():
             yield from all_of(each)
 

@@ -52,7 +52,7 @@ SERVER: Floors = [
     ("opslog.server.storage",),
     ("opslog.server.followers",),
     ("opslog.server.streams",),
-    ("opslog.server.registry",),
+    ("opslog.server.registry", "opslog.server.stores"),
     ("opslog.server.subscriptions",),
     ("opslog.server.http",),
     ("opslog.server",),

@@ -1,0 +1,53 @@
+"""Who may make a request: tokens and rates, for everything that the server serves."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from opslog.server.http import requests
+from opslog.server.http.rates import Rates
+from opslog.server.http.requests import Scope
+from opslog.server.http.tokens import Right, Token, Tokens
+from opslog.server.protocol.refusals import Refused
+
+
+class Admission:
+    """Admits requests.
+
+    :param tokens: who may do what; None: everybody may do everything.
+    :param rates: how often; None: as often as they like.
+    """
+
+    def __init__(self, tokens: Tokens | None, rates: Rates | None) -> None:
+        self._tokens = tokens
+        self._rates = rates
+
+    @property
+    def has_tokens(self) -> bool:
+        return self._tokens is not None
+
+    def admit(self, scope: Scope, path: str, right: Right, *, wants_token: bool = True) -> Token | None:
+        """Count a request. Returns its token, if this server wants any.
+
+        :param path: what it is about, as prefixes of tokens name it.
+        :param wants_token: not for those who show something else.
+        :raises Refused: 401, 403 or 429.
+        """
+        who, token = str((scope.get("client") or ("",))[0]), None
+        if self._tokens is not None and wants_token:
+            token = self.token(scope)
+            assert token is not None
+            token.check(path, right)
+            who = f"token {token.name}"
+        if self._rates is not None and (seconds := self._rates.wait(who)):
+            raise Refused(429, "too many requests", [(b"retry-after", b"%d" % ceil(seconds))])
+        return token
+
+    def token(self, scope: Scope) -> Token | None:
+        """The token that a request carries; None: none is wanted.
+
+        :raises Refused: 401.
+        """
+        if self._tokens is None:
+            return None
+        return self._tokens.find(requests.fields(scope["headers"]).get(b"authorization"))

@@ -1,0 +1,452 @@
+"""What each route does: it translates a request into an operation, and what that returns into an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from opslog.compaction.compact import Compaction
+from opslog.doors.values import (
+    Archived,
+    ChangesPage,
+    CommitsPage,
+    Counted,
+    Description,
+    Expect,
+    History,
+    Op,
+    Page,
+    Periods,
+    Undone,
+    Written,
+)
+from opslog.errors import ConflictError, NotFoundError
+from opslog.format.documents import Document
+from opslog.query.question import Where
+from opslog.server.http.rest.problems import PreconditionError
+from opslog.server.http.rest.routes import AS_OF, CURSOR, FIELDS, WHERE, Answer, Call, Parameter, Route
+from opslog.server.protocol import conditional
+from opslog.server.protocol.refusals import Headers, Refused
+from opslog.stats import Stats
+
+# How many documents, commits or revisions one answer has, unless the client says otherwise, and at most.
+_ITEMS, _ITEMS_MAX = 100, 1000
+
+
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Several writes as one commit."""
+
+    ops: list[Op]
+
+
+class TransactBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Conditions, and writes that happen if all of them hold.
+
+    :ivar expect: what must be true of documents that are not written, too.
+    """
+
+    ops: list[Op] = []
+    expect: list[Expect] = []
+
+
+class ArchiveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What to move into an archive.
+
+    :ivar where: which documents, as of the list.
+    :ivar period: the archive's name; left out: the current quarter.
+    :ivar older_than_seconds: only documents that were last written longer ago than this.
+    """
+
+    where: str | dict[str, Any]
+    period: str | None = None
+    older_than_seconds: float | None = None
+
+
+class CompactBody(msgspec.Struct, forbid_unknown_fields=True):
+    """:ivar full: merge the whole snapshot into one, and remove expired tombstones."""
+
+    full: bool = False
+
+
+class Counts(msgspec.Struct):
+    """How many documents there are; with `by`, with each value."""
+
+    documents: int
+    groups: list[Counted] | None = None
+
+
+def _limit(what: str) -> Parameter:
+    return Parameter("limit", f"How many {what} to return at the most.", int, least=1, most=_ITEMS_MAX, default=_ITEMS)
+
+
+def describe(call: Call) -> Answer:
+    return Answer(200, call.operations.describe())
+
+
+def list_documents(call: Call) -> Answer:
+    given = call.given
+    page = call.operations.find(
+        _where(given["where"]),
+        order_by=given["order_by"] or None,
+        limit=given["limit"],
+        offset=given["offset"],
+        cursor=given["cursor"],
+        fields=given["fields"],
+    )
+    return Answer(200, page)
+
+
+def count(call: Call) -> Answer:
+    where, by = _where(call.given["where"]), call.given["by"]
+    groups = None if by is None else call.operations.group(by, where)
+    return Answer(200, Counts(call.operations.count(where), groups))
+
+
+def get_document(call: Call) -> Answer:
+    entry = call.operations.get(call.id)
+    headers = [*_tag(entry.stamp), (b"opslog-author", entry.author.encode()), (b"opslog-ts", entry.ts.encode())]
+    headers.append((b"cache-control", b"private, no-cache"))
+    known = call.headers.get(b"if-none-match")
+    if known is not None and conditional.matches(known, entry.stamp):
+        return Answer(304, None, headers)
+    return Answer(200, entry.data, headers)
+
+
+def put_document(call: Call) -> Answer:
+    create, tag = _is_new(call), _if_match(call)
+    with _preconditions(call):
+        if create:
+            return _written(201, call.operations.create(call.id, call.body))
+        if tag == "*":
+            return _written(200, call.operations.replace(call.id, call.body))
+        return _written(200, call.operations.set(call.id, call.body, if_stamp=tag))
+
+
+def patch_document(call: Call) -> Answer:
+    tag = _if_match(call)
+    with _preconditions(call):
+        changed, document = call.operations.modify(call.id, call.body, if_stamp=_stamp(tag))
+    return Answer(200, document, _tag(changed.stamp))
+
+
+def delete_document(call: Call) -> Answer:
+    tag = _if_match(call)
+    with _preconditions(call):
+        return _written(200, call.operations.delete(call.id, if_stamp=_stamp(tag)))
+
+
+def batch(call: Call) -> Answer:
+    return _written(200, call.operations.batch(call.body.ops))
+
+
+def transact(call: Call) -> Answer:
+    return _written(200, call.operations.transact(call.body.ops, call.body.expect))
+
+
+def undo(call: Call) -> Answer:
+    return Answer(200, call.operations.undo())
+
+
+def history(call: Call) -> Answer:
+    return Answer(200, call.operations.history(call.id, call.given["limit"]))
+
+
+def changes(call: Call) -> Answer:
+    return Answer(200, call.operations.changes(call.given["since"], limit=call.given["limit"]))
+
+
+def ops(call: Call) -> Answer:
+    return Answer(200, call.operations.ops(call.given["since"], call.given["limit"]))
+
+
+def archives(call: Call) -> Answer:
+    return Answer(200, call.operations.archives())
+
+
+def archived(call: Call) -> Answer:
+    return Answer(200, call.operations.archived(call.id))
+
+
+def archive(call: Call) -> Answer:
+    body = call.body
+    older = None if body.older_than_seconds is None else timedelta(seconds=body.older_than_seconds)
+    return Answer(200, call.operations.archive(body.where, body.period, older_than=older))
+
+
+def compact(call: Call) -> Answer:
+    return Answer(200, call.operations.compact(full=call.body is not None and call.body.full))
+
+
+def stats(call: Call) -> Answer:
+    return Answer(200, call.operations.stats())
+
+
+# -- what headers say
+
+
+_TAG = re.compile(r'"([^"]*)"')
+
+
+def _if_match(call: Call) -> str | msgspec.UnsetType:
+    """The stamp that the document must have; ``*``: any.
+
+    :raises Refused: 400.
+    """
+    text = call.headers.get(b"if-match")
+    if text is None:
+        return msgspec.UNSET
+    if text.strip() == "*":
+        return "*"
+    match = _TAG.fullmatch(text.strip())
+    if match is None:
+        raise Refused(400, 'If-Match takes one ETag as it was given, as in "1042@planner", or *')
+    return match[1].partition(";")[0]  # behind it stands how the answer was compressed
+
+
+def _stamp(tag: str | msgspec.UnsetType) -> str | msgspec.UnsetType:
+    """For what needs no ``*``: it fails by itself where there is no document."""
+    return msgspec.UNSET if tag == "*" else tag
+
+
+def _is_new(call: Call) -> bool:
+    """Whether the document must not exist.
+
+    :raises Refused: 400.
+    """
+    text = call.headers.get(b"if-none-match")
+    if text is None:
+        return False
+    if text.strip() != "*" or b"if-match" in call.headers:
+        raise Refused(400, "a write takes If-None-Match: * (there must be no document) or If-Match, and not both")
+    return True
+
+
+@contextmanager
+def _preconditions(call: Call) -> Iterator[None]:
+    """What the headers demand does not hold: 412 instead of what it would be otherwise."""
+    try:
+        yield
+    except (ConflictError, NotFoundError) as error:
+        if b"if-match" in call.headers or b"if-none-match" in call.headers:
+            raise PreconditionError(error) from error
+        raise
+
+
+def _tag(stamp: str | None) -> Headers:
+    return [] if stamp is None else [(b"etag", f'"{stamp}"'.encode())]
+
+
+def _written(status: int, written: Written) -> Answer:
+    return Answer(status, written, _tag(written.stamp))
+
+
+def _where(text: str | None) -> Where | None:
+    """A condition: a JSON object, or text.
+
+    :raises Refused: 400, it begins as an object and is none.
+    """
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        found: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused(400, f"where begins as a JSON object and is none: {error}") from None
+    return found
+
+
+# -- the table
+
+_QUESTION = (
+    WHERE,
+    Parameter("order_by", "A path to sort by, with a minus before it to turn round; may be repeated.", is_list=True),
+    _limit("documents"),
+    Parameter("offset", "How many to pass over first.", int, default=0),
+    CURSOR,
+    FIELDS,
+    AS_OF,
+)
+_CONDITIONS = ("If-Match", "If-None-Match")
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        "",
+        "read",
+        "describe",
+        "What is in the store: counts, fields, who writes.",
+        describe,
+        (AS_OF,),
+        answers={200: ("What is there.", Description)},
+    ),
+    Route(
+        "GET",
+        "/documents",
+        "read",
+        "list",
+        "Documents that fulfil a condition.",
+        list_documents,
+        _QUESTION,
+        answers={200: ("Some of them, and the cursor of the next page.", Page)},
+    ),
+    Route(
+        "GET",
+        "/documents/{id}",
+        "read",
+        "get",
+        "A document.",
+        get_document,
+        (AS_OF,),
+        answers={200: ("The document.", Document), 304: ("It still has the stamp of If-None-Match.", None)},
+        conditions=("If-None-Match",),
+    ),
+    Route(
+        "PUT",
+        "/documents/{id}",
+        "write",
+        "set",
+        "Give a document a new value.",
+        put_document,
+        body=Document,
+        answers={200: ("It is durable.", Written), 201: ("It was created (If-None-Match: *).", Written)},
+        conditions=_CONDITIONS,
+    ),
+    Route(
+        "PATCH",
+        "/documents/{id}",
+        "write",
+        "modify",
+        "Change some fields of a document (RFC 7396).",
+        patch_document,
+        body=Document,
+        answers={200: ("The document as it is now.", Document)},
+        conditions=("If-Match",),
+        media_type="application/merge-patch+json",
+    ),
+    Route(
+        "DELETE",
+        "/documents/{id}",
+        "write",
+        "delete",
+        "Delete a document.",
+        delete_document,
+        answers={200: ("It is gone, durably.", Written)},
+        conditions=("If-Match",),
+    ),
+    Route(
+        "GET",
+        "/count",
+        "read",
+        "count",
+        "How many documents fulfil a condition, or have each value.",
+        count,
+        (WHERE, Parameter("by", "Count for each value at this path."), AS_OF),
+        answers={200: ("How many.", Counts)},
+    ),
+    Route(
+        "POST",
+        "/batch",
+        "write",
+        "batch",
+        "Several writes as one commit: all of them or none.",
+        batch,
+        body=BatchBody,
+        answers={200: ("They are durable.", Written)},
+    ),
+    Route(
+        "POST",
+        "/transact",
+        "write",
+        "transact",
+        "Check conditions and write, all in one.",
+        transact,
+        body=TransactBody,
+        answers={200: ("All held, and what was written is durable.", Written)},
+    ),
+    Route(
+        "POST",
+        "/undo",
+        "write",
+        "undo",
+        "Take back the newest commit of the token's agent.",
+        undo,
+        answers={200: ("What was taken back.", Undone)},
+    ),
+    Route(
+        "GET",
+        "/history/{id}",
+        "read",
+        "history",
+        "What happened to a document, as far as it is kept.",
+        history,
+        (_limit("revisions"), AS_OF),
+        answers={200: ("Oldest first.", History)},
+    ),
+    Route(
+        "GET",
+        "/changes",
+        "read",
+        "changes",
+        "What changed since a token.",
+        changes,
+        (
+            Parameter("since", "The token of the answer before; left out: everything, as a reset."),
+            Parameter("limit", "Stop after so many commits.", int, least=1),
+        ),
+        answers={200: ("Changes, and the next token.", ChangesPage)},
+    ),
+    Route(
+        "GET",
+        "/ops",
+        "read",
+        "ops",
+        "The commits of all agents that are kept, in the order of their clocks.",
+        ops,
+        (Parameter("since", "Only commits with a greater clock.", int), _limit("commits"), AS_OF),
+        answers={200: ("As lines of logs.", CommitsPage)},
+    ),
+    Route(
+        "GET",
+        "/archives",
+        "read",
+        "archives",
+        "The periods that have archives.",
+        archives,
+        answers={200: ("Their names.", Periods)},
+    ),
+    Route(
+        "GET",
+        "/archives/{period}",
+        "read",
+        "archived",
+        "The documents of an archive.",
+        archived,
+        answers={200: ("All of them.", Page)},
+    ),
+    Route(
+        "POST",
+        "/archives",
+        "operate",
+        "archive",
+        "Move documents into an archive.",
+        archive,
+        body=ArchiveBody,
+        answers={200: ("How many were moved.", Archived)},
+    ),
+    Route(
+        "POST",
+        "/compact",
+        "operate",
+        "compact",
+        "Compact the store, and collect garbage.",
+        compact,
+        body=CompactBody,
+        is_optional=True,
+        answers={200: ("What it did.", Compaction)},
+    ),
+    Route("GET", "/stats", "read", "stats", "Figures of the store.", stats, answers={200: ("Now.", Stats)}),
+)

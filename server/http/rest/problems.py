@@ -1,0 +1,115 @@
+"""What goes wrong, as problem documents (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from opslog.doors.problems import Problem, problem_of
+from opslog.doors.values import Entry
+from opslog.errors import InvalidDocumentError, OpslogError, WriteFailedError
+from opslog.server.protocol.refusals import Headers, Refused
+
+CONTENT_TYPE = (b"content-type", b"application/problem+json")
+
+# What each code is called, and the status of its answers. A condition that a request states in its headers and that
+# does not hold is 412 instead, see `Failure.preconditioned`.
+_CODES: dict[str, tuple[int, str]] = {
+    "invalid": (400, "The request cannot work as it was made"),
+    "unauthenticated": (401, "A bearer token is missing, or not known"),
+    "forbidden": (403, "This token does not allow it"),
+    "read_only": (403, "Nothing can be written here"),
+    "not_found": (404, "It does not exist"),
+    "method_not_allowed": (405, "This method is not possible here"),
+    "timeout": (408, "The body did not arrive in time"),
+    "conflict": (409, "Something has changed since it was read"),
+    "exists": (409, "The document exists"),
+    "lease_lost": (409, "The lease is somebody else's now"),
+    "gone": (410, "That part of the past was compacted away"),
+    "too_large": (413, "The body is too large"),
+    "rate": (429, "Too many requests"),
+    "unknown": (500, "It is unknown whether this was done"),
+    "unreadable": (500, "What is stored cannot be read"),
+    "locked": (503, "Another process is in the way"),
+    "unavailable": (503, "This cannot be done now"),
+}
+# Of refusals that come from the server itself, by status.
+_REFUSED = {
+    400: ("invalid", "Correct the request as the message says"),
+    401: ("unauthenticated", "Send Authorization: Bearer TOKEN"),
+    403: ("forbidden", "Use a token that allows it, or ask whoever runs the server for one"),
+    404: ("not_found", "Correct the address"),
+    405: ("method_not_allowed", "Use one of the methods in Allow"),
+    408: ("timeout", "Send it again"),
+    409: ("conflict", "Read what is there"),
+    413: ("too_large", "Send less at once"),
+    429: ("rate", "Wait as long as Retry-After says"),
+    503: ("unavailable", "Try again as Retry-After says"),
+}
+CODES = tuple(_CODES)
+_RETRY_AFTER = (b"retry-after", b"1")
+
+
+class ProblemDocument(msgspec.Struct, omit_defaults=True):
+    """Why a request failed (RFC 9457).
+
+    :ivar type: ``urn:opslog:problem:`` and the code.
+    :ivar title: what this kind of problem is.
+    :ivar status: that of the answer.
+    :ivar detail: what happened.
+    :ivar code: what programs decide by.
+    :ivar next: what to do now.
+    :ivar retry: whether the same request may succeed later.
+    :ivar id: the document that it is about.
+    :ivar now: what is there now, where that is not what the client believed.
+    :ivar place: where in the document or condition.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    next: str
+    retry: bool = False
+    id: str = ""
+    now: Entry | None = None
+    place: str = ""
+
+
+class PreconditionError(Exception):
+    """What the headers of a request demand does not hold.
+
+    :ivar error: what the store says of it.
+    """
+
+    def __init__(self, error: OpslogError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def document_of(error: OpslogError, status: int | None = None) -> tuple[ProblemDocument, Headers]:
+    """The problem document of an error, and the headers of its answer."""
+    if isinstance(error, Refused):
+        code, then = _REFUSED.get(error.status, ("unavailable", "Try again later"))
+        problem = Problem(code, str(error), then, retry=error.status in {408, 429, 503})
+        return _document(problem, error.status), [*error.headers]
+    problem = problem_of(error)
+    found = status or _CODES[problem.code][0]
+    if isinstance(error, WriteFailedError):
+        found = 507
+    if isinstance(error, InvalidDocumentError) and found == 400:
+        found = 422
+    return _document(problem, found), [_RETRY_AFTER] if problem.retry and found >= 500 else []
+
+
+def _document(problem: Problem, status: int) -> ProblemDocument:
+    given: dict[str, Any] = msgspec.structs.asdict(problem)
+    return ProblemDocument(
+        type=f"urn:opslog:problem:{problem.code}",
+        title=_CODES[problem.code][1],
+        status=status,
+        detail=given.pop("message"),
+        **given,
+    )

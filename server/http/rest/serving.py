@@ -1,0 +1,220 @@
+"""Requests for stores: which route they are for, who may make them, and how they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from opslog.errors import OpslogError
+from opslog.format import exact
+from opslog.format.documents import Document
+from opslog.format.layout import check_agent
+from opslog.server.http import requests
+from opslog.server.http.admission import Admission
+from opslog.server.http.budget import Budget, Holding
+from opslog.server.http.replies import NO_STORE, STORE_PREFLIGHT, reply
+from opslog.server.http.requests import Fields, Receive, Scope, Send
+from opslog.server.http.rest import problems
+from opslog.server.http.rest.handlers import ROUTES
+from opslog.server.http.rest.openapi import description
+from opslog.server.http.rest.problems import PreconditionError
+from opslog.server.http.rest.routes import Answer, Call, Route, point_of
+from opslog.server.http.tokens import Token
+from opslog.server.options import Options
+from opslog.server.protocol import compression, conditional
+from opslog.server.protocol.refusals import Headers, Refused
+from opslog.server.stores.feed import FOLDER
+from opslog.server.stores.served import ServedStore, ServedStores
+
+ROOT = "/v1/store/"
+LIST = "/v1/stores"
+DESCRIPTION = "/v1/openapi.json"
+_log = logging.getLogger("opslog.server")
+_JSON = (b"content-type", b"application/json")
+_READING = frozenset({"GET", "HEAD"})
+
+
+class Rest:
+    """Answers requests for stores.
+
+    :param wrote: called with a store that somebody wrote to, on the event loop.
+    """
+
+    def __init__(
+        self,
+        stores: ServedStores,
+        options: Options,
+        admission: Admission,
+        budget: Budget,
+        wrote: Callable[[ServedStore], None],
+    ) -> None:
+        self._stores = stores
+        self._options = options
+        self._admission = admission
+        self._budget = budget
+        self._wrote = wrote
+        self._description = msgspec.json.encode(description(ROUTES, ROOT))
+
+    def answers(self, path: str) -> bool:
+        """Whether a request for this path is for a store."""
+        return path.startswith(ROOT) or path in {LIST, DESCRIPTION}
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer a request, whatever comes of it; returns the status.
+
+        :raises DisconnectedError: nobody is there to be answered.
+        """
+        head = scope["method"] == "HEAD"
+        try:
+            if scope["method"] == "OPTIONS":
+                return await reply(send, 204, STORE_PREFLIGHT)
+            if scope["path"] == DESCRIPTION:
+                _check_reads(scope["method"])
+                return await self._send(scope, send, Answer(200, self._description), head=head)
+            if scope["path"] == LIST:
+                _check_reads(scope["method"])
+                return await self._send(scope, send, Answer(200, self._list(scope)), head=head)
+            return await self._send(scope, send, await self._call(scope, receive), head=head)
+        except PreconditionError as error:
+            document, headers = problems.document_of(error.error, 412)
+        except OpslogError as error:
+            document, headers = problems.document_of(error)
+            if document.status >= 500:
+                extra = {"method": scope["method"], "path": scope["path"], "error": str(error)}
+                _log.error("a request failed", extra=extra)
+        body = msgspec.json.encode(document)
+        return await reply(send, document.status, [problems.CONTENT_TYPE, NO_STORE, *headers], body, head=head)
+
+    def _list(self, scope: Scope) -> dict[str, Any]:
+        """The stores that this token may read."""
+        token = self._admission.token(scope)
+        return {"stores": [name for name in self._stores.names if _may_read(token, name)]}
+
+    async def _call(self, scope: Scope, receive: Receive) -> Answer:
+        name, path = _split(scope)
+        route, rest = _route(scope["method"], path)
+        token = self._admission.admit(scope, FOLDER + name, route.right)
+        served = self._stores.find(name)
+        headers = requests.fields(scope["headers"])
+        author = None if route.right == "read" else _author(token, headers)
+        given = route.parse(scope["query_string"])
+        id = _decoded(rest)
+        with self._budget.holding() as holding:
+            body = await self._body(route, headers, receive, holding)
+
+            def call() -> Answer:
+                if given.get("as_of") is not None:
+                    with served.as_of(point_of(given["as_of"])) as past:
+                        return route.handler(Call(served, past, id, given, headers, body))
+                return route.handler(Call(served, served.operations(author), id, given, headers, body))
+
+            answer = await served.call(call)
+        if scope["method"] not in _READING:
+            self._wrote(served)
+        return answer
+
+    async def _body(self, route: Route, headers: Fields, receive: Receive, holding: Holding) -> Any:
+        if route.method == "GET":
+            return None
+        options = self._options
+        data = await requests.body(receive, headers, options.max_body_bytes, options.body_seconds, holding)
+        if route.body is None or (not data and route.is_optional):
+            return None
+        try:
+            if route.body == Document:
+                return exact.load_document(data)
+            return msgspec.convert(exact.loads(data), route.body)
+        except (exact.InexactError, msgspec.ValidationError) as error:
+            raise Refused(400, f"the body cannot be read: {error}") from None
+
+    async def _send(self, scope: Scope, send: Send, answer: Answer, *, head: bool) -> int:
+        if answer.body is None:
+            return await reply(send, answer.status, answer.headers)
+        body = answer.body if isinstance(answer.body, bytes) else msgspec.json.encode(answer.body)
+        headers: Headers = [_JSON, (b"vary", b"Accept-Encoding"), *answer.headers]
+        if not any(name == b"cache-control" for name, _ in headers):
+            headers.append(NO_STORE)
+        encoding = None
+        if self._options.compression and len(body) >= compression.MIN_BYTES:
+            wanted = requests.fields(scope["headers"]).get(b"accept-encoding")
+            encoding = compression.choose(wanted, "application/json")
+        if encoding is not None:
+            body = await _compressed(body, encoding)
+            headers = [(name, _encoded(value, encoding) if name == b"etag" else value) for name, value in headers]
+            headers.append((b"content-encoding", encoding.encode()))
+        return await reply(send, answer.status, headers, body, head=head)
+
+
+def _check_reads(method: str) -> None:
+    if method not in _READING:
+        raise Refused(405, f"{method} is not a method of this address", [(b"allow", b"GET, HEAD, OPTIONS")])
+
+
+def _may_read(token: Token | None, name: str) -> bool:
+    if token is None:
+        return True
+    try:
+        token.check(FOLDER + name, "read")
+    except Refused:
+        return False
+    return True
+
+
+def _split(scope: Scope) -> tuple[str, str]:
+    """The name of the store that an address names, and what follows it, still percent-encoded."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    text = raw.partition(b"?")[0].decode("latin-1")
+    name, slash, path = text.removeprefix(ROOT).partition("/")
+    return unquote(name), slash + path if path else ""
+
+
+def _route(method: str, path: str) -> tuple[Route, str]:
+    """The route for an address, and what stands for the name in braces.
+
+    :raises Refused: 404, 405.
+    """
+    found = [(route, rest) for route in ROUTES if (rest := route.match(path)) is not None]
+    for route, rest in found:
+        if route.method == ("GET" if method == "HEAD" else method):
+            return route, rest
+    if not found:
+        raise Refused(404, f"a store has no {path}: {DESCRIPTION} describes what it has")
+    allowed = {route.method for route, _ in found} | {"OPTIONS"}
+    allowed |= {"HEAD"} if "GET" in allowed else set()
+    raise Refused(405, f"{method} is not a method of {path}", [(b"allow", ", ".join(sorted(allowed)).encode())])
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote(text.encode("latin-1"), errors="strict")
+    except UnicodeDecodeError:
+        raise Refused(400, "the id in the address is not UTF-8") from None
+
+
+def _author(token: Token | None, headers: Fields) -> str | None:
+    """In whose name a request writes; None: nobody says.
+
+    :raises Refused: 403, in another one's.
+    :raises InvalidNameError: no agent has such a name.
+    """
+    named = headers.get(b"opslog-agent")
+    if token is None:
+        return None if named is None else check_agent(named)
+    if named is not None and named != token.author():
+        raise Refused(403, f"this token writes in the name of {token.author()!r}, and of nobody else")
+    return token.author()
+
+
+def _encoded(tag: bytes, encoding: str) -> bytes:
+    return conditional.encoded_tag(tag.decode().strip('"'), encoding).encode()
+
+
+async def _compressed(body: bytes, encoding: str) -> bytes:
+    if len(body) < compression.IN_THREAD_BYTES:
+        return compression.compress(body, encoding)
+    return await asyncio.to_thread(compression.compress, body, encoding)

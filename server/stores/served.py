@@ -1,0 +1,169 @@
+"""Stores that are served: each is opened once, for all who ask, and what blocks runs in threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import opslog
+from opslog.doors.operations import Operations
+from opslog.environment import REAL, Environment
+from opslog.format.documents import Document
+from opslog.format.layout import check_name
+from opslog.history import Point
+from opslog.replica.feed import Changes, Feed
+from opslog.server.protocol.refusals import Refused
+from opslog.store import Store, replica_of
+
+R = TypeVar("R")
+
+# How many calls of one store are under way at once: transactions among them share appends.
+_THREADS = 16
+# How many views of the past are kept open, for whoever asks for the same one again.
+_VIEWS = 4
+
+
+class ServedStore:
+    """One store that is served.
+
+    Everything but construction and `call` blocks.
+
+    :param name: in addresses.
+    :param agent: in whose name is written for those who name none.
+    :raises OpslogError: as of `opslog.open`.
+    """
+
+    def __init__(self, name: str, url: str, agent: str, environment: Environment = REAL) -> None:
+        self.name = name
+        self.url = url
+        self.agent = agent
+        self._environment = environment
+        self._store: Store[Document] = opslog.open(
+            url, agent=agent, log="shared", version=None, environment=environment
+        )
+        replica = replica_of(self._store)
+        self._feed = Feed(replica.loader, replica.schema.decode)
+        self._threads = ThreadPoolExecutor(_THREADS, f"opslog-store-{name}")
+        self._feed_thread = ThreadPoolExecutor(1, f"opslog-feed-{name}")
+        self._views: OrderedDict[Point, _View] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def call(self, function: Callable[[], R]) -> R:
+        """What a function returns that blocks; called in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def call_for_feed(self, function: Callable[[], R]) -> R:
+        """The same, one after the other, and beside those of clients."""
+        return await asyncio.get_running_loop().run_in_executor(self._feed_thread, function)
+
+    def operations(self, author: str | None = None) -> Operations:
+        """What a client may ask for, in the name of an author."""
+        return Operations(self._store, author or self.agent)
+
+    def changes(self, since: str | None, limit: int) -> Changes[Document]:
+        """For the feed, which goes on from its own last call."""
+        return replica_of(self._store).changes(since, limit, self._feed)
+
+    @contextmanager
+    def as_of(self, point: Point) -> Iterator[Operations]:
+        """The operations on the store as it was.
+
+        :raises OpslogError: as of `opslog.open` with `as_of`.
+        """
+        view = self._take(point)
+        try:
+            yield Operations(view.store)
+        finally:
+            self._give_back(view)
+
+    def _take(self, point: Point) -> _View:
+        with self._lock:
+            view = self._views.get(point)
+            if view is not None:
+                self._views.move_to_end(point)
+                view.users += 1
+                return view
+        store = opslog.open(self.url, as_of=point, version=None, environment=self._environment)
+        with self._lock:
+            view = _View(store, users=1)
+            # Another thread may have opened the same meanwhile: the older one is closed when nobody uses it.
+            old = self._views.pop(point, None)
+            self._views[point] = view
+            closing = [] if old is None else [old]
+            while len(self._views) > _VIEWS:
+                closing.append(self._views.popitem(last=False)[1])
+            for each in closing:
+                each.is_dropped = True
+            unused = [each for each in closing if not each.users]
+        for each in unused:
+            each.store.close()
+        return view
+
+    def _give_back(self, view: _View) -> None:
+        with self._lock:
+            view.users -= 1
+            is_over = view.is_dropped and not view.users
+        if is_over:
+            view.store.close()
+
+    def close(self) -> None:
+        """Wait for the calls that are under way, and close the store."""
+        self._feed_thread.shutdown()
+        self._threads.shutdown()
+        for view in self._views.values():
+            view.store.close()
+        self._store.close()
+
+
+class _View:
+    """A store as of a point in the past.
+
+    :ivar users: how many calls use it now.
+    :ivar is_dropped: the last of them closes it.
+    """
+
+    def __init__(self, store: Store[Document], users: int) -> None:
+        self.store = store
+        self.users = users
+        self.is_dropped = False
+
+
+class ServedStores:
+    """All stores that a server serves.
+
+    :param urls: by name. All of them are opened at once.
+    :raises OpslogError: as of `opslog.open`; also for a name that cannot be one.
+    """
+
+    def __init__(self, urls: Mapping[str, str], agent: str, environment: Environment = REAL) -> None:
+        self._stores: dict[str, ServedStore] = {}
+        try:
+            for name, url in urls.items():
+                check_name(name, "name of a served store")
+                self._stores[name] = ServedStore(name, url, agent, environment)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[ServedStore]:
+        return iter(self._stores.values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._stores)
+
+    def close(self) -> None:
+        """Close all of them. Blocks until the calls that are under way have ended."""
+        while self._stores:
+            self._stores.popitem()[1].close()
+
+    def find(self, name: str) -> ServedStore:
+        """:raises Refused: 404."""
+        if (store := self._stores.get(name)) is None:
+            raise Refused(404, "there is no such store here")
+        return store

@@ -1,0 +1,471 @@
+"""Stores over HTTP: what each route answers, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import orjson
+import pytest
+from openapi_spec_validator import validate
+
+import opslog
+from opslog.doors import problems as doors
+from opslog.server.http.asgi import App
+from opslog.server.http.rest import problems
+from opslog.server.http.rest.handlers import ROUTES
+from opslog.server.http.rest.routes import Route
+from opslog.server.http.rest.serving import ROOT
+from opslog.server.options import Options
+from opslog.server.storage.memory import MemoryStorage
+from opslog.server.stores.served import ServedStores
+from tests.support.asgi import Caller
+
+ANY_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
+
+
+class Rest(Caller):
+    """A client of one store, that is served as ``tasks``."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        stores = ServedStores({"tasks": url}, "main")
+        super().__init__(App(MemoryStorage(), Options(feed_seconds=0.01, **options), stores=stores))
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
+        content = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.request(method, f"http://test{ROOT}tasks{path}", content=content, headers=named)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "tasks")
+
+
+@pytest.fixture
+def rest(url: str) -> Iterator[Rest]:
+    client = Rest(url)
+    yield client
+    client.close()
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem document of a refusal."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = answer.json()
+    assert (found["status"], found["code"]) == (status, code)
+    assert found["type"] == f"urn:opslog:problem:{code}"
+    assert found["title"]
+    assert found["detail"]
+    assert found["next"]
+    return found
+
+
+def test_a_document_is_made_read_changed_and_deleted(rest: Rest) -> None:
+    made = rest.ask("PUT", "/documents/task-1", {"title": "Build", "hours": 3})
+    assert (made.status_code, made.json()["ids"]) == (200, ["task-1"])
+    read = rest.ask("GET", "/documents/task-1")
+    assert read.json() == {"title": "Build", "hours": 3}
+    assert read.headers["etag"] == made.headers["etag"] == f'"{made.json()["stamp"]}"'
+    assert read.headers["opslog-author"] == "main"
+    assert re.fullmatch(ANY_TIME, read.headers["opslog-ts"])
+    changed = rest.ask("PATCH", "/documents/task-1", {"hours": None, "done": True})
+    assert changed.json() == {"title": "Build", "done": True}
+    assert rest.ask("GET", "/documents/task-1").headers["etag"] == changed.headers["etag"]
+    assert rest.ask("DELETE", "/documents/task-1").json()["ids"] == ["task-1"]
+    problem(rest.ask("GET", "/documents/task-1"), 404, "not_found")
+    problem(rest.ask("DELETE", "/documents/task-1"), 404, "not_found")
+
+
+def test_a_head_has_what_a_get_has_but_the_body(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    get, head = rest.ask("GET", "/documents/a"), rest.ask("HEAD", "/documents/a")
+    assert head.headers == get.headers
+    assert (head.status_code, head.content) == (200, b"")
+    assert rest.ask("HEAD", "/documents/none").status_code == 404
+
+
+def test_of_several_who_create_one_succeeds_and_the_others_see_who_it_was(rest: Rest) -> None:
+    made = rest.ask("PUT", "/documents/a", {"n": 1}, if_none_match="*", opslog_agent="planner")
+    assert made.status_code == 201
+    found = problem(rest.ask("PUT", "/documents/a", {"n": 2}, if_none_match="*"), 412, "exists")
+    assert (found["id"], found["now"]["author"], found["now"]["data"]) == ("a", "planner", {"n": 1})
+    assert f'"{found["now"]["stamp"]}"' == made.headers["etag"]
+
+
+def test_a_write_with_if_match_takes_effect_only_on_what_was_read(rest: Rest) -> None:
+    first = rest.ask("PUT", "/documents/a", {"n": 1}).headers["etag"]
+    second = rest.ask("PUT", "/documents/a", {"n": 2}, if_match=first).headers["etag"]
+    assert problem(rest.ask("PUT", "/documents/a", {"n": 3}, if_match=first), 412, "conflict")["now"]["data"] == {
+        "n": 2
+    }
+    problem(rest.ask("PATCH", "/documents/a", {"n": 3}, if_match=first), 412, "conflict")
+    problem(rest.ask("DELETE", "/documents/a", if_match=first), 412, "conflict")
+    assert rest.ask("GET", "/documents/a").json() == {"n": 2}
+    third = rest.ask("PATCH", "/documents/a", {"m": 1}, if_match=second).headers["etag"]
+    assert rest.ask("DELETE", "/documents/a", if_match=third).status_code == 200
+    problem(rest.ask("PUT", "/documents/a", {"n": 4}, if_match="*"), 412, "not_found")
+    problem(rest.ask("PUT", "/documents/a", {"n": 4}, if_match=third), 412, "conflict")
+    rest.ask("PUT", "/documents/a", {"n": 4})
+    assert rest.ask("PUT", "/documents/a", {"n": 5}, if_match="*").status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"if_match": "W/"}, {"if_match": '"1@a", "2@a"'}, {"if_none_match": '"1@a"'}])
+def test_conditions_that_cannot_be_read_are_refused(rest: Rest, headers: dict[str, str]) -> None:
+    problem(rest.ask("PUT", "/documents/a", {}, **headers), 400, "invalid")
+    problem(rest.ask("GET", "/documents/a"), 404, "not_found")
+
+
+def test_an_etag_that_is_no_stamp_is_refused(rest: Rest) -> None:
+    problem(rest.ask("PUT", "/documents/a", {}, if_match='"nonsense"'), 400, "invalid")
+
+
+def test_who_has_a_document_is_not_sent_it_again(rest: Rest) -> None:
+    tag = rest.ask("PUT", "/documents/a", {"n": 1}).headers["etag"]
+    same = rest.ask("GET", "/documents/a", if_none_match=tag)
+    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
+    rest.ask("PUT", "/documents/a", {"n": 2})
+    assert rest.ask("GET", "/documents/a", if_none_match=tag).json() == {"n": 2}
+
+
+@pytest.mark.parametrize("id", ["", "/", "a/b", "ä 🚀", "%41", "..", "?x#y", 'q"', "line\nbreak"])
+def test_every_id_has_an_address(rest: Rest, id: str) -> None:
+    path = f"/documents/{quote(id, safe='').replace('.', '%2E')}"
+    assert rest.ask("PUT", path, {"id": id}).json()["ids"] == [id]
+    assert rest.ask("GET", path).json() == {"id": id}
+    assert [item["id"] for item in rest.ask("GET", "/documents").json()["items"]] == [id]
+
+
+def test_a_slash_in_an_id_needs_no_escape(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/team/a/1", {"n": 1})
+    assert rest.ask("GET", "/documents/team%2Fa%2F1").json() == {"n": 1}
+
+
+def test_an_id_that_is_not_utf8_is_refused(rest: Rest) -> None:
+    problem(rest.ask("GET", "/documents/%ff"), 400, "invalid")
+
+
+def test_lists_are_asked_for_in_the_language_of_find_and_page_by_page(rest: Rest) -> None:
+    for number in range(25):
+        rest.ask("PUT", f"/documents/task-{number:02}", {"n": number, "status": "active" if number % 2 else "done"})
+    active = [f"task-{number:02}" for number in range(1, 25, 2)]
+    asked, found, cursor = "/documents?where=status%20=%20active&limit=5", [], None
+    while True:
+        page = rest.ask("GET", asked if cursor is None else f"{asked}&cursor={quote(cursor)}").json()
+        found += [item["id"] for item in page["items"]]
+        assert len(page["items"]) <= 5
+        if (cursor := page["cursor"]) is None:
+            break
+        rest.ask("PUT", "/documents/a-first", {"status": "active"})  # before the cursor
+    assert found == active
+    as_object = quote('{"status": "active", "n": {">": 20}}')
+    page = rest.ask("GET", f"/documents?where={as_object}&order_by=-n&fields=n").json()
+    assert [item["data"] for item in page["items"]] == [{"n": 23}, {"n": 21}]
+    assert rest.ask("GET", "/count?where=status%20=%20active").json() == {"documents": 13, "groups": None}
+    assert rest.ask("GET", "/count?by=status").json()["groups"] == [
+        {"value": "active", "documents": 13},
+        {"value": "done", "documents": 13},
+    ]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["where=a%20=", "order_by=.", "limit=0", "limit=1001", "limit=x", "cursor=x", "nothing=1", "limit=1&limit=2",
+     "where={", "fields=[", "as_of=never", "as_of=9999999", "offset=-1", "where=%ff"],
+)  # fmt: skip
+def test_questions_that_cannot_be_read_are_refused(rest: Rest, query: str) -> None:
+    problem(rest.ask("GET", f"/documents?{query}"), 400, "invalid")
+
+
+def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
+    assert "\n" in problem(rest.ask("GET", "/documents?where=a%20=%20=%201"), 400, "invalid")["detail"]
+
+
+def test_batches_and_transactions_happen_whole_or_not_at_all(rest: Rest) -> None:
+    both = rest.ask(
+        "POST", "/batch", {"ops": [{"op": "set", "id": "a", "data": {"n": 1}}, {"op": "create", "id": "b", "data": {}}]}
+    )
+    stamp = both.json()["stamp"]
+    assert both.json()["ids"] == ["a", "b"]
+    late = {"ops": [{"op": "set", "id": "c", "data": {}}, {"op": "create", "id": "b", "data": {}}]}
+    assert problem(rest.ask("POST", "/batch", late), 409, "exists")["id"] == "b"
+    problem(rest.ask("GET", "/documents/c"), 404, "not_found")
+    moved = {"ops": [{"op": "delete", "id": "a", "if_stamp": stamp}], "expect": [{"id": "b", "stamp": stamp}]}
+    assert rest.ask("POST", "/transact", moved).status_code == 200
+    assert problem(rest.ask("POST", "/transact", moved), 409, "conflict")["id"] == "a"
+    checked = {"expect": [{"id": "a", "stamp": None}, {"id": "b", "stamp": stamp}]}
+    assert rest.ask("POST", "/transact", checked).json() == {"ids": [], "stamp": None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{", b'{"ops": 1}', b'{"ops": [{"op": "move", "id": "a"}]}', b'{"ops": [], "more": 1}',
+     b'{"ops": [{"op": "set", "id": "a"}]}', b'{"ops": [{"op": "delete", "id": "a", "data": {}}]}', b"\xff"],
+)  # fmt: skip
+def test_bodies_that_cannot_be_read_are_refused(rest: Rest, body: bytes) -> None:
+    problem(rest.ask("POST", "/batch", body), 400, "invalid")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": 18446744073709551616}'])
+def test_what_no_document_can_hold_is_refused(rest: Rest, body: bytes) -> None:
+    problem(rest.ask("PUT", "/documents/a", body), 400, "invalid")
+
+
+def test_numbers_stay_what_they_are(rest: Rest) -> None:
+    text = b'{"big":18446744073709551615,"small":-9223372036854775808,"one":1.0,"tiny":5e-324,"pi":3.141592653589793}'
+    rest.ask("PUT", "/documents/a", text)
+    assert rest.ask("GET", "/documents/a").content == text
+
+
+def test_who_undoes_takes_back_their_own_newest_write(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1}, opslog_agent="planner")
+    rest.ask("PUT", "/documents/b", {"n": 1}, opslog_agent="worker")
+    assert rest.ask("POST", "/undo", opslog_agent="planner").json()["ids"] == ["a"]
+    assert rest.ask("POST", "/undo", opslog_agent="planner").json()["undone"] is False
+    problem(rest.ask("GET", "/documents/a"), 404, "not_found")
+    rest.ask("PUT", "/documents/b", {"n": 2}, opslog_agent="planner")
+    problem(rest.ask("POST", "/undo", opslog_agent="worker"), 409, "conflict")
+    assert rest.ask("GET", "/documents/b").json() == {"n": 2}
+
+
+def test_what_other_processes_write_is_there_at_once(rest: Rest, url: str) -> None:
+    with opslog.open(url, agent="beside") as beside:
+        for number in range(3):
+            beside["a"] = {"n": number}
+            assert rest.ask("GET", "/documents/a").json() == {"n": number}
+        rest.ask("PUT", "/documents/a", {"n": 9})
+        beside.refresh()
+        assert beside["a"] == {"n": 9}
+        record = beside.record("a")
+        assert record is not None
+        assert (record.agent, record.author) == ("transactions", "main")
+
+
+def test_every_read_can_be_of_the_past(rest: Rest) -> None:
+    clock = int(rest.ask("PUT", "/documents/a", {"n": 1}).json()["stamp"].partition("@")[0])
+    ts = rest.ask("GET", "/documents/a").headers["opslog-ts"]
+    rest.ask("PUT", "/documents/a", {"n": 2})
+    rest.ask("PUT", "/documents/b", {})
+    for point in (clock, ts):
+        assert rest.ask("GET", f"/documents/a?as_of={point}").json() == {"n": 1}
+        assert [item["id"] for item in rest.ask("GET", f"/documents?as_of={point}").json()["items"]] == ["a"]
+        assert rest.ask("GET", f"/count?as_of={point}").json()["documents"] == 1
+        assert rest.ask("GET", f"?as_of={point}").json()["documents"] == 1
+        assert len(rest.ask("GET", f"/history/a?as_of={point}").json()["revisions"]) == 1
+        assert len(rest.ask("GET", f"/ops?as_of={point}").json()["commits"]) == 1
+    assert rest.ask("GET", "/documents/a").json() == {"n": 2}
+
+
+def test_a_past_that_was_compacted_away_is_gone(url: str) -> None:
+    settings = opslog.Settings(undo_window=0, grace_seconds=0)
+    with opslog.open(url, agent="beside", settings=settings) as beside:
+        for number in range(5):
+            beside["a"] = {"n": number}
+            beside.compact()
+    rest = Rest(url)
+    try:
+        problem(rest.ask("GET", "/ops?since=1"), 410, "gone")
+        problem(rest.ask("GET", "/documents/a?as_of=1"), 410, "gone")
+    finally:
+        rest.close()
+
+
+def test_many_points_of_the_past_leave_no_store_open(rest: Rest) -> None:
+    clocks = []
+    for number in range(12):
+        clocks.append(rest.ask("PUT", "/documents/a", {"n": number}).json()["stamp"].partition("@")[0])
+    for number, clock in enumerate(clocks):
+        assert rest.ask("GET", f"/documents/a?as_of={clock}").json() == {"n": number}
+    (served,) = rest.application.stores
+    assert len(served._views) == 4
+
+
+def test_history_says_who_wrote_what_and_what_was_taken_back(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1}, opslog_agent="planner")
+    rest.ask("PUT", "/documents/a", {"n": 2}, opslog_agent="worker")
+    rest.ask("POST", "/undo", opslog_agent="worker")
+    rest.ask("DELETE", "/documents/a")
+    found = rest.ask("GET", "/history/a").json()["revisions"]
+    assert [(each["op"], each["author"], each["undone"], each["data"]) for each in found] == [
+        ("set", "planner", False, {"n": 1}),
+        ("set", "worker", True, {"n": 2}),
+        ("delete", "main", False, None),
+    ]
+    assert rest.ask("GET", "/history/a?limit=1").json()["earlier"] == 2
+
+
+def test_commits_come_in_pages(rest: Rest) -> None:
+    for number in range(7):
+        rest.ask("PUT", f"/documents/{number}", {})
+    found: list[str] = []
+    since: int | None = 0
+    while since is not None:
+        page = rest.ask("GET", f"/ops?limit=3&since={since}").json()
+        found += [commit["id"] for commit in page["commits"]]
+        since = page["since"]
+    assert found == [str(number) for number in range(7)]
+
+
+def test_changes_go_on_from_a_token(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    first = rest.ask("GET", "/changes").json()
+    assert (first["reset"], [each["id"] for each in first["changes"]]) == (True, ["a"])
+    rest.ask("PUT", "/documents/b", {"n": 1})
+    rest.ask("DELETE", "/documents/a")
+    second = rest.ask("GET", f"/changes?since={quote(first['token'])}").json()
+    assert not second["reset"]
+    assert [(each["op"], each["id"]) for each in second["changes"]] == [("delete", "a"), ("set", "b")]
+    problem(rest.ask("GET", "/changes?since=nonsense"), 400, "invalid")
+
+
+def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: str) -> None:
+    for number in range(4):
+        rest.ask("PUT", f"/documents/{number}", {"done": number < 2})
+    moved = rest.ask("POST", "/archives", {"where": "done = true", "period": "2026-Q4"}, opslog_agent="keeper")
+    assert moved.json() == {"documents": 2}
+    assert rest.ask("GET", "/archives").json() == {"periods": ["2026-Q4"]}
+    assert [item["id"] for item in rest.ask("GET", "/archives/2026-Q4").json()["items"]] == ["0", "1"]
+    assert [item["id"] for item in rest.ask("GET", "/documents").json()["items"]] == ["2", "3"]
+    assert rest.ask("GET", "/history/0").json()["revisions"][-1]["author"] == "keeper"
+    problem(rest.ask("GET", "/archives/none"), 404, "not_found")
+    problem(rest.ask("GET", "/archives/%2e%2e%2f"), 400, "invalid")
+
+
+def test_operators_compact(rest: Rest) -> None:
+    for number in range(100):
+        rest.ask("PUT", "/documents/a", {"n": number})
+    done = rest.ask("POST", "/compact", {"full": True}).json()
+    assert (done["number"], done["records"]) == (2, 1)
+    assert rest.ask("GET", "/documents/a").json() == {"n": 99}
+
+
+def test_a_description_says_what_is_in_the_store(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"title": "x"}, opslog_agent="planner")
+    for path in ("", "/"):
+        found = rest.ask("GET", path).json()
+        assert found["documents"] == 1
+        assert [agent["name"] for agent in found["agents"]] == ["planner"]
+        assert found["fields"] == [{"path": "title", "documents": 1, "types": ["string"]}]
+
+
+def test_long_answers_are_compressed_for_those_who_ask(rest: Rest) -> None:
+    tag = rest.ask("PUT", "/documents/a", {"text": "x" * 5000}).headers["etag"]
+    answer, body = rest.raw(f"http://test{ROOT}tasks/documents/a", {"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert len(body) < 500
+    assert orjson.loads(gzip.decompress(body)) == {"text": "x" * 5000}
+    assert answer.headers["etag"] == f'{tag[:-1]};gzip"'
+    assert rest.ask("PUT", "/documents/a", {"n": 1}, if_match=answer.headers["etag"]).status_code == 200
+    answer, body = rest.raw(f"http://test{ROOT}tasks/documents/a", {"accept-encoding": "gzip"})
+    assert "content-encoding" not in answer.headers
+
+
+def test_other_addresses_and_methods_are_refused(rest: Rest) -> None:
+    problem(rest.ask("GET", "/nothing"), 404, "not_found")
+    problem(rest.get(f"http://test{ROOT}none/documents"), 404, "not_found")
+    answer = rest.ask("POST", "/documents/a", {})
+    problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
+    assert rest.get("http://test/v1/stores").json() == {"stores": ["tasks"]}
+    problem(rest.post("http://test/v1/stores"), 405, "method_not_allowed")
+    assert rest.ask("OPTIONS", "/documents/a").status_code == 204
+
+
+def test_a_body_that_is_too_large_is_refused(url: str) -> None:
+    rest = Rest(url, max_body_bytes=1000)
+    try:
+        problem(rest.ask("PUT", "/documents/a", {"text": "x" * 1000}), 413, "too_large")
+        assert rest.ask("PUT", "/documents/a", {"text": "x" * 900}).status_code == 200
+    finally:
+        rest.close()
+
+
+def test_who_asks_too_often_is_refused(url: str) -> None:
+    rest = Rest(url, rate=1)
+    try:
+        answers = [rest.ask("GET", "/documents") for _ in range(4)]
+        problem(answers[-1], 429, "rate")
+        assert int(answers[-1].headers["retry-after"]) >= 1
+    finally:
+        rest.close()
+
+
+def test_an_agent_cannot_have_a_name_that_no_agent_can_have(rest: Rest) -> None:
+    for name in ("transactions", "..", "a/b"):
+        problem(rest.ask("PUT", "/documents/a", {}, opslog_agent=name), 400, "invalid")
+
+
+# -- the description
+
+
+@pytest.fixture
+def description(rest: Rest) -> dict[str, Any]:
+    answer = rest.get("http://test/v1/openapi.json")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_the_description_is_openapi(description: dict[str, Any]) -> None:
+    assert description["openapi"].startswith("3.1.")
+    validate(description)
+
+
+def test_the_description_has_every_route_and_nothing_else(description: dict[str, Any]) -> None:
+    described = {
+        (method.upper(), path.removeprefix(ROOT + "{store}"))
+        for path, operations in description["paths"].items()
+        for method in operations
+    }
+    assert described == {(route.method, route.path) for route in ROUTES}
+    names = [operation["operationId"] for each in description["paths"].values() for operation in each.values()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_every_described_operation_is_served(rest: Rest, route: Route) -> None:
+    """No address and no parameter of the description is unknown to the server."""
+    rest.ask("PUT", "/documents/x", {"n": 1})
+    examples = {"as_of": "1000", "where": "n=1", "order_by": "n", "fields": "n", "by": "n", "limit": "1", "offset": "0"}
+    tokens = {"cursor", "since"}  # made by the server
+    query = "&".join(f"{each.name}={examples[each.name]}" for each in route.parameters if each.name not in tokens)
+    path = route.path.replace("{id}", "x").replace("{period}", "2026-Q4")
+    answer = rest.ask(route.method, f"{path}?{query}", _body(route))
+    if route.name == "archived":
+        problem(answer, 404, "not_found")
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+def _body(route: Route) -> object:
+    op = {"op": "set", "id": "y", "data": {}}
+    return {
+        "set": {"n": 2},
+        "modify": {"n": 2},
+        "batch": {"ops": [op]},
+        "transact": {"ops": [op]},
+        "archive": {"where": "n = 5"},
+        "compact": {},
+    }.get(route.name)
+
+
+def test_answers_have_the_fields_that_are_described(rest: Rest, description: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    rest.ask("PUT", "/documents/x", {"n": 1})
+    for route in ROUTES:
+        if route.method != "GET" or route.name == "archived":
+            continue
+        answer = rest.ask("GET", route.path.replace("{id}", "x"))
+        operation = description["paths"][f"{ROOT}{{store}}{route.path}"]["get"]
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer.json(), {**schema, "components": description["components"]})
+
+
+def test_every_code_of_the_doors_has_a_status() -> None:
+    assert set(doors.CODES) <= set(problems.CODES)
