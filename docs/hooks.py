@@ -1,26 +1,63 @@
-"""What the site does to the pages: they are written to be read in a checkout, too, where links lead to its files.
+"""What the site does to the pages. They are written to be read in a checkout, too, where links lead to its files, the
+README comes first, and pictures are Mermaid's text.
 
-mkdocs calls `on_page_markdown` for each page.
+mkdocs calls these functions for each page.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
+from pictures import svg
+
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_PICTURE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"(?<!<pre>)<code>(?:opslog\.)?([A-Z]\w+)</code>(?!</a>)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
-    """Links to files of the repository that are no pages become their text; the README is the page `index.md`."""
+    """The first page is the README, then the list of all pages. Links to files of the repository that are no pages
+    become their text. Pictures are drawn here, so that who reads the page needs no script and no network for them."""
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri == "index.md":
+        readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+        pages = markdown.partition("\n**")
+        markdown = _links(readme.partition("\n## More\n")[0], "..") + f"\n\n## All pages\n{''.join(pages[1:])}"
+    return _PICTURE.sub(lambda match: svg(match[1]), _links(markdown, folder))
+
+
+def _links(markdown: str, folder: str) -> str:
+    """The links of a page in `folder`, seen from `docs/`, as links of the site."""
 
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
-        path = posixpath.normpath(posixpath.join(folder, target.partition("#")[0])) if target[0] != "#" else ""
-        if "://" in target or not path.startswith("../"):
+        if "://" in target or target[0] == "#":
             return match[0]
-        return f"[{text}]({posixpath.relpath('index.md', folder or '.')})" if path == "../README.md" else text
+        path, _, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(folder, path))
+        if path == "../README.md":
+            path = "index.md"
+        path = path.removeprefix("../docs/")
+        if path.startswith("../"):
+            return text
+        return (
+            f"[{text}]({posixpath.relpath(path, '.' if folder in ('', '..') else folder)}{'#' * bool(anchor)}{anchor})"
+        )
 
     return _LINK.sub(link, markdown)
+
+
+def on_page_content(html: str, *, page: Any, **_: object) -> str:
+    """In the reference, the name of a class that has a heading there leads to it."""
+    if page.file.src_uri != "reference.md":
+        return html
+    headings = {place.rpartition(".")[2]: place for place in re.findall(r'id="(opslog\.(?:\w+\.)*[A-Z]\w+)"', html)}
+
+    def link(match: re.Match[str]) -> str:
+        place = headings.get(match[1])
+        return match[0] if place is None else f'<a href="#{place}">{match[0]}</a>'
+
+    return _NAME.sub(link, html)

@@ -17,6 +17,11 @@ import msgspec
 # What a table shows at most: documents, their fields, and characters of each value.
 ROWS, COLUMNS, CELL = 20, 8, 80
 
+# Notebooks set texts to the right, and break ids at their hyphens. Up to so many characters stay on one line.
+_UNBROKEN = 24
+_LEFT = ' style="text-align:left"'
+_SHORT = ' style="text-align:left;white-space:nowrap"'
+
 
 def documents_table(caption: str, pairs: Iterable[tuple[str, object]], total: int | None = None) -> str:
     """A row for each of the first documents, a column for each of their first fields.
@@ -38,11 +43,11 @@ def documents_table(caption: str, pairs: Iterable[tuple[str, object]], total: in
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
     """A table of texts, which are escaped here."""
-    lines = ["<table>", f"<caption>{escape(caption)}</caption>", "<thead><tr>"]
-    lines += [f"<th>{escape(_cut(name))}</th>" for name in columns]
+    lines = ["<table>", f"<caption{_LEFT}>{escape(caption)}</caption>", "<thead><tr>"]
+    lines += [f"<th{_LEFT}>{escape(_cut(name))}</th>" for name in columns]
     lines.append("</tr></thead><tbody>")
     for row in rows:
-        lines.append("<tr>" + "".join(f"<td>{escape(_cut(text))}</td>" for text in row) + "</tr>")
+        lines.append("<tr>" + "".join(_entry(text) for text in row) + "</tr>")
     lines.append("</tbody></table>")
     if note:
         lines.append(f"<p>{escape(note)}</p>")
@@ -67,6 +72,10 @@ def _fields(document: Any) -> Mapping[str, object]:
     if dataclasses.is_dataclass(document):
         return {field.name: getattr(document, field.name) for field in dataclasses.fields(document)}
     return {"document": document}
+
+
+def _entry(text: str) -> str:
+    return f"<td{_SHORT if len(text) <= _UNBROKEN else _LEFT}>{escape(_cut(text))}</td>"
 
 
 def _cut(text: str) -> str:

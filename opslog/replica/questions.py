@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from opslog.format.commits import Record, Set
 from opslog.format.documents import Document, Schema
+from opslog.notebook import documents_table
 from opslog.query.conditions import EVERYTHING, Condition, compiled
 from opslog.query.index import Index
 from opslog.query.paths import Path
@@ -49,6 +50,10 @@ class Found(list[tuple[str, T]], Generic[T]):
     """
 
     explain: str = SCAN
+
+    def _repr_html_(self) -> str:
+        """The first pairs as a table, for notebooks."""
+        return documents_table(f"find: {self.explain}", self, len(self))
 
 
 class _TooMany(Exception):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from opslog.server.protocol.storage import Storage
 from opslog.server.storage.directory import DirectoryStorage
 from opslog.server.storage.memory import MemoryStorage
 from tests.support.asgi import Caller
+from tests.support.browsers import browsing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -55,16 +55,8 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser that the system has. One for each module: playwright keeps a loop in the thread, in whose way
-    `asyncio.run` of other tests would be."""
-    api = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("there is no chromium here: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+    with browsing() as browser:
         yield browser
-        browser.close()
 
 
 class Clock:

@@ -115,6 +115,16 @@ def test_a_notebook_shows_the_first_documents_by_their_fields(url: str) -> None:
     assert opslog.Store._repr_html_(store) is None, "it is closed, and its text says so"
 
 
+def test_a_notebook_shows_what_a_question_found(url: str) -> None:
+    with opslog.open(url, agent="a", type=Task) as store:
+        store.update({f"t{number:03}": Task(f"task {number}") for number in range(50)})
+        found = store.find("hours = 1.5", offset=10)
+        html = found._repr_html_()
+    assert Cells(html).rows[:2] == [["id", "title", "hours"], ["t010", "task 10", "1.5"]]
+    assert f"{ROWS} of 40 documents" in html
+    assert found.explain in html
+
+
 def test_a_notebook_shows_what_happened_to_a_document(url: str) -> None:
     with opslog.open(url, agent="a") as store:
         store["x"] = {"n": 1}

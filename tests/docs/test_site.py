@@ -1,0 +1,131 @@
+"""The site that `make docs` has built, in the browser that the system has: on a desk and on a phone, light and dark.
+
+Pictures of it are in build/screenshots. What is there is checked by eye; that nothing is too wide, that the browser has
+nothing to complain about, and that no page needs anything from elsewhere is checked here.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from tests.support.browsers import complaints_about, overflowing
+from tests.support.documents import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SITE = ROOT / "build" / "site"
+DESK, PHONE = (1280, 900), (390, 844)
+SHOWN = ("", "tutorial/", "architecture/", "reference/", "benchmarks/")
+VIEWS: dict[str, tuple[tuple[int, int], Literal["light", "dark"]]] = {
+    "desk-light": (DESK, "light"),
+    "desk-dark": (DESK, "dark"),
+    "phone-light": (PHONE, "light"),
+}
+EMPTY_INDEX = {"config": {"lang": ["en"], "separator": "[\\s]+", "pipeline": []}, "docs": []}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """The address of the site, at localhost."""
+    if not (SITE / "index.html").exists():
+        # In CI `make docs` comes first, unless these are the tests of a wheel, beside which there is no Makefile.
+        assert not (os.environ.get("CI") and (ROOT / "Makefile").exists()), "build/site is missing: make docs"
+        pytest.skip("there is no site in build/: make docs")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=SITE))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def opened(browser: Browser, view: str) -> Page:
+    (width, height), scheme = VIEWS[view]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    return page
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_pages_are_shown_as_they_should_be(browser: Browser, site: str, screenshots: Path, view: str) -> None:
+    page = opened(browser, view)
+    complaints = complaints_about(page, site)
+    for path in SHOWN:
+        page.goto(site + path)
+        page.screenshot(path=screenshots / f"{path.strip('/') or 'index'}-{view}.png")
+        assert page.evaluate("document.body.dataset.mdColorScheme") == ("slate" if "dark" in view else "default")
+    page.context.close()
+    assert not complaints
+
+
+def test_no_page_is_wider_than_a_phone_or_asks_anybody_else(browser: Browser, site: str) -> None:
+    page = opened(browser, "phone-light")
+    page.route("**/search_index.json", lambda route: route.fulfill(json=EMPTY_INDEX))  # or each page waits for it
+    complaints = complaints_about(page, site)
+    wide = {}
+    for path in sorted(path.parent.relative_to(SITE).as_posix() for path in SITE.rglob("index.html")):
+        page.goto(f"{site}{path}/")
+        if found := overflowing(page):
+            wide[path] = found
+    page.context.close()
+    assert not wide
+    assert not complaints
+
+
+def test_the_search_finds_a_page(browser: Browser, site: str, screenshots: Path) -> None:
+    page = opened(browser, "desk-light")
+    complaints = complaints_about(page, site)
+    page.goto(site)
+    page.keyboard.press("/")
+    page.keyboard.type("undo window")
+    page.locator(".md-search-result__link").first.wait_for()
+    page.screenshot(path=screenshots / "search-desk-light.png")
+    page.locator(".md-search-result__link").first.click()
+    page.wait_for_url(lambda url: url.rstrip("/") != site.rstrip("/"))
+    page.context.close()
+    assert not complaints
+
+
+def test_pictures_are_drawn_when_the_site_is_built(browser: Browser, site: str, screenshots: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 1500}, java_script_enabled=False)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.goto(site + "architecture/")
+    pictures = page.locator(".picture svg")
+    assert pictures.count() == (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").count("```mermaid\n")
+    for number in range(pictures.count()):
+        pictures.nth(number).screenshot(path=screenshots / f"picture-{number + 1}.png")
+    assert not page.locator(".mermaid").count()
+    context.close()
+
+
+def test_names_in_the_reference_lead_to_their_headings(browser: Browser, site: str) -> None:
+    page = opened(browser, "desk-light")
+    page.goto(site + "reference/")
+    page.locator("[id='opslog.Store.set'] ~ .doc-contents a", has_text="ConflictError").first.click()
+    page.wait_for_url("**/reference/#opslog.errors.ConflictError")
+    broken = page.evaluate(
+        """() => [...document.querySelectorAll('.md-content a[href^="#"]')]
+            .map((link) => decodeURIComponent(link.hash.slice(1)))
+            .filter((place) => place && !document.getElementById(place))"""
+    )
+    page.context.close()
+    assert not broken
