@@ -29,7 +29,7 @@ from opslog.errors import LeaseLostError, UsageError
 from opslog.format.commits import Set, Stamp
 from opslog.format.documents import Document, check_id
 from opslog.replica.transaction import Transaction
-from opslog.store import Store, replica_of
+from opslog.store import replica_of
 
 R = TypeVar("R")
 
@@ -77,19 +77,18 @@ class _Claim:
     """One party's view of a lease: what it decides inside transactions, which has no side effects, and what it keeps of
     their outcomes. The same for threads and for asyncio."""
 
-    def __init__(self, store: Any, id: str, seconds: float) -> None:
+    def __init__(self, store: Any, id: str, seconds: float, holder: str | None = None) -> None:
         replica = replica_of(store)
         if replica.schema.type is not None:
             raise UsageError(
                 f"a lease is a document that {replica.schema.type.__name__} cannot hold: open the store without `type`"
             )
-        if not 0 < seconds < math.inf:
-            raise UsageError(f"a lease lasts for some seconds, more than 0, not {seconds!r}")
         self._id = check_id(id)
-        self._seconds = float(seconds)
+        self.seconds = seconds
         self._lease_id = check_id(PREFIX + id)
+        self._replica = replica
         self._environment: Environment = replica.environment
-        self._holder = replica.author or ""
+        self._holder = holder or replica.author or ""
         # Of our claim; also of one whose outcome is unknown.
         self._nonce: str | None = None
         self._stamp: Stamp | None = None
@@ -104,6 +103,17 @@ class _Claim:
     def id(self) -> str:
         """Of the document that is claimed."""
         return self._id
+
+    @property
+    def seconds(self) -> float:
+        """For how long the next claim or renewal holds it."""
+        return self._seconds
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"a lease lasts for some seconds, more than 0, not {seconds!r}")
+        self._seconds = float(seconds)
 
     @property
     def stamp(self) -> Stamp | None:
@@ -128,6 +138,15 @@ class _Claim:
         if self._stamp is not None:
             return self._holder
         return None if self._seen is None else self._seen.author
+
+    def observe(self) -> bool:
+        """See what is there in memory, without a refresh, and remember since when it has been so; whether a claim could
+        succeed now."""
+        record = self._replica.record(self._lease_id)
+        if record is None or self._is_ours(record):
+            return True
+        self._seen = self._see(record)
+        return self._environment.monotonic() - self._seen.at >= self._terms(record).seconds
 
     # -- inside transactions
 
@@ -234,6 +253,14 @@ class _Claim:
         self._until = -math.inf
 
 
+class LeasedStore(Protocol):
+    """What a lease needs of a `Store`."""
+
+    def record(self, id: str) -> Set | None: ...
+
+    def transact(self, function: Callable[[Documents], R], *, attempts: int = ...) -> R: ...
+
+
 class Lease(_Claim):
     """A claim on a document for a time, and what its holder writes.
 
@@ -251,11 +278,12 @@ class Lease(_Claim):
         ``lease/ID``; to delete that frees it by force.
     :param seconds: for how long it is claimed, without a renewal: longer than the holder ever stops for, and as short
         as others may wait after it was killed. Each lease lasts as long as its holder said.
+    :param holder: who is named in it, for people to read; None: the agent of the store.
     :raises UsageError: the store has a `type`; or this is no duration.
     """
 
-    def __init__(self, store: Store[Document], id: str, seconds: float = 30.0) -> None:
-        super().__init__(store, id, seconds)
+    def __init__(self, store: LeasedStore, id: str, seconds: float = 30.0, *, holder: str | None = None) -> None:
+        super().__init__(store, id, seconds, holder)
         self._store = store
 
     def claim(self, predicate: Predicate | None = None) -> bool:

@@ -36,6 +36,7 @@ _COMMANDS = {
     "replay": ("replay", "Write all documents into files for other programs."),
     "copy": ("transfer", "Copy the store to another storage, and verify the copy."),
     "serve": ("serving", "Serve streams over HTTP."),
+    "mcp": ("mcp", "Serve the store to language-model agents."),
     "demo": ("extras", "Several processes write to one store at once; nothing is lost."),
     "completion": ("extras", "Print the script that makes a shell complete commands and ids."),
 }

@@ -115,12 +115,14 @@ class Operations:
         offset: int = 0,
         cursor: str | None = None,
         fields: Sequence[str] | None = None,
+        max_bytes: int | None = None,
     ) -> Page:
         """Documents that fulfil a condition; parameters and errors as of `Store.find`, and:
 
         :param cursor: that of the page before, with the same `where` and `order_by`. Without `order_by`, what is
             written meanwhile neither hides another document nor shows one twice.
         :param fields: paths of what to return of each; None: all of it.
+        :param max_bytes: end the page before it has more than so many bytes of JSON; one document is on it in any case.
         """
         asked = _continued(question(where, order_by, limit, offset), cursor)
         chosen = _chooser(fields)
@@ -129,9 +131,11 @@ class Operations:
         self._refresh()
         matches = list(self._replica.questions.matches(more, self._store.records)[0])
         items = [chosen(record, document) for record, document in matches[:limit]]
+        if max_bytes is not None:
+            items = _within(items, max_bytes)
         if len(items) == len(matches) or not items:
             return Page(items)
-        return Page(items, f"{_SKIP}{asked.last}" if asked.order else f"{_AFTER}{items[-1].id}")
+        return Page(items, f"{_SKIP}{asked.offset + len(items)}" if asked.order else f"{_AFTER}{items[-1].id}")
 
     def count(self, where: Where | None = None) -> int:
         """How many documents fulfil a condition; errors as of `Store.count`."""
@@ -410,6 +414,16 @@ def _continued(asked: Question, cursor: str | None) -> Question:
     if cursor.startswith(_SKIP) and asked.order and skipped.isascii() and skipped.isdigit():
         return asked._replace(offset=int(skipped))
     raise UsageError("this is no cursor of such a question: use the one that the page before gave, with the same order")
+
+
+def _within(items: list[Entry], max_bytes: int) -> list[Entry]:
+    """As many as have so many bytes together, and the first."""
+    size = 0
+    for number, item in enumerate(items):
+        size += len(msgspec.json.encode(item))
+        if number and size > max_bytes:
+            return items[:number]
+    return items
 
 
 def _chooser(fields: Sequence[str] | None) -> Callable[[Set, Document | None], Entry]:

@@ -39,7 +39,7 @@ FLOORS: Floors = [
     ("opslog.importers",),
     ("opslog.bulk",),
     ("opslog.testing",),
-    ("opslog.server", "opslog.spark"),
+    ("opslog.server", "opslog.spark", "opslog.mcp"),
     ("opslog.cli.engines",),
     ("opslog.demo",),
     ("opslog.cli",),

@@ -1,0 +1,64 @@
+"""The command that serves language-model agents: mcp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from opslog.cli.session import JSON, WRITES, Session, StoreCommand
+
+
+@click.command("mcp", cls=StoreCommand, options=WRITES - JSON)
+@click.option("--read-only", is_flag=True, help="Offer only what changes nothing; the store must exist.")
+@click.option("--tools", metavar="NAMES", help="Offer only these tools: find,get,claim,release. Default: all.")
+@click.option("--memory", is_flag=True, help="The tools of the reference memory server instead: entities, relations.")
+@click.option(
+    "--memory-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    envvar="MEMORY_FILE_PATH",
+    help="What a memory server has kept so far: taken in once, where the store has none. [MEMORY_FILE_PATH]",
+)
+@click.option("--http", metavar="HOST:PORT", help="Serve at http://HOST:PORT/mcp instead of stdin and stdout.")
+@click.option("--anyone", is_flag=True, help="With --http: serve everybody who reaches this address.")
+@click.pass_obj
+def mcp_command(
+    session: Session,
+    *,
+    read_only: bool,
+    tools: str | None,
+    memory: bool,
+    memory_file: Path | None,
+    http: str | None,
+    anyone: bool,
+) -> None:
+    """Serve the store to a language-model agent by the Model Context Protocol, at stdin and stdout, until it goes away.
+
+    What it writes is written as --agent (default: mcp), with the names of this machine and process. Any number of
+    servers may serve one store at once.
+    """
+    try:
+        from opslog.mcp.running import Offer, serve_http, serve_stdio
+    except ImportError as error:
+        raise click.UsageError(f"MCP is an extra: pip install 'opslog[mcp]' ({error})") from error
+    if anyone and http is None:
+        raise click.UsageError("--anyone goes with --http")
+    offer = Offer(
+        url=session.url,
+        agent="mcp" if session.agent == "main" else session.agent,
+        read_only=read_only,
+        tools=None if tools is None else [name.strip() for name in tools.split(",") if name.strip()],
+        memory=memory,
+        memory_file=memory_file if memory else None,
+    )
+    if http is None:
+        serve_stdio(offer)
+    else:
+        serve_http(offer, *_address(http), anyone=anyone)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not (separator and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise click.UsageError(f"--http is an address and a port, as in 127.0.0.1:8765, not {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)

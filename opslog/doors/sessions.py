@@ -1,0 +1,40 @@
+"""Sessions: how a door opens a store for those who come and go, and under which name they write."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any
+
+from opslog.errors import InvalidNameError
+from opslog.format.documents import Document
+from opslog.format.layout import check_agent
+from opslog.opening import open as open_store
+from opslog.store import Store
+
+_HOST_MAX = 40
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def session_name(base: str, *more: str) -> str:
+    """The name that a session writes under: base, host, process, and what else distinguishes it here:
+    ``claude.laptop.4711``.
+
+    :raises InvalidNameError: no agent can have such a name.
+    """
+    host = _UNUSABLE.sub("-", socket.gethostname().partition(".")[0])[:_HOST_MAX] or "host"
+    try:
+        return check_agent(".".join([base, host, str(os.getpid()), *more]))
+    except InvalidNameError as error:
+        raise InvalidNameError(f"no session can be called {base!r}: {error}") from error
+
+
+def open_session(url: str, name: str, *, read_only: bool = False, **options: Any) -> Store[Document]:
+    """A store for a session: it leaves no log behind, and knows no schema. Errors as of `opslog.open`.
+
+    :param name: in whose name is written, as of `session_name`.
+    """
+    if read_only:
+        return open_store(url, read_only=True, version=None, **options)
+    return open_store(url, agent=name, log="shared", version=None, **options)

@@ -1,0 +1,109 @@
+"""Running a server: a store, the tools that were asked for, and a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+
+from opslog.doors.operations import Operations
+from opslog.doors.sessions import open_session, session_name
+from opslog.environment import REAL
+from opslog.errors import UsageError
+from opslog.format.documents import Document
+from opslog.mcp.documents import INSTRUCTIONS, Documents
+from opslog.mcp.memory import Memory
+from opslog.mcp.server import Door, Session, by_name
+from opslog.mcp.tools import chosen
+from opslog.store import Store
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a server offers.
+
+    :ivar url: of the store.
+    :ivar agent: what its sessions' names begin with.
+    :ivar tools: the names of those that are offered; None: all.
+    :ivar memory: the tools of the memory server instead of those for documents.
+    :ivar memory_file: what a memory server has kept so far, taken in where there is nothing yet.
+    """
+
+    url: str
+    agent: str = "mcp"
+    read_only: bool = False
+    tools: Sequence[str] | None = None
+    memory: bool = False
+    memory_file: Path | None = None
+
+
+def serve_stdio(offer: Offer) -> None:
+    """Serve the client at standard input and output until it goes away. Errors as of `opslog.open`."""
+
+    async def run(server: Server[Any]) -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
+        anyio.run(run, server_of(offer, store))
+
+
+def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
+    """Serve clients at ``http://HOST:PORT/mcp`` until SIGTERM or SIGINT. Errors as of `opslog.open`.
+
+    :param anyone: whether everybody may who reaches the address. Without it only this machine's own addresses are
+        served, and only to pages of this machine.
+    :raises UsageError: the address is one that others reach, and nobody said that they may.
+    """
+    if host not in ("127.0.0.1", "localhost", "::1") and not anyone:
+        raise UsageError(
+            f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, or say "
+            "that anyone may (--anyone)"
+        )
+    with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
+        application = server_of(offer, store).streamable_http_app(host=host)
+        config = uvicorn.Config(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+        _Server(config).run()
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does: the port may be any that is free."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        import sys
+
+        await super().startup(sockets)
+        for server in self.servers if self.started else ():
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                sys.stderr.write(f"opslog: MCP at http://{shown}:{port}/mcp\n")
+                sys.stderr.flush()
+
+
+def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
+    """The server of an open store.
+
+    :raises UsageError: a tool that there is not.
+    """
+
+    def begin(key: str | None) -> Session:
+        author = None
+        if not offer.read_only:
+            # So that sessions undo their own writes, and hold their own claims.
+            author = session_name(offer.agent) if key is None else session_name(offer.agent, REAL.nonce()[:8])
+        operations = Operations(store, author)
+        tools = Memory(operations).tools() if offer.memory else Documents(operations).tools()
+        return Session(operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
+
+    door = Door(begin)
+    session = begin(None)  # what was asked for is checked now, and not at the first request
+    if offer.memory_file is not None:
+        Memory(session.operations).take_in(offer.memory_file)
+    name, instructions = ("opslog-memory", None) if offer.memory else ("opslog", INSTRUCTIONS)
+    return door.server(name, instructions, resources=not offer.memory)

@@ -1,0 +1,194 @@
+"""The protocol: tools and resources of `opslog.mcp.tools` as a server of the official SDK.
+
+What a tool does runs in a thread, many at once. An error of the store is a result that says so, with what to do next,
+because the model is who can do something about it; what is no tool and no resource is an error of the protocol.
+
+No request names a path or an address: a store is chosen when the server is started, and the addresses of resources
+(``opslog:///documents/ID``) are looked up as ids in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+import anyio.to_thread
+import msgspec
+from mcp import MCPError, types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+
+from opslog import __version__
+from opslog.doors.operations import Operations
+from opslog.doors.problems import Problem, problem_of
+from opslog.errors import NotFoundError, OpslogError
+from opslog.mcp.tools import Tool, schema_of
+
+# Of a list of resources at a time.
+_RESOURCES = 100
+_SCHEME = "opslog:///documents/"
+_JSON = "application/json"
+# The error of the protocol for a resource that is not there.
+_NO_RESOURCE = -32002
+
+# How many sessions have their claims and names remembered, where one process serves many.
+_SESSIONS = 1000
+
+Context = ServerRequestContext[Any, Any]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What one client gets.
+
+    :ivar tools: by their names, in the order in which they are listed.
+    """
+
+    operations: Operations
+    tools: dict[str, Tool]
+
+
+class Door:
+    """Answers the requests of clients.
+
+    :param begin: makes what a new session gets; called with the number of the session at an address, None for the only
+        one of a process.
+    """
+
+    def __init__(self, begin: Callable[[str | None], Session]) -> None:
+        self._begin = begin
+        self._sessions: OrderedDict[str | None, Session] = OrderedDict()
+
+    def server(self, name: str, instructions: str | None, *, resources: bool) -> Server[Any]:
+        """The server of the SDK.
+
+        :param resources: whether documents are resources, too.
+        """
+        more: dict[str, Any] = {}
+        if resources:
+            more = {
+                "on_list_resources": self.list_resources,
+                "on_list_resource_templates": self.list_templates,
+                "on_read_resource": self.read_resource,
+            }
+        return Server(
+            name,
+            version=__version__,
+            instructions=instructions,
+            on_list_tools=self.list_tools,
+            on_call_tool=self.call_tool,
+            **more,
+        )
+
+    def _session(self, context: Context) -> Session:
+        """The one of this request. Requests that belong to none share one."""
+        headers = getattr(context.request, "headers", None) or {}
+        key = headers.get("mcp-session-id")
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = self._begin(key)
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > _SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    # -- tools
+
+    async def list_tools(self, context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_shown(tool) for tool in self._session(context).tools.values()])
+
+    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tools = self._session(context).tools
+        tool = tools.get(params.name)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {', '.join(tools)}")
+        try:
+            result = await _in_thread(partial(tool.run, params.arguments))
+        except OpslogError as error:
+            return _refused(problem_of(error))
+        text = tool.text(result) if tool.text is not None else msgspec.json.encode(result).decode()
+        return types.CallToolResult(
+            content=[types.TextContent(text=text)], structured_content=msgspec.to_builtins(result)
+        )
+
+    # -- resources
+
+    async def list_resources(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        operations = self._session(context).operations
+        cursor = None if params is None else params.cursor
+        page = await _translated(partial(operations.find, limit=_RESOURCES, cursor=cursor, fields=[]))
+        return types.ListResourcesResult(
+            resources=[
+                types.Resource(name=item.id, uri=_SCHEME + quote(item.id, safe=""), mime_type=_JSON)
+                for item in page.items
+            ],
+            next_cursor=page.cursor,
+        )
+
+    async def list_templates(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        template = types.ResourceTemplate(
+            name="document",
+            uri_template=_SCHEME + "{id}",
+            mime_type=_JSON,
+            description="A document of the store as JSON, with its id, stamp, author and time.",
+        )
+        return types.ListResourceTemplatesResult(resource_templates=[template])
+
+    async def read_resource(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
+        uri = str(params.uri)
+        if not uri.startswith(_SCHEME):
+            raise MCPError(_NO_RESOURCE, f"there is no resource {uri!r}: they are {_SCHEME}ID", {"uri": uri})
+        operations = self._session(context).operations
+        entry = await _translated(partial(operations.get, unquote(uri.removeprefix(_SCHEME), errors="strict")), uri)
+        text = msgspec.json.encode(entry).decode()
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    return await anyio.to_thread.run_sync(call)
+
+
+async def _translated(call: Callable[[], Any], uri: str | None = None) -> Any:
+    """What a call returns; its errors as those of the protocol."""
+    try:
+        return await _in_thread(call)
+    except NotFoundError as error:
+        raise MCPError(_NO_RESOURCE, str(error), {"uri": uri}) from error
+    except OpslogError as error:
+        problem = problem_of(error)
+        raise MCPError(types.INVALID_PARAMS, f"{problem.code}: {error}. {problem.next}") from error
+
+
+def _shown(tool: Tool) -> types.Tool:
+    hints = tool.hints
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=schema_of(tool.input),
+        output_schema=schema_of(tool.output),
+        annotations=types.ToolAnnotations(
+            title=tool.title,
+            read_only_hint=hints.read_only,
+            destructive_hint=hints.destructive,
+            idempotent_hint=hints.idempotent,
+            open_world_hint=False,
+        ),
+    )
+
+
+def _refused(problem: Problem) -> types.CallToolResult:
+    text = msgspec.json.encode(problem).decode()
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
+
+
+def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in tools}

@@ -1,0 +1,151 @@
+"""Servers as processes of their own, many at once, some of them killed; and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+
+import opslog
+from tests.support.mcp_clients import COMMAND, ERAS, Calls, http, stdio
+from tests.support.places import DIRECTORY, Place
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_twenty_parallel_writes_keep_twenty(tmp_path: Path, servers: int) -> None:
+    """Of one process and of two; the reference memory server, which rewrites its file, keeps 1 and 2."""
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            calls = [await stack.enter_async_context(stdio(str(tmp_path))) for _ in range(servers)]
+            await asyncio.gather(
+                *(calls[n % servers]("modify", id="board", changes={f"n{n}": n}) for n in range(20)),
+                *(calls[n % servers]("create", id=f"d{n}", data={}) for n in range(20)),
+            )
+            for call in calls:
+                assert len((await call("get", id="board"))["data"]) == 20
+                assert (await call("describe"))["documents"] == 21
+
+    asyncio.run(run())
+
+
+async def _work(call: Calls, done: list[str]) -> None:
+    """Do tasks until there are none."""
+    while (claimed := await call("claim", where="status = open", seconds=600))["claimed"]:
+        done.append(claimed["id"])
+        await call("release", id=claimed["id"], changes={"status": "done"})
+
+
+@pytest.mark.parametrize(
+    ("place", "servers", "tasks"),
+    [
+        pytest.param(DIRECTORY, 2, 30, id="directory-2-servers"),
+        pytest.param("moto-s3fs", 2, 10, id="s3-2-servers", marks=pytest.mark.long),
+        pytest.param(DIRECTORY, 8, 200, id="directory-8-servers", marks=pytest.mark.slow),
+        pytest.param("moto-s3fs", 8, 200, id="s3-8-servers", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+    indirect=["place"],
+)
+def test_each_task_is_done_once(place: Place, servers: int, tasks: int) -> None:
+    with opslog.open(place.url(), agent="planner", **place.options) as store:
+        store.update({f"task-{n:03d}": {"status": "open"} for n in range(tasks)})
+    done: list[list[str]] = [[] for _ in range(servers)]
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            starting = (stack.enter_async_context(stdio(place.url())) for _ in range(servers))
+            calls = [await each for each in starting]
+            await asyncio.gather(*map(_work, calls, done))
+
+    asyncio.run(run())
+    assert sorted(id for ids in done for id in ids) == [f"task-{n:03d}" for n in range(tasks)]
+    with opslog.open(place.url(), read_only=True, **place.options) as store:
+        assert store.group("status") == [("done", tasks)]
+        written = Counter(record.id for commit in store.ops() for record in commit.records if commit.by)
+        assert {written[f"task-{n:03d}"] for n in range(tasks)} == {1}
+
+
+def test_a_killed_server_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """SIGKILL while many calls are under way: what was answered is there, and a claim of the dead is taken over."""
+    with subprocess.Popen(
+        [*COMMAND, "--store", str(tmp_path / "store")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(number: int, method: str, **params: Any) -> None:
+            message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+
+        about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        ask(0, "initialize", **about)
+        assert b"protocolVersion" in process.stdout.readline()
+        process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+        ask(1, "tools/call", name="claim", arguments={"id": "work", "seconds": 0.5})
+        assert b"true" in process.stdout.readline()
+        for n in range(100, 400):
+            ask(n, "tools/call", name="create", arguments={"id": f"d{n}", "data": {"n": n}})
+        answered = [json.loads(process.stdout.readline()) for _ in range(40)]
+        os.kill(process.pid, signal.SIGKILL)
+        answered += [json.loads(line) for line in process.stdout.read().split(b"\n") if line.endswith(b"}")]
+    acknowledged = {answer["id"] for answer in answered if not answer["result"].get("isError")}
+    assert len(acknowledged) >= 40
+    with opslog.open(tmp_path / "store", agent="check") as store:
+        assert {f"d{n}" for n in acknowledged} <= store.keys()
+
+    async def take_over() -> None:
+        async with stdio(str(tmp_path / "store")) as call:
+            while not (await call("claim", id="work", seconds=0.5))["claimed"]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(take_over())
+
+
+@pytest.mark.parametrize("mode", ERAS)
+def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: str) -> None:
+    async def run(url: str) -> None:
+        async with Client(url, mode=mode) as one, Client(url, mode=mode) as other:
+            first, second = Calls(one), Calls(other)
+            await asyncio.gather(
+                *(first("modify", id="a", changes={f"n{n}": n}) for n in range(10)),
+                *(second("modify", id="a", changes={f"m{n}": n}) for n in range(10)),
+            )
+            assert len((await first("get", id="a"))["data"]) == 20
+            if mode == "legacy":  # where there are sessions, each has a name, claims and undos of its own
+                assert (await first("claim", id="a", seconds=60))["claimed"]
+                assert not (await second("claim", id="a", seconds=60))["claimed"]
+                assert (await second("describe"))["agent"] != (await first("describe"))["agent"]
+                await first("set", id="b", data={"by": "first"})
+                with suppress(Exception):
+                    await second("undo")
+                assert (await first("get", id="b"))["data"] == {"by": "first"}
+
+    with http(str(tmp_path / "store"), "--agent", "claude") as url:
+        asyncio.run(run(url))
+    with opslog.open(tmp_path / "store", read_only=True) as store:
+        assert all(commit.author.startswith("claude.") for commit in store.ops())
+
+
+def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
+    for wrong in (["--http", "0.0.0.0:0"], ["--http", "nowhere"], ["--anyone"], ["--tools", "rm"]):
+        done = subprocess.run(
+            [*COMMAND, "--store", str(tmp_path), *wrong], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 2, (wrong, done)
+        assert "anyone" in done.stderr or "address" in done.stderr or "no tool" in done.stderr
+    done = subprocess.run(
+        [*COMMAND, "--store", str(tmp_path / "nothing"), "--read-only"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert "no store" in done.stderr
