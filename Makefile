@@ -51,7 +51,7 @@ simulate: $(STAMP)  ## many agents on simulated storage, with everything that go
 	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Type checkers of users read an installed wheel, so ours does too: it runs where the tree's own opslog/ cannot be imported,
-# with the tests and benchmarks linked beside the wheel's content.
+# with the tests, benchmarks and examples linked beside the wheel's content.
 .PHONY: check
 check: $(STAMP)  ## lint, format and types
 	$(BIN)/ruff check .
@@ -59,8 +59,8 @@ check: $(STAMP)  ## lint, format and types
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target build/types build/wheel/*.whl
-	ln -s ../../tests ../../benchmarks build/types
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache opslog tests benchmarks
+	ln -s ../../tests ../../benchmarks ../../examples build/types
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache opslog tests benchmarks examples
 
 .PHONY: format
 format: $(STAMP)  ## rewrite the code in the project's format

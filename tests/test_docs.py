@@ -27,7 +27,10 @@ from opslog.format.manifest import Cut, Manifest, Part, Run, decode_manifest, en
 from opslog.format.snapshot import Index, decode_index
 from tests.support.documents import ROOT, blocks, name_of, run_examples
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 FORMAT = ROOT / "docs" / "format.md"
 SPARK = ROOT / "docs" / "spark.md"
 """Its examples run in tests/spark/test_examples.py, where there is a Spark."""

@@ -23,7 +23,7 @@ LINES_MAX = 600
 
 def texts(*suffixes: str) -> Iterator[tuple[str, str]]:
     """The path, relative to the checkout, and the content of each text file that people write."""
-    folders = (ROOT / name for name in (*SOURCES, "benchmarks", "docs", "tests", ".ci"))
+    folders = (ROOT / name for name in (*SOURCES, "benchmarks", "docs", "examples", "tests", ".ci"))
     files = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.iterdir())
     for path in sorted(files):
         written = path.suffix in suffixes or (not suffixes and path.name in {"Makefile", "run"})

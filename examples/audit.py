@@ -1,0 +1,72 @@
+"""Settings that several people change, with who did what, and undo for each of them.
+
+python audit.py settings set ann report '{"image": "report:4"}'
+python audit.py settings undo ann
+python audit.py settings log report
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import opslog
+
+
+@dataclass
+class Job:
+    """Documents are checked: what is no Job is refused, with the place that is wrong."""
+
+    image: str
+    memory_mb: int = 256
+
+
+def change(store: opslog.Store[Job], id: str, fields: dict[str, Any]) -> None:
+    """Change some fields of a job, or make it. Nothing that others write meanwhile is lost: it is decided anew then."""
+
+    def changed(job: Job | None) -> Job:
+        old: dict[str, Any] = {} if job is None else vars(job)
+        try:
+            return Job(**{**old, **fields})
+        except TypeError as error:
+            raise SystemExit(f"no such job: {error}") from error
+
+    store.modify(id, changed)
+
+
+def log(store: opslog.Store[Job], id: str) -> None:
+    """What happened to one job, the oldest first. It goes back as far as the store keeps history: see main."""
+    for revision in store.history(id):
+        record = revision.record
+        what = bytes(record.data).decode() if isinstance(record, opslog.Set) else "deleted"
+        print(record.author, what, "(undone)" if revision.undone else "", sep="\t")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Settings that several people change.")
+    parser.add_argument("store", help="a directory, or s3://bucket/prefix")
+    parser.add_argument("command", choices=["set", "undo", "log"])
+    parser.add_argument("words", nargs="+", metavar="WORD")
+    options = parser.parse_args()
+    if options.command == "log":
+        with opslog.open(options.store, read_only=True, type=Job) as store:
+            log(store, *options.words)
+        return
+    person, *words = options.words
+    settings = opslog.Settings(keep_history_seconds=timedelta(days=365).total_seconds())
+    with opslog.open(options.store, agent=person, type=Job, settings=settings) as store:
+        if options.command == "undo":
+            print("undone" if store.undo() else "nothing to undo")
+        else:
+            id, fields = words
+            try:
+                change(store, id, json.loads(fields))
+            except opslog.InvalidDocumentError as error:
+                raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A task board: any number of workers, and each task is done once, also that of a worker that was killed.
+
+python task_board.py board add "Build API" "Write tests"
+python task_board.py board work ann     # in as many terminals as you like
+python task_board.py board show
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import opslog
+
+WAIT_SECONDS = 0.2
+
+
+def add(store: opslog.Store[dict[str, Any]], titles: list[str]) -> None:
+    """One batch: a worker sees all of them, or none."""
+    first = len(store) + 1
+    with store.batch():
+        for number, title in enumerate(titles, start=first):
+            store[f"task-{number:03}"] = {"title": title, "status": "open"}
+
+
+def is_open(task: dict[str, Any] | None) -> bool:
+    return task is not None and task["status"] == "open"
+
+
+def work(store: opslog.Store[dict[str, Any]], name: str, seconds: float) -> None:
+    """Do open tasks until none is left.
+
+    :param seconds: for how long a task is claimed. If its worker is killed, another one takes it over after this time.
+    """
+    leases: dict[str, opslog.Lease] = {}  # kept: a lease that somebody else has is watched through the same object
+    while tasks := store.find('status = "open"'):
+        done = 0
+        for id, task in tasks:
+            lease = leases.setdefault(id, opslog.Lease(store, id, seconds))
+            if not lease.claim(is_open):  # somebody else has it, or has done it meanwhile
+                continue
+            result = task["title"].upper()  # here the work is done; if it takes long, call lease.renew() on the way
+            try:
+                lease.finish({**task, "status": "done", "result": result, "by": name})
+            except opslog.LeaseLostError:
+                continue  # it took too long, and another worker does it now: nothing was written
+            done += 1
+            print(name, "did", id)
+        if not done:
+            time.sleep(WAIT_SECONDS)  # others are busy with what is left
+        store.refresh()
+
+
+def show(store: opslog.Store[dict[str, Any]]) -> None:
+    for id, task in store.find("exists title"):
+        print(id, task["status"], task.get("result", task["title"]), sep="\t")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A task board.")
+    parser.add_argument("store", help="a directory, or s3://bucket/prefix")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("add").add_argument("titles", nargs="+")
+    worker = commands.add_parser("work")
+    worker.add_argument("name")
+    worker.add_argument("--seconds", type=float, default=30.0)
+    commands.add_parser("show")
+    options = parser.parse_args()
+    if options.command == "show":
+        with opslog.open(options.store, read_only=True) as store:
+            show(store)
+    elif options.command == "add":
+        with opslog.open(options.store, agent="planner") as store:
+            add(store, options.titles)
+    else:
+        with opslog.open(options.store, agent=options.name) as store:
+            work(store, options.name, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
