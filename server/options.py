@@ -29,6 +29,8 @@ class Options:
         None takes what the client who makes a subscription has called it.
     :ivar feed_seconds: how often a served store is asked for what other processes have written to it. What clients of
         this server write is in its feed at once.
+    :ivar feed_snapshot_bytes: a feed gets a new snapshot when the messages behind the last one have become so long, and
+        twice as long as that one.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
     :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
         not, as long as an earlier rotation is under way.
@@ -50,6 +52,7 @@ class Options:
     webhook_loopback: bool = False
     rotate_keys: bool = False
     feed_seconds: float = 0.5
+    feed_snapshot_bytes: int = 4 * 1024 * 1024
     cursors: Cursors = field(default_factory=Cursors)
 
     def __post_init__(self) -> None:

@@ -72,6 +72,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="How often stores are asked for what other processes wrote, for their feeds.",
 )
+@click.option(
+    "--feed-snapshot-bytes",
+    type=click.IntRange(1),
+    default=4 * 1024**2,
+    show_default=True,
+    help="How much a feed grows, at the least, before it begins with a new snapshot.",
+)
 @click.option("--faults", is_flag=True, help="For tests of clients: let them ask for answers that fail.")
 @click.option(
     "--log-level",
@@ -123,6 +130,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         webhook_loopback=given["webhook_loopback"],
         rotate_keys=given["rotate_keys"],
         feed_seconds=given["feed_seconds"],
+        feed_snapshot_bytes=given["feed_snapshot_bytes"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     application = app(

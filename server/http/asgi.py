@@ -196,6 +196,7 @@ class App:
                 changes=store.changes,
                 in_thread=store.call_for_feed,
                 poll_seconds=self.options.feed_seconds,
+                snapshot_bytes=self.options.feed_snapshot_bytes,
             )
             feed.start()
             self._feeds[feed.path] = feed

@@ -9,8 +9,9 @@ The feed is the one writer of its stream. What holds:
 3. *Where changes were collected before they were taken*, and where the stream is of another store than now, the
    messages lead from what readers have to what is there.
 
-Readers begin at the newest snapshot: the stream is trimmed to it. It is written when the messages behind the last one
-have become longer than twice that, but never while forks read what would be trimmed.
+Readers begin at a snapshot. A new one is written when the messages behind the last one have become longer than twice
+that. Then the stream is trimmed to the last one: a reader that was away for a moment, or is still catching up, can go
+on until the snapshot after that. Forks read all of it: while there are some, there are no new snapshots.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ FOLDER = "stores/"
 _COMMITS = 1000
 # How much one record of a stream holds; answers of reads are made of whole records.
 _CHUNK_BYTES = 256 * 1024
-# No snapshot is written before the messages behind the last one have become so long, and so many times its length.
-_SNAPSHOT_BYTES, _SNAPSHOT_TIMES = 4 * 1024 * 1024, 2
+# A snapshot is written when the messages behind the last one have become so many times as long as that.
+_SNAPSHOT_TIMES = 2
 # How long to wait before a step that failed is tried again.
 _RETRY_SECONDS = 5.0
 
@@ -80,7 +81,7 @@ class _Step(msgspec.Struct):
     :ivar rest: what it was made of; it counts only while that is still so.
     :ivar token: the token afterwards.
     :ivar records: what is appended.
-    :ivar is_snapshot: whether that is a snapshot, to which the stream is trimmed.
+    :ivar is_snapshot: whether that is a snapshot; the stream is trimmed to the one before it.
     :ivar is_all: whether the token is at the end of the store.
     """
 
@@ -109,7 +110,7 @@ class Feed:
         changes: Callable[[str | None, int], Changes[Any]],
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         poll_seconds: float,
-        snapshot_bytes: int = _SNAPSHOT_BYTES,
+        snapshot_bytes: int,
     ) -> None:
         self.path = f"{FOLDER}{name}"
         self._name = name
@@ -218,7 +219,7 @@ class Feed:
             messages = self._messages.snapshot(whole, is_first=True)
             return _Step(None, found.token, _records(messages), is_snapshot=True, is_all=True)
         if self._needs_snapshot(kept, stream):
-            documents = sorted(self._documents(stream).items())
+            documents = sorted(self._documents(kept, stream).items())
             messages = self._messages.snapshot(documents, is_first=False)
             return _Step(kept, kept.token, _records(messages), is_snapshot=True)
         try:
@@ -228,7 +229,7 @@ class Feed:
         except UsageError:  # of another store that was served under this name
             found = self._changes(None, _COMMITS)
         if found.reset:
-            messages = self._messages.difference(self._documents(stream), found.records())
+            messages = self._messages.difference(self._documents(kept, stream), found.records())
             return _Step(kept, found.token, _records(messages), is_all=True)
         if found.token == kept.token:
             return None
@@ -239,10 +240,10 @@ class Feed:
         since, last = stream.tail - kept.stop, kept.stop - kept.start
         return not stream.forks and since > max(self._snapshot_bytes, _SNAPSHOT_TIMES * last)
 
-    def _documents(self, stream: Stream) -> dict[str, bytes]:
-        """What a reader of the whole stream has."""
+    def _documents(self, kept: Kept, stream: Stream) -> dict[str, bytes]:
+        """What a reader of the whole stream has: of the newest snapshot, and what follows."""
         known: dict[str, bytes] = {}
-        position = stream.earliest
+        position = kept.start
         while position < stream.tail:
             found = self._streams.read(stream, position, _CHUNK_BYTES)
             self._messages.read(known, found.chunks)
@@ -269,9 +270,9 @@ class Feed:
         kept = Kept(made.token, stream.id, *((made.rest.start, made.rest.stop) if made.rest else (0, 0)))
         if made.is_snapshot:
             kept = Kept(made.token, stream.id, start, stream.tail)
-            if start and not stream.forks:
-                stream = replace(stream, earliest=start)
-                transaction.changes.trimmed[stream.id] = start
+            if made.rest is not None and made.rest.start > stream.earliest and not stream.forks:
+                stream = replace(stream, earliest=made.rest.start)
+                transaction.changes.trimmed[stream.id] = made.rest.start
         transaction.put(stream)
         transaction.put_value(self._key, msgspec.json.encode(kept))
         if made.records:

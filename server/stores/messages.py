@@ -43,15 +43,15 @@ class Messages:
 
     def changes(self, found: Changes[Any]) -> Iterator[bytes]:
         """What changed between two tokens, and which commits did it."""
-        newest: dict[str, Effect] = {}
-        for effect in found.commits:
-            if effect.won:
-                newest.update(dict.fromkeys(effect.ids, effect))
+        made = {effect.stamp: effect for effect in found.commits}
+        undone = {id: effect for effect in found.commits if effect.op == "undo" and effect.won for id in effect.ids}
         named: set[Stamp] = set()
         for id, record, before in found.versions():
-            by = newest.get(id)
+            by = undone.get(id) if record is None else made.get(record.stamp, undone.get(id))
             old = bytes(before.data) if isinstance(before, Set) else None
             new = bytes(record.data) if isinstance(record, Set) else None
+            if by is None and _is_same(record, before):
+                continue  # only commits that lost have written it
             if old is None and new is None:
                 continue  # made and deleted in between
             yield from self._written(id, old, new, by)
@@ -113,6 +113,10 @@ class Messages:
 
     def _message(self, id: str, operation: str, text: bytes, by: Effect | None = None) -> bytes:
         return _line(self._type, orjson.dumps(id), operation, text, by)
+
+
+def _is_same(record: Record | None, before: Record | None) -> bool:
+    return record is before or (record is not None and before is not None and record.stamp == before.stamp)
 
 
 def chunks(messages: Iterable[bytes], size: int) -> Iterator[bytes]:

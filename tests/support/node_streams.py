@@ -31,6 +31,22 @@ def package(name: str) -> Path | None:
     return found if found.exists() else None
 
 
+def install(name: str, *packages: str) -> Path | None:
+    """A folder in which these packages are installed; None where they cannot be had."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        return None
+    folder = _FOLDER.with_name(f"npm-{name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = folder / "installed.json"
+    with portalocker.Lock(folder / "lock", timeout=200):  # tests run in several processes
+        if not installed.exists() or json.loads(installed.read_text()) != list(packages):
+            options = ("--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0")
+            if subprocess.run(["npm", "install", *options, *packages], capture_output=True, check=False).returncode:
+                return None
+            installed.write_text(json.dumps(packages))
+    return folder
+
+
 @contextmanager
 def reference_server(**options: Any) -> Iterator[str]:
     """The address of a running one. Options are those of its `DurableStreamTestServer`."""

@@ -1,0 +1,115 @@
+"""The feed of a store, read by the official client of the State Protocol from npm: it has what the store has, through
+restarts of the server."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from tests.support.node_streams import install
+from tests.support.servers import Server, http
+
+READER = Path(__file__).with_name("feed_reader.mjs")
+PACKAGES = ("@durable-streams/state@0.3.1", "@tanstack/db@0.6.0")
+
+
+class Reader:
+    """StreamDB, one that begins anew each time, and MaterializedState."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        script = folder / READER.name
+        script.write_bytes(READER.read_bytes())  # the packages are found from where the file is
+        self._process = subprocess.Popen(
+            ["node", script, url, "tasks"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def after(self, txid: str) -> dict[str, Any]:
+        """What they have once the commit has come."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{txid}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the reader ended"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    folder = install("state", *PACKAGES)
+    if folder is None:
+        pytest.skip("the client of the State Protocol needs node, npm and its packages")
+    return folder
+
+
+def act(store: opslog.Store[Any], chance: random.Random) -> None:
+    id = f"d{chance.randrange(12)}"
+    match chance.randrange(9):
+        case 0:
+            with suppress(opslog.ConflictError):  # a transaction on which others have built
+                store.undo()
+        case 1 if id in store:
+            with suppress(opslog.NotFoundError):  # of a guarded one, that another agent deleted
+                del store[id]
+        case 2:
+            with store.batch():
+                for other in range(3):
+                    store[f"d{other}"] = {"batch": chance.randrange(100)}
+        case 3:
+            store.refresh()
+        case 4:
+            store.modify(id, lambda document: {"count": (document or {}).get("count", 0) + 1})
+        case 5 if chance.random() < 0.2:
+            store.compact()
+        case _:
+            store[id] = {field: [chance.randrange(10), "ä", None, {"n": 1.5}] for field in chance.sample("abcd", 2)}
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+def test_clients_have_what_the_store_has(packages: Path, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    url = str(tmp_path / "tasks")
+    served = ["--data", str(tmp_path / "streams"), "--store", f"tasks={url}", "--feed-seconds", "0.02"]
+    # More than is written while a follower is away: StreamDB does not begin again where its offset was trimmed.
+    served += ["--feed-snapshot-bytes", "12000", "--long-poll-seconds", "1"]
+    stores = [opslog.open(url, agent=name) for name in ("a", "b", "c")]
+    server = Server(*served)
+    reader = Reader(packages, f"{server.url}/stores/tasks")
+    try:
+        for turn in range(10):
+            for _ in range(40):
+                act(chance.choice(stores), chance)
+            if turn % 2:
+                (server.kill if chance.random() < 0.5 else server.stop)()
+                for _ in range(20):
+                    act(chance.choice(stores), chance)
+                server = Server(*served, "--port", str(server.port))
+            stores[0]["last"] = {"turn": turn}
+            stamp = stores[0].record("last")
+            assert stamp is not None
+            found = reader.after(f"{stamp.agent}:{stamp.clock}")
+            stores[0].refresh()
+            wanted = dict(stores[0])
+            assert found["late"] == wanted
+            assert found["materialized"] == wanted
+            assert found["follower"] == wanted
+        assert "stream-earliest-offset" in http("HEAD", f"{server.url}/stores/tasks").headers, "it was never trimmed"
+    finally:
+        reader.close()
+        if server.process.poll() is None:
+            server.kill()
+        for store in stores:
+            store.close()
