@@ -77,7 +77,7 @@ class _Claim:
     """One party's view of a lease: what it decides inside transactions, which has no side effects, and what it keeps of
     their outcomes. The same for threads and for asyncio."""
 
-    def __init__(self, store: Any, id: str, seconds: float, holder: str | None = None) -> None:
+    def __init__(self, store: Any, id: str, seconds: float, holder: str | None = None, key: str | None = None) -> None:
         replica = replica_of(store)
         if replica.schema.type is not None:
             raise UsageError(
@@ -90,7 +90,7 @@ class _Claim:
         self._environment: Environment = replica.environment
         self._holder = holder or replica.author or ""
         # Of our claim; also of one whose outcome is unknown.
-        self._nonce: str | None = None
+        self._nonce = key
         self._stamp: Stamp | None = None
         self._until = -math.inf
         self._seen: _Seen | None = None
@@ -114,6 +114,12 @@ class _Claim:
         if not 0 < seconds < math.inf:
             raise UsageError(f"a lease lasts for some seconds, more than 0, not {seconds!r}")
         self._seconds = float(seconds)
+
+    @property
+    def key(self) -> str | None:
+        """Names the claim: another `Lease` of this document, in any process, goes on with it by ``key=``. None where
+        the lease is not held, as far as is known here."""
+        return self._nonce
 
     @property
     def stamp(self) -> Stamp | None:
@@ -279,11 +285,21 @@ class Lease(_Claim):
     :param seconds: for how long it is claimed, without a renewal: longer than the holder ever stops for, and as short
         as others may wait after it was killed. Each lease lasts as long as its holder said.
     :param holder: who is named in it, for people to read; None: the agent of the store.
+    :param key: of a claim that was made before, perhaps by another process, and that is gone on with: `renew` it,
+        or use it as it is. None: there is none yet.
     :raises UsageError: the store has a `type`; or this is no duration.
     """
 
-    def __init__(self, store: LeasedStore, id: str, seconds: float = 30.0, *, holder: str | None = None) -> None:
-        super().__init__(store, id, seconds, holder)
+    def __init__(
+        self,
+        store: LeasedStore,
+        id: str,
+        seconds: float = 30.0,
+        *,
+        holder: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(store, id, seconds, holder, key)
         self._store = store
 
     def claim(self, predicate: Predicate | None = None) -> bool:

@@ -1,8 +1,9 @@
 """Claims for those who stand at a door: `opslog.Lease` by the id of its document, or by a condition that says which
 documents are to be worked on.
 
-A lease that somebody else has is over when its stamp has been the same for its duration, as seen from here. So what was
-seen has to be remembered: one `Leases` serves a session for as long as it lasts.
+Who claims gets a key, and renews and releases by it: from another session, too, or through another server. So nobody
+needs to have a connection of its own. A lease that somebody else has is over when its stamp has been the same for its
+duration, as seen from here; what was seen is remembered, so one `Leases` serves for as long as its store is open.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from opslog.doors.operations import Documents, Operations, merge_patched
-from opslog.errors import LeaseLostError, UsageError
+from opslog.errors import UsageError
 from opslog.format.commits import Set
 from opslog.format.documents import Document
 from opslog.lease import PREFIX, Lease
@@ -26,7 +27,7 @@ from opslog.store import replica_of
 
 R = TypeVar("R")
 
-# How many leases are remembered.
+# How many leases of others are remembered.
 _REMEMBERED = 100_000
 
 
@@ -37,8 +38,8 @@ class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
     :ivar id: the document; empty where none was free.
     :ivar data: as it is now; None: there is no such document.
     :ivar stamp: of the document.
-    :ivar seconds: for how long it is held, without another claim. Where somebody else holds it: how long that lasts at
-        the most, unless it is renewed.
+    :ivar key: renews and releases the claim.
+    :ivar seconds: for how long it is held, unless it is renewed; also where somebody else holds it.
     :ivar holder: who holds it.
     :ivar token: grows with each claim over all holders, for systems outside to refuse late workers.
     """
@@ -47,21 +48,23 @@ class Claimed(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str = ""
     data: Document | None = None
     stamp: str | None = None
+    key: str | None = None
     seconds: float = 0.0
     holder: str | None = None
     token: int | None = None
 
 
 class _Named:
-    """What a lease needs of a store, in the name of an author; and the transaction that is being decided.
+    """What a lease needs of a store, in the name of an author.
 
-    :ivar deciding: while a function decides.
+    :ivar deciding: the transaction that is being decided; `stamp`: of what the last one wrote.
     """
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self.replica = self._replica = replica_of(operations.store)
         self.deciding: Documents | None = None
+        self.stamp: str | None = None
 
     def record(self, id: str) -> Set | None:
         return self._operations.store.record(id)
@@ -71,24 +74,27 @@ class _Named:
             self.deciding = transaction
             return function(transaction)
 
-        return self._operations.decide(decide, attempts=attempts)[0]
+        result, self.stamp = self._operations.decide(decide, attempts=attempts)
+        return result
 
 
 class Leases:
-    """The leases of one session. Safe to use from many threads: claims of one session are made one after the other."""
+    """Claims in the name of one author. Safe to use from many threads: they are made one after the other."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._named = _Named(operations)
-        self._leases: dict[str, Lease] = {}
+        # Of others, by their documents: each remembers since when it has seen the same stamp.
+        self._seen: dict[str, Lease] = {}
         self._lock = threading.Lock()
 
     def claim(self, id: str, seconds: float, where: Where | None = None) -> Claimed:
-        """Claim a document, or renew what is held.
+        """Claim a document, unless somebody holds it.
 
         :param where: only if the document fulfils this condition when it is claimed.
         :raises UsageError: this is no duration, or no document that can be claimed.
         """
+        _check(id)
         with self._lock:
             return self._claim(id, seconds, None if where is None else parse(where))
 
@@ -101,75 +107,93 @@ class Leases:
         with self._lock:
             self._operations.store.refresh()
             matches, _ = self._named.replica.questions.matches(asked, self._operations.store.records)
-            ids = [record.id for record, _ in matches if not record.id.startswith(PREFIX)]
-            for id in ids:
-                lease = self._lease(id, seconds)
-                if lease.stamp is None and lease.observe():
+            for id in [record.id for record, _ in matches if not record.id.startswith(PREFIX)]:
+                if self._lease(id, seconds).observe():
                     claimed = self._claim(id, seconds, asked.condition)
                     if claimed.claimed:
                         return claimed
         return Claimed(False)
 
+    def renew(self, id: str, key: str, seconds: float) -> Claimed:
+        """Hold a document for so long from now on.
+
+        :raises LeaseLostError: it is not held by this key any more.
+        """
+        _check(id)
+        with self._lock:
+            lease = self._held(id, key, seconds)
+            lease.renew()
+            return self._claimed(id, lease)
+
+    def release(
+        self, id: str, key: str, *, data: Document | None = None, changes: Document | None = None
+    ) -> str | None:
+        """Let others have a document at once; with its last value, or changes of it, in the same transaction.
+
+        :param data: the document's new value.
+        :param changes: as of `Operations.modify`.
+        :returns: the stamp of the document; None: there is none.
+        :raises LeaseLostError: it is not held by this key any more; nothing was written.
+        """
+        if data is not None and changes is not None:
+            raise UsageError("give the document's last value or changes of it, not both")
+        _check(id)
+        with self._lock:
+            lease = self._held(id, key)
+            if data is not None:
+                lease.finish(data)
+            elif changes is not None:
+                lease.transact(partial(_finish, id, changes))
+            else:
+                lease.release()
+                now = self._named.record(id)
+                return None if now is None else str(now.stamp)
+            return self._named.stamp
+
     def _claim(self, id: str, seconds: float, condition: Condition | None) -> Claimed:
-        if id.startswith(PREFIX):
-            raise UsageError(f"{id!r} is itself a lease: claim {id.removeprefix(PREFIX)!r}")
         lease = self._lease(id, seconds)
-        lease.claim(None if condition is None else partial(self._fulfils, id, condition))
+        if lease.claim(None if condition is None else partial(self._fulfils, id, condition)):
+            del self._seen[id]
+            return self._claimed(id, lease)
+        record, theirs = self._named.record(id), self._named.record(PREFIX + id)
+        return Claimed(
+            False,
+            id,
+            None if record is None else record.document,
+            None if record is None else str(record.stamp),
+            seconds=0.0 if theirs is None else theirs.document.get("seconds", 0.0),
+            holder=lease.holder,
+        )
+
+    def _claimed(self, id: str, lease: Lease) -> Claimed:
         record = self._named.record(id)
         data, stamp = (None, None) if record is None else (record.document, str(record.stamp))
-        if lease.stamp is not None:
-            return Claimed(True, id, data, stamp, lease.seconds, lease.holder, lease.token)
-        theirs = self._named.record(PREFIX + id)
-        wait = theirs.document.get("seconds", 0.0) if theirs is not None else 0.0
-        return Claimed(False, id, data, stamp, wait, lease.holder)
+        return Claimed(True, id, data, stamp, lease.key, lease.seconds, lease.holder, lease.token)
 
     def _fulfils(self, id: str, condition: Condition, document: Document | None) -> bool:
         assert self._named.deciding is not None
         record = self._named.deciding.record(id)
         return record is not None and document is not None and compiled(condition)(document, record)
 
+    def _held(self, id: str, key: str, seconds: float = 1.0) -> Lease:
+        return Lease(self._named, id, seconds, holder=self._operations.author, key=key)
+
     def _lease(self, id: str, seconds: float) -> Lease:
-        lease = self._leases.get(id)
+        lease = self._seen.get(id)
         if lease is None:
-            self._leases[id] = lease = Lease(self._named, id, seconds, holder=self._operations.author)
-            if len(self._leases) > _REMEMBERED:
-                self._forget()
+            self._seen[id] = lease = Lease(self._named, id, seconds, holder=self._operations.author)
+            if len(self._seen) > _REMEMBERED:
+                del self._seen[next(iter(self._seen))]  # if somebody holds it still, its time begins anew
         lease.seconds = seconds
         return lease
 
-    def _forget(self) -> None:
-        """Half of what is not held here, the oldest first. If it is still there, its time begins anew."""
-        for id in [id for id, lease in self._leases.items() if lease.stamp is None][: _REMEMBERED // 2]:
-            del self._leases[id]
 
-    def release(self, id: str, *, data: Document | None = None, changes: Document | None = None) -> str | None:
-        """Let others have a document at once; with its last value, or changes of it, in the same transaction.
-
-        :param data: the document's new value.
-        :param changes: as of `Operations.modify`.
-        :returns: the stamp of the document, as it is now; None: there is none.
-        :raises LeaseLostError: it is not held here any more; nothing was written.
-        """
-        if data is not None and changes is not None:
-            raise UsageError("give the document's last value or changes of it, not both")
-        with self._lock:
-            lease = self._leases.get(id)
-            if lease is None or lease.stamp is None:
-                record = self._named.record(PREFIX + id)
-                who = "nobody holds it" if record is None else f"{record.author} holds it"
-                raise LeaseLostError(f"{id!r} is not held by this session: {who}. Nothing was written", id, record)
-            if data is None and changes is None:
-                lease.release()
-            elif data is not None:
-                lease.finish(data)
-            else:
-                lease.transact(partial(_finish, id, changes))
-            del self._leases[id]
-            now = self._named.record(id)
-        return None if now is None else str(now.stamp)
+def _check(id: str) -> None:
+    if id.startswith(PREFIX):
+        raise UsageError(f"{id!r} is itself a lease: name the document, {id.removeprefix(PREFIX)!r}")
 
 
-def _finish(id: str, changes: Document | None, transaction: Documents) -> None:
+def _finish(id: str, changes: Document, transaction: Documents) -> None:
     """Change the document and release its lease."""
-    transaction.set(id, merge_patched(transaction.get(id), changes or {}))
+    transaction.set(id, merge_patched(transaction.get(id), changes))
     transaction.delete(PREFIX + id)

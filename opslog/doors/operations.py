@@ -39,7 +39,7 @@ from opslog.doors.values import (
     Written,
     entry_of,
 )
-from opslog.errors import NotFoundError, UsageError
+from opslog.errors import ConflictError, NotFoundError, UsageError
 from opslog.format.commits import Commit, Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
@@ -235,16 +235,20 @@ class Operations:
         wrote; for doors that have operations of their own. As of `Store.transact`."""
         return self._decide("transact", function, attempts)
 
-    def undo(self) -> Undone:
+    def undo(self, stamp: str | None = None) -> Undone:
         """Take back the author's newest commit, as of `Store.undo`. One in a log of that name is not taken back here.
 
-        :raises ConflictError: others have written one of its documents since. Nothing was written.
-        :raises UsageError: the newest one is in a log of that name.
+        :param stamp: only if that commit has this stamp: where others may write in the same name.
+        :raises ConflictError: it has another one, or others have written one of its documents since. Nothing was
+            written.
+        :raises UsageError: the newest one is in a log of that name; or this is no stamp.
         """
         replica, author = self._replica, self._author or ""
         replica.check_writable("undo")
-        if replica.log is not None and author == replica.author:
-            return Undone(self._store.undo())
+        wanted = None if stamp is None else Stamp.parse(stamp)
+        if replica.log is not None and author == replica.author and wanted is None:
+            taken_back = replica.undo()
+            return Undone(taken_back is not None, None, list(taken_back or ()))
         self._refresh()
         where = replica.undoable(author)
         if where is Undoable.IN_OWN_LOG:
@@ -253,10 +257,15 @@ class Operations:
             return Undone(False)
 
         def decide(transaction: Documents) -> Undone:
-            if transaction.undo(author) is None:
+            ids = transaction.undo(author)
+            if ids is None:
                 return Undone(False)
             target = Stamp(transaction.undone, TRANSACTIONS)
-            return Undone(True, str(target), list(transaction.reads.documents))
+            if wanted not in (None, target):
+                raise ConflictError(
+                    f"the newest write of {author} has the stamp {target}, not {stamp}: nothing was undone"
+                )
+            return Undone(True, str(target), list(ids))
 
         undone, _ = self._decide("undo", decide)
         return undone

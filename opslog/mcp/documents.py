@@ -26,7 +26,8 @@ write. Begin with `describe`.
 - To change something without losing what others wrote: `modify` (changes fields in place), or read it with `get` and \
 give its stamp as `if_stamp`. A plain `set` replaces the whole document.
 - To work on something that others could take, too: `claim` it first (by id, or the first that fulfils a condition), \
-then `release` it with its last changes. A claim ends by itself after its seconds; claim again to keep it.
+then `release` it, by the key that you got, with its last changes. A claim ends by itself after its seconds; claim \
+again with the key to keep it.
 - Several writes that belong together: `batch`. A mistake: `undo` takes back your newest write.
 - What happened since: keep the `token` of `changes`, and give it as `since` next time.
 Results are short: use `where`, `fields`, `limit` and `cursor`. A condition is a text such as \
@@ -116,6 +117,7 @@ class BatchIn(msgspec.Struct, forbid_unknown_fields=True):
 
 class ClaimIn(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str | None, Meta(description="The document to claim. Left out: the first that `where` finds.")] = None
+    key: Annotated[str | None, Meta(description="To renew a claim of yours: the key that it gave, with the id.")] = None
     where: Where_ = None
     order_by: OrderBy_ = None
     seconds: Seconds = _LEASE_SECONDS
@@ -123,6 +125,7 @@ class ClaimIn(msgspec.Struct, forbid_unknown_fields=True):
 
 class ReleaseIn(msgspec.Struct, forbid_unknown_fields=True):
     id: Id
+    key: Annotated[str, Meta(description="The key that claim gave.")]
     data: Annotated[Document | None, Meta(description="The document's last value, in the same transaction.")] = None
     changes: Annotated[Document | None, Meta(description='Or changes of it, as of modify: {"status": "done"}.')] = None
 
@@ -134,6 +137,12 @@ class Released(msgspec.Struct, frozen=True):
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
+
+
+class UndoIn(msgspec.Struct, forbid_unknown_fields=True):
+    stamp: Annotated[
+        str | None, Meta(description="Only if your newest write has this stamp. Left out: whichever it is.")
+    ] = None
 
 
 class HistoryIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -164,10 +173,14 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Documents:
-    """The tools of one session."""
+    """The tools of one session.
 
-    def __init__(self, operations: Operations) -> None:
+    :param is_alone: whether nobody else writes in its name.
+    """
+
+    def __init__(self, operations: Operations, *, is_alone: bool = True) -> None:
         self._operations = operations
+        self._is_alone = is_alone
         self._leases = Leases(operations)
 
     def find(self, asked: FindIn) -> FoundPage:
@@ -212,8 +225,12 @@ class Documents:
 
     def claim(self, asked: ClaimIn) -> Claimed:
         """Hold a document so that no other agent works on it: by id, or the first one that fulfils a condition and that
-        nobody holds. claimed: false says who has it, or, with an empty id, that there is none. Claim again to keep
-        it."""
+        nobody holds. claimed: false says who has it, or, with an empty id, that there is none. Claim again
+        with the key to keep it."""
+        if asked.key is not None:
+            if asked.id is None:
+                raise UsageError("claim: to renew a claim, name its document by id, too")
+            return self._leases.renew(asked.id, asked.key, asked.seconds)
         if asked.id is not None:
             return self._leases.claim(asked.id, asked.seconds, asked.where)
         if asked.where is None:
@@ -223,12 +240,16 @@ class Documents:
     def release(self, asked: ReleaseIn) -> Released:
         """Let others have a document that you claimed, with its last value or changes in the same transaction. If the
         claim is over and somebody else has it, nothing is written: the error is lease_lost."""
-        return Released(asked.id, self._leases.release(asked.id, data=asked.data, changes=asked.changes))
+        return Released(asked.id, self._leases.release(asked.id, asked.key, data=asked.data, changes=asked.changes))
 
-    def undo(self, asked: Nothing) -> Undone:
+    def undo(self, asked: UndoIn) -> Undone:
         """Take back the newest write of this session, a batch as a whole. The error conflict says that others have
         written since."""
-        return self._operations.undo()
+        if asked.stamp is None and not self._is_alone:
+            raise UsageError(
+                "undo: this connection has no session, and others write in its name: give the stamp of the write"
+            )
+        return self._operations.undo(asked.stamp)
 
     def history(self, asked: HistoryIn) -> History:
         """What happened to a document: who wrote what and when, oldest first, as far as it is kept."""
@@ -266,7 +287,7 @@ class Documents:
             tool(self.batch, "Write several documents at once", BatchIn, Written, destroys),
             tool(self.claim, "Claim a document to work on", ClaimIn, Claimed, adds),
             tool(self.release, "Release a claimed document", ReleaseIn, Released, destroys),
-            tool(self.undo, "Undo your newest write", Nothing, Undone, destroys),
+            tool(self.undo, "Undo your newest write", UndoIn, Undone, destroys),
             tool(self.history, "History of a document", HistoryIn, History, READS),
             tool(self.changes, "What changed since", ChangesIn, ChangesPage, READS),
         ]

@@ -95,10 +95,10 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
     def begin(key: str | None) -> Session:
         author = None
         if not offer.read_only:
-            # So that sessions undo their own writes, and hold their own claims.
-            author = session_name(offer.agent) if key is None else session_name(offer.agent, REAL.nonce()[:8])
+            # So that sessions undo their own writes.
+            author = session_name(offer.agent, REAL.nonce()[:8]) if key else session_name(offer.agent)
         operations = Operations(store, author)
-        tools = Memory(operations).tools() if offer.memory else Documents(operations).tools()
+        tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=key != "").tools()
         return Session(operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
 
     door = Door(begin)

@@ -53,8 +53,8 @@ class Session(msgspec.Struct, frozen=True):
 class Door:
     """Answers the requests of clients.
 
-    :param begin: makes what a new session gets; called with the number of the session at an address, None for the only
-        one of a process.
+    :param begin: makes what a new session gets; called with the id of the session at an address, empty for requests
+        there that belong to none, None for the only session of a process.
     """
 
     def __init__(self, begin: Callable[[str | None], Session]) -> None:
@@ -84,8 +84,8 @@ class Door:
 
     def _session(self, context: Context) -> Session:
         """The one of this request. Requests that belong to none share one."""
-        headers = getattr(context.request, "headers", None) or {}
-        key = headers.get("mcp-session-id")
+        headers = getattr(context.request, "headers", None)
+        key = None if headers is None else headers.get("mcp-session-id", "")
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = self._begin(key)

@@ -44,34 +44,65 @@ def test_a_document_has_one_holder_who_is_named(sessions: tuple[Operations, Oper
     sessions[0].set("t", {"status": "open"})
     mine = ann.claim("t", 60)
     assert (mine.claimed, mine.holder, mine.data) == (True, "ann", {"status": "open"})
-    theirs = bob.claim("t", 60)
-    assert (theirs.claimed, theirs.holder, theirs.seconds) == (False, "ann", 60)
-    again = ann.claim("t", 90)
-    assert again.claimed
-    assert (again.token or 0) > (mine.token or 0), "renewed"
-    with pytest.raises(opslog.LeaseLostError, match="ann holds it"):
-        bob.release("t")
-    with pytest.raises(opslog.LeaseLostError, match="ann holds it"):
-        bob.release("t", data={})
-    assert ann.release("t", changes={"status": "done"}) == sessions[0].get("t").stamp
+    assert mine.key
+    for leases in (ann, bob):  # who has a claim renews it by its key
+        theirs = leases.claim("t", 60)
+        assert (theirs.claimed, theirs.holder, theirs.seconds, theirs.key) == (False, "ann", 60, None)
+    again = ann.renew("t", mine.key, 90)
+    assert (again.claimed, again.key, again.seconds) == (True, mine.key, 90)
+    assert (again.token or 0) > (mine.token or 0)
+    for key in ("", "another"):
+        with pytest.raises(opslog.LeaseLostError, match="ann has it"):
+            bob.release("t", key)
+        with pytest.raises(opslog.LeaseLostError, match="ann has it"):
+            bob.release("t", key, data={})
+        with pytest.raises(opslog.LeaseLostError, match="ann has it"):
+            bob.renew("t", key, 60)
+    assert ann.release("t", mine.key, changes={"status": "done"}) == sessions[0].get("t").stamp
     assert sessions[0].get("t").data == {"status": "done"}
-    assert bob.claim("t", 60).claimed
-    assert sessions[1].get("t").author == "ann"
+    theirs = bob.claim("t", 60)
+    assert theirs.key not in (None, mine.key)
+    with pytest.raises(opslog.LeaseLostError, match="bob has it"):
+        ann.release("t", mine.key)
+
+
+def test_a_claim_goes_on_by_its_key_through_another_server(sessions: tuple[Operations, Operations]) -> None:
+    key = Leases(sessions[0]).claim("t", 60).key
+    assert key is not None
+    elsewhere = Leases(sessions[1])
+    assert elsewhere.renew("t", key, 60).holder == "bob"
+    assert elsewhere.release("t", key, data={"n": 1}) == sessions[0].get("t").stamp
+
+
+def test_an_undo_of_a_release_gives_the_claim_back(sessions: tuple[Operations, Operations]) -> None:
+    ann = Leases(sessions[0])
+    sessions[0].set("t", {"status": "open"})
+    key = ann.claim("t", 60).key
+    assert key is not None
+    ann.release("t", key, changes={"status": "done"})
+    assert sessions[0].undo().ids == ["t", "lease/t"]
+    assert not ann.claim("t", 60).claimed
+    ann.release("t", key, changes={"status": "really done"})
+    assert sessions[0].get("t").data == {"status": "really done"}
 
 
 def test_a_claim_that_is_not_renewed_is_taken_over(sessions: tuple[Operations, Operations], clock: Clock) -> None:
     ann, bob = map(Leases, sessions)
-    assert ann.claim("t", 60).claimed
+    key = ann.claim("t", 60).key
+    assert key is not None
     assert not bob.claim("t", 60).claimed, "seen for the first time"
     clock.now += 59
     assert not bob.claim("t", 60).claimed
+    ann.renew("t", key, 60)
     clock.now += 2
+    assert not bob.claim("t", 60).claimed, "renewed"
+    clock.now += 60
     assert bob.claim("t", 60).claimed
     with pytest.raises(opslog.LeaseLostError):
-        ann.release("t", data={"late": True})
+        ann.release("t", key, data={"late": True})
     assert sessions[0].find("late = true").items == []
-    with pytest.raises(opslog.LeaseLostError, match="bob holds it"):
-        ann.release("t")
+    with pytest.raises(opslog.LeaseLostError, match="bob has it"):
+        ann.release("t", key)
 
 
 def test_the_first_that_nobody_holds(sessions: tuple[Operations, Operations], clock: Clock) -> None:
@@ -86,7 +117,8 @@ def test_the_first_that_nobody_holds(sessions: tuple[Operations, Operations], cl
     clock.now += 61
     assert bob.claim_one("status = open", 60).id == "t0"
     door.modify("t1", {"status": "done"})
-    assert bob.claim_one("status = open", 60).id == "", "t1 fulfils it no more"
+    door.modify("t2", {"status": "done"})
+    assert bob.claim_one("status = open", 60).id == "", "they fulfil it no more"
 
 
 def test_a_condition_is_judged_when_it_is_claimed(sessions: tuple[Operations, Operations]) -> None:
@@ -95,10 +127,12 @@ def test_a_condition_is_judged_when_it_is_claimed(sessions: tuple[Operations, Op
     refused = ann.claim("t", 60, "status = open")
     assert (refused.claimed, refused.holder) == (False, None)
     sessions[1].modify("t", {"status": "open"})
-    assert bob.claim("t", 60, "status = open and @author = bob").claimed
-    assert bob.release("t") is not None
-    assert bob.claim("new", 60).data is None
-    assert bob.release("new") is None
+    claimed = bob.claim("t", 60, "status = open and @author = bob")
+    assert claimed.key
+    assert bob.release("t", claimed.key) == sessions[0].get("t").stamp
+    new = bob.claim("new", 60)
+    assert (new.claimed, new.data) == (True, None)
+    assert bob.release("new", new.key or "") is None
 
 
 def test_sessions_in_threads_share_out_tasks(tmp_path: Path) -> None:
@@ -108,9 +142,9 @@ def test_sessions_in_threads_share_out_tasks(tmp_path: Path) -> None:
 
         def work(number: int) -> None:
             leases = Leases(Operations(store, f"worker-{number}"))
-            while (claimed := leases.claim_one("status = open", 600)).claimed:
+            while key := (claimed := leases.claim_one("status = open", 600)).key:
                 done.append(claimed.id)
-                leases.release(claimed.id, changes={"status": "done", "by": number})
+                leases.release(claimed.id, key, changes={"status": "done", "by": number})
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -127,7 +161,7 @@ def test_what_cannot_be_claimed(sessions: tuple[Operations, Operations]) -> None
     with pytest.raises(opslog.UsageError):
         leases.claim("t", 0)
     with pytest.raises(opslog.UsageError):
-        leases.release("t", data={}, changes={})
+        leases.release("t", "key", data={}, changes={})
     with pytest.raises(opslog.QueryError):
         leases.claim_one("= =", 60)
     sessions[0].set("lease/u", {"no": "lease"})

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from mcp import Client
 
 import opslog
-from tests.support.mcp_clients import COMMAND, ERAS, Calls, http, stdio
+from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
 from tests.support.places import DIRECTORY, Place
 
 
@@ -42,7 +42,7 @@ async def _work(call: Calls, done: list[str]) -> None:
     """Do tasks until there are none."""
     while (claimed := await call("claim", where="status = open", seconds=600))["claimed"]:
         done.append(claimed["id"])
-        await call("release", id=claimed["id"], changes={"status": "done"})
+        await call("release", id=claimed["id"], key=claimed["key"], changes={"status": "done"})
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,18 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
                 *(second("modify", id="a", changes={f"m{n}": n}) for n in range(10)),
             )
             assert len((await first("get", id="a"))["data"]) == 20
-            if mode == "legacy":  # where there are sessions, each has a name, claims and undos of its own
-                assert (await first("claim", id="a", seconds=60))["claimed"]
-                assert not (await second("claim", id="a", seconds=60))["claimed"]
+            await first("modify", id="a", changes={"last": True})
+            assert (await first("claim", id="a", seconds=60))["claimed"]
+            assert not (await second("claim", id="a", seconds=60))["claimed"]
+            stamp = (await first("set", id="b", data={"by": "first"}))["stamp"]
+            if mode == "legacy":  # where there are sessions, each has a name of its own, and undoes its own writes
                 assert (await second("describe"))["agent"] != (await first("describe"))["agent"]
-                await first("set", id="b", data={"by": "first"})
-                with suppress(Exception):
+                with pytest.raises(Refused):  # its newest write is one of `a`, which others have written since
                     await second("undo")
-                assert (await first("get", id="b"))["data"] == {"by": "first"}
+            else:
+                with pytest.raises(Refused, match="give the stamp"):
+                    await second("undo")
+            assert (await first("undo", stamp=stamp))["ids"] == ["b"]
 
     with http(str(tmp_path / "store"), "--agent", "claude") as url:
         asyncio.run(run(url))

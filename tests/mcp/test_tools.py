@@ -32,7 +32,9 @@ def test_a_claim_is_one_call_and_its_result_another(tmp_path: Path, mode: str) -
         await call("batch", ops=[{"op": "create", "id": f"task-{n}", "data": {"status": "open"}} for n in range(3)])
         claimed = await call("claim", where="status = open", seconds=60)
         assert (claimed["claimed"], claimed["id"], claimed["data"]) == (True, "task-0", {"status": "open"})
-        released = await call("release", id="task-0", changes={"status": "done"})
+        assert not (await call("claim", id="task-0"))["claimed"], "a claim of one's own is renewed by its key"
+        assert (await call("claim", id="task-0", key=claimed["key"], seconds=90))["seconds"] == 90
+        released = await call("release", id="task-0", key=claimed["key"], changes={"status": "done"})
         entry = await call("get", id="task-0")
         assert (entry["stamp"], entry["data"]) == (released["stamp"], {"status": "done"})
         page = await call("find", where={"status": "open"}, fields=["status"], limit=1, count=True)
@@ -92,8 +94,12 @@ def test_errors_say_what_to_do_next(tmp_path: Path, mode: str) -> None:
             ("invalid", "set", {"id": "a", "data": {}, "if_stamp": "yesterday"}),
             ("invalid", "claim", {}),
             ("invalid", "claim", {"id": "lease/a"}),
+            ("invalid", "claim", {"key": "x"}),
+            ("invalid", "undo", {"stamp": "yesterday"}),
+            ("conflict", "undo", {"stamp": "1@transactions"}),
+            ("invalid", "release", {"id": "a"}),
             ("invalid", "changes", {"since": "yesterday"}),
-            ("lease_lost", "release", {"id": "a"}),
+            ("lease_lost", "release", {"id": "a", "key": "x"}),
         ]
         for code, tool, arguments in wrong:
             with pytest.raises(Refused) as refused:
