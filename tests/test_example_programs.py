@@ -43,9 +43,9 @@ def test_the_page_shows_what_the_programs_print(place: Path) -> None:
     check_console(EXAMPLES / "README.md", place)
 
 
-def test_there_are_three_programs_of_a_page_each_and_the_page_describes_them() -> None:
+def test_there_are_four_programs_of_a_page_each_and_the_page_describes_them() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 4
     for name in PROGRAMS:
         assert f"[{name}]({name})" in text
         assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= LINES_MAX, "a page, no more"
