@@ -83,6 +83,10 @@ docs: .venv-docs/stamp  ## the site of docs/, in build/site; whatever is doubtfu
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --clean --quiet $(ARGS)
 	@echo "open build/site/index.html, or serve it: $(DOCS)/mkdocs serve"
 
+.PHONY: release
+release: $(STAMP)  ## wheel and sdist in dist/, checked, and installed and used on each Python here; publishes nothing
+	.ci/release $(ARGS)
+
 .PHONY: clean
 clean:  ## remove everything that make and the tools wrote
 	rm -rf .venv .venv-docs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,25 +14,14 @@ import pytest
 import opslog
 from opslog.backends import open_backend
 from opslog.verify.verify import verify
-
-ROOT = Path(__file__).parents[1]
-RELEASE = "bd90177"
-"""The commit of 0.1.0."""
+from tests.support.releases import release_in
 
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where 0.1.0 is installed, from a wheel that is built of its commit; skips where git does not have that."""
     folder = tmp_path_factory.mktemp("old")
-    archive = folder / "source.tar"
-    made = subprocess.run(
-        ["git", "-C", ROOT, "archive", "--format=tar", "--output", archive, RELEASE], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no git history here, so no {RELEASE}: {made.stderr.decode(errors='replace').strip()}")
-    source = folder / "source"
-    source.mkdir()
-    subprocess.run(["tar", "-xf", archive, "-C", source], check=True)
+    source = release_in(folder)
     build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, source)
     subprocess.run([sys.executable, "-m", "pip", *build], check=True, cwd=folder)
     (wheel,) = folder.glob("*.whl")

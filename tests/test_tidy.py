@@ -26,7 +26,7 @@ def texts(*suffixes: str) -> Iterator[tuple[str, str]]:
     folders = (ROOT / name for name in (*SOURCES, "benchmarks", "docs", "examples", "tests", ".ci"))
     files = [path for folder in folders for path in folder.rglob("*")] + list(ROOT.iterdir())
     for path in sorted(files):
-        written = path.suffix in suffixes or (not suffixes and path.name in {"Makefile", "run"})
+        written = path.suffix in suffixes or (not suffixes and path.name in {"Makefile", "run", "release", "pythons"})
         if written and path.is_file():
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
