@@ -10,6 +10,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+import opslog
 from tests.support.browsers import complaints_about, overflowing
 from tests.support.documents import ROOT
 
@@ -131,3 +133,21 @@ def test_names_in_the_reference_lead_to_their_headings(browser: Browser, site: s
     )
     page.context.close()
     assert not broken
+
+
+@pytest.mark.usefixtures("site")
+def test_the_reference_has_every_public_name() -> None:
+    html = (SITE / "reference" / "index.html").read_text(encoding="utf-8")
+    missing = [name for name in opslog.__all__ if not re.search(rf'id="opslog\.(\w+\.)*{name}"', html)]
+    assert not missing, "add them to docs/reference.md"
+
+
+@pytest.mark.usefixtures("site")
+def test_the_first_page_is_the_readme_and_leads_to_all_pages() -> None:
+    html = (SITE / "index.html").read_text(encoding="utf-8")
+    article = html[html.index("<article") : html.index("</article>")]
+    assert "An acknowledged commit is never lost" in article
+    assert "test_processes.py" in article, "tests have no page: they are named"
+    linked = set(re.findall(r'href="(?:\./)?([\w-]+)/(?:#[^"]*)?"', article))
+    shown = {path.parent.name for path in SITE.glob("*/index.html")} - {"decisions"}
+    assert linked >= shown, f"docs/index.md does not name {shown - linked}"
