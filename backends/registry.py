@@ -28,10 +28,12 @@ _BUILT_IN = {
     "s3": "opslog.backends.objects.s3:open_url",
     "gs": "opslog.backends.objects.clouds:open_gs",
     "az": "opslog.backends.objects.clouds:open_az",
+    "http": "opslog.backends.remote.backend:open_url",
+    "https": "opslog.backends.remote.backend:open_url",
 }
 
 # The optional extra of opslog that brings what a scheme needs.
-_EXTRAS = {"s3": "s3", "gs": "fast", "az": "fast"}
+_EXTRAS = {"s3": "s3", "gs": "fast", "az": "fast", "http": "client", "https": "client"}
 
 _registered: dict[str, Factory] = {}
 

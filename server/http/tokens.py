@@ -50,9 +50,13 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self, path: str, right: Right) -> None:
         """:raises Refused: 403, this token does not cover the path."""
-        prefixes = {"read": self.read, "write": self.write, "operate": self.operate}[right]
-        if not any(_covers(prefix, path) for prefix in prefixes):
+        if not self.covers(path, right):
             raise Refused(403, f"this token may not {right} {path or 'everything'}")
+
+    def covers(self, path: str, right: Right) -> bool:
+        """Whether it is good for this."""
+        prefixes = {"read": self.read, "write": self.write, "operate": self.operate}[right]
+        return any(_covers(prefix, path) for prefix in prefixes)
 
     def author(self) -> str:
         """In whose name it writes to stores.

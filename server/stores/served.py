@@ -18,6 +18,7 @@ from opslog.format.layout import check_name
 from opslog.history import Point
 from opslog.replica.feed import Changes, Feed
 from opslog.server.protocol.refusals import Refused
+from opslog.server.stores.remote_storage import StorageService
 from opslog.store import Store, replica_of
 
 R = TypeVar("R")
@@ -33,6 +34,7 @@ class ServedStore:
 
     Everything but construction and `call` blocks.
 
+    :ivar storage: for agents elsewhere that have a replica of their own.
     :param name: in addresses.
     :param agent: in whose name is written for those who name none.
     :raises OpslogError: as of `opslog.open`.
@@ -48,6 +50,7 @@ class ServedStore:
         )
         replica = replica_of(self._store)
         self._feed = Feed(replica.loader, replica.schema.decode)
+        self.storage = StorageService(replica.backend, environment)
         self._threads = ThreadPoolExecutor(_THREADS, f"opslog-store-{name}")
         self._feed_thread = ThreadPoolExecutor(1, f"opslog-feed-{name}")
         self._views: OrderedDict[Point, _View] = OrderedDict()
@@ -115,6 +118,7 @@ class ServedStore:
         """Wait for the calls that are under way, and close the store."""
         self._feed_thread.shutdown()
         self._threads.shutdown()
+        self.storage.close()
         for view in self._views.values():
             view.store.close()
         self._store.close()

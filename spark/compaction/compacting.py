@@ -50,7 +50,6 @@ from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import executing
 from opslog.spark.compaction.executing import Batches, PartSlice, StoreAddress
-from opslog.spark.errors import unwrap
 from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, read_ends
@@ -80,8 +79,7 @@ def compact(
     :param storage_options: what the backend takes.
     :raises LockedError: another compaction is running.
     :raises NotFoundError: there is no store.
-    :raises OpslogError: such as CorruptError: a task found that; the store is as it was before.
-    :raises PySparkException: a task failed more often than Spark tries it, likewise.
+    :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
     address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
     with address.open() as backend, backend.lock(LOCK), _Frames() as frames:
@@ -90,10 +88,7 @@ def compact(
         if sealed:
             tails = read_ends(backend, environment)
         read = _Merging(spark, address, tails, sealed, frames).read
-        try:
-            return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
-        except PySparkException as error:
-            raise unwrap(error) from None
+        return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
 
 
 class _Frames:

@@ -83,7 +83,9 @@ def test_urls_that_name_nothing(url: str) -> None:
 
 
 def test_an_unknown_scheme_names_the_known_ones_and_the_way_to_add_one() -> None:
-    with pytest.raises(InvalidNameError, match=r"gopher://.*file://, gs://, memory://.*'gopher'.*'opslog\.backends'"):
+    with pytest.raises(
+        InvalidNameError, match=r"gopher://.*file://, gs://, http://, https://, memory://.*'gopher'.*'opslog\.backends'"
+    ):
         open_backend("gopher://a")
 
 
@@ -133,7 +135,7 @@ def test_an_installed_backend_is_found_by_its_entry_point(distribution: str) -> 
     backend = open_backend("fake://somewhere")
     assert backend.url == "memory://fake://somewhere"
     assert distribution in sys.modules
-    with pytest.raises(InvalidNameError, match=r"fake://, file://, gs://, memory://"):
+    with pytest.raises(InvalidNameError, match=r"fake://, file://, gs://, http://, https://, memory://"):
         open_backend("gopher://a")
 
 

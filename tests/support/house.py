@@ -60,7 +60,6 @@ SERVER: Floors = [
 ]
 
 SPARK: Floors = [
-    ("opslog.spark.errors",),
     ("opslog.spark.java",),
     ("opslog.spark.sessions",),
     ("opslog.spark.stores",),

@@ -115,6 +115,30 @@ def carry_out(store: opslog.Store[Document], changes: Changes, *, atomic: bool) 
         each()
 
 
+def write_numbered(url: str, agent: str) -> None:
+    """Set documents of one's own until asked to stop, or refused; say each number that is acknowledged, and in the end
+    how many those were and what refused the next one."""
+    asked = threading.Event()
+
+    def listen() -> None:
+        hear()
+        asked.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    count, refusal = 0, None
+    with opslog.open(url, agent=agent, compact_after=None) as store:
+        while not asked.is_set() and refusal is None:
+            try:
+                store[f"{agent}-{count}"] = {"number": count}
+            except ReopenError as error:
+                refusal = type(error).__name__
+            else:
+                count += 1
+                say(count)
+    say({"agent": agent, "count": count, "refusal": refusal})
+    asked.wait()
+
+
 def work(url: str, agent: str, kind: str, start: int) -> None:
     """Commit number `start`, and those that follow, until killed; say each number that is acknowledged.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
+from opslog.backends.remote.protocol import CONTENT_TYPE
 from opslog.errors import OpslogError
 from opslog.format import exact
 from opslog.format.documents import Document
@@ -29,12 +31,18 @@ from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.feed import FOLDER
+from opslog.server.stores.rights import EVERYBODY, Client
 from opslog.server.stores.served import ServedStore, ServedStores
 
 ROOT = "/v1/store/"
 LIST = "/v1/stores"
 DESCRIPTION = "/v1/openapi.json"
 _log = logging.getLogger("opslog.server")
+# Below the address of a store, for agents that have replicas of their own.
+STORAGE = "/storage"
+# Files of a store, as a part of a snapshot, are larger than documents.
+_STORAGE_BYTES_MAX = 128 * 1024 * 1024
+_STORAGE_TYPE = (b"content-type", CONTENT_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 _READING = frozenset({"GET", "HEAD"})
 
@@ -79,7 +87,11 @@ class Rest:
             if scope["path"] == LIST:
                 _check_reads(scope["method"])
                 return await self._send(scope, send, Answer(200, self._list(scope)), head=head)
-            return await self._send(scope, send, await self._call(scope, receive), head=head)
+            name, path = _split(scope)
+            if path == STORAGE:
+                body = await self._call_storage(name, scope, receive)
+                return await reply(send, 200, [_STORAGE_TYPE, NO_STORE], body)
+            return await self._send(scope, send, await self._call(name, path, scope, receive), head=head)
         except PreconditionError as error:
             document, headers = problems.document_of(error.error, 412)
         except OpslogError as error:
@@ -95,8 +107,24 @@ class Rest:
         token = self._admission.token(scope)
         return {"stores": [name for name in self._stores.names if _may_read(token, name)]}
 
-    async def _call(self, scope: Scope, receive: Receive) -> Answer:
-        name, path = _split(scope)
+    async def _call_storage(self, name: str, scope: Scope, receive: Receive) -> bytes:
+        """A request of an agent that has a replica of its own: `opslog.backends.remote.protocol`."""
+        if scope["method"] != "POST":
+            raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"POST, OPTIONS")])
+        token = self._admission.admit(scope, FOLDER + name, "read")
+        served = self._stores.find(name)
+        client = EVERYBODY if token is None else _client_of(token, FOLDER + name)
+        options = self._options
+        most = max(options.max_body_bytes, min(_STORAGE_BYTES_MAX, options.max_buffered_bytes))
+        with self._budget.holding() as holding:
+            fields = requests.fields(scope["headers"])
+            data = await requests.body(receive, fields, most, options.body_seconds, holding)
+            answer, has_written = await served.call(partial(served.storage.answer, data, client))
+        if has_written:
+            self._wrote(served)
+        return answer
+
+    async def _call(self, name: str, path: str, scope: Scope, receive: Receive) -> Answer:
         route, rest = _route(scope["method"], path)
         token = self._admission.admit(scope, FOLDER + name, route.right)
         served = self._stores.find(name)
@@ -150,19 +178,19 @@ class Rest:
         return await reply(send, answer.status, headers, body, head=head)
 
 
+def _client_of(token: Token, path: str) -> Client:
+    """What a token may do with a storage."""
+    writes, operates = token.covers(path, "write"), token.covers(path, "operate")
+    return Client(token.author() if writes else "", writes=writes, operates=operates)
+
+
 def _check_reads(method: str) -> None:
     if method not in _READING:
         raise Refused(405, f"{method} is not a method of this address", [(b"allow", b"GET, HEAD, OPTIONS")])
 
 
 def _may_read(token: Token | None, name: str) -> bool:
-    if token is None:
-        return True
-    try:
-        token.check(FOLDER + name, "read")
-    except Refused:
-        return False
-    return True
+    return token is None or token.covers(FOLDER + name, "read")
 
 
 def _split(scope: Scope) -> tuple[str, str]:

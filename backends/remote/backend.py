@@ -1,0 +1,317 @@
+"""A store on a server, as one more backend: each call is a request to ``opslog serve --store``.
+
+What this file guarantees:
+
+- A call that changes something is carried out once, whatever the network repeats, delays or loses, and whenever the
+  server is killed (`opslog.backends.remote.protocol`). What is still uncertain at the deadline is a
+  `CommitUnknownError`.
+- An agent's name is a session on the server. Whoever was replaced while it did not ask for anything is fenced: its next
+  append is refused, and nothing of it is in the log.
+- A lock is held until `LOCK_SECONDS` after it was taken or renewed. It saves work and protects nothing, as on object
+  storages.
+- In a forked child every call raises `ClosedError`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from typing import TypeVar
+
+import httpx
+
+from opslog.backends import forking
+from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.holders import this_process
+from opslog.backends.names import check_path, check_prefix
+from opslog.backends.remote import protocol
+from opslog.backends.remote.channel import DEADLINE_SECONDS, Channel
+from opslog.backends.remote.protocol import LOCK_SECONDS, Answer
+from opslog.environment import REAL, Environment
+from opslog.errors import (
+    AgentFencedError,
+    CommitUnknownError,
+    InvalidNameError,
+    MissingFileError,
+    OpslogError,
+    WriteFailedError,
+)
+from opslog.format.layout import check_name
+from opslog.logs import logger
+
+A = TypeVar("A", bound=Answer)
+
+# How long to try to say to a server that something is over. Where it does not hear it, that ends by itself.
+_FAREWELL_SECONDS = 3.0
+
+
+class RemoteBackend(forking.ProcessBound):
+    """The storage of a store that a server serves.
+
+    :param url: ``http://host:port/NAME``, or https; a path before the name is that of a proxy.
+    :param token: the bearer token that the server wants; None: it wants none.
+    :raises MissingStoreError: the server serves no such store.
+    :raises RetryError: it does not answer.
+    :raises UsageError: it wants another token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        environment: Environment = REAL,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._environment = environment
+        super().__init__()
+        self._channel = Channel(_address(self.url), self.url, token, environment, transport=transport)
+        try:
+            self._segments_grow = _as(protocol.Storage, self._channel.read(protocol.Describe())).segments_grow
+        except BaseException:
+            self._channel.close()
+            raise
+
+    @property
+    def segments_grow(self) -> bool:
+        """As on the server."""
+        return self._segments_grow
+
+    @property
+    def requests(self) -> int:
+        """How many were sent to the server."""
+        return self._channel.requests
+
+    # Reading
+
+    def list(self, prefix: str, after: str = "") -> list[Entry]:
+        self._check_open()
+        check_prefix(prefix)
+        return self._entries(protocol.ListFiles(prefix, after))
+
+    def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
+        self._check_open()
+        return self._entries(protocol.ListLogs(dict(seen)))
+
+    def _entries(self, call: protocol.Reading) -> builtins.list[Entry]:
+        return [Entry(*file) for file in _as(protocol.Entries, self._channel.read(call)).files]
+
+    def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
+        (data,) = self.read_many([Range(path, start, stop)])
+        if data is None:
+            raise MissingFileError(f"no file {path} in {self.url}", path)
+        return data
+
+    def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
+        self._check_open()
+        for part in ranges:
+            check_path(part.path)
+        wanted = [(part.path, part.start, part.stop) for part in ranges]
+        return _as(protocol.Contents, self._channel.read(protocol.Read(wanted))).parts if wanted else []
+
+    def map(self, path: str) -> Buffer | None:
+        self._check_open()
+        check_path(path)
+        return None
+
+    def now(self) -> float:
+        self._check_open()
+        return _as(protocol.Value, self._channel.read(protocol.Now())).number
+
+    # Creating and deleting
+
+    def create(self, path: str, data: bytes) -> None:
+        self._check_open()
+        check_path(path)
+        self._channel.change(lambda again: protocol.Create(path, bytes(data), again))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._check_open()
+        wanted = list(paths)
+        for path in wanted:
+            check_path(path)
+        if wanted:
+            self._settled(protocol.Delete(wanted))
+
+    def persist(self, paths: Iterable[str]) -> None:
+        self._check_open()
+        if wanted := list(paths):
+            self._settled(protocol.Persist(wanted))
+
+    def _settled(self, call: protocol.Change, deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
+        """The answer to a call that may as well be made again."""
+        try:
+            return self._channel.change(lambda _: call, deadline_seconds)
+        except CommitUnknownError as error:
+            raise WriteFailedError(f"{self.url} gave no certain answer: {error.__cause__}; try again") from error
+
+    # One writer per log, and locks
+
+    def appender(self, agent: str) -> RemoteAppender:
+        self._check_open()
+        check_name(agent, "agent")
+        session = self._environment.nonce()
+        try:
+            answer = self._settled(protocol.OpenLog(agent, session, this_process()))
+        except WriteFailedError:
+            raise
+        except BaseException:
+            self.end_session(agent, session)  # it may have begun
+            raise
+        end = _as(protocol.At, answer).position
+        assert end is not None
+        return RemoteAppender(self, agent, session, end)
+
+    def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
+        self._check_open()
+        check_name(agent, "agent")
+        place = (end.segment, end.offset)
+        answer = self._channel.change(lambda again: protocol.AppendAt(agent, place, bytes(data), again))
+        found = _as(protocol.At, answer).position
+        return None if found is None else Position(*found)
+
+    def is_free(self, agent: str) -> bool:
+        self._check_open()
+        check_name(agent, "agent")
+        return bool(_as(protocol.Value, self._channel.read(protocol.IsFree(agent))).number)
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        self._check_open()
+        check_name(name, "lock")
+        owner = self._environment.nonce()
+        taking, giving = protocol.Lock(name, owner, this_process()), protocol.Unlock(name, owner)
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(taking, done), name="opslog-lock", daemon=True)
+        try:
+            self._settled(taking)
+            with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
+                renewing.start()
+            yield
+        finally:
+            done.set()
+            if not self._is_forked:
+                if renewing.is_alive():
+                    renewing.join()
+                with suppress(OpslogError):  # it ends by itself
+                    self._settled(giving, _FAREWELL_SECONDS)
+
+    def _renew(self, lock: protocol.Lock, done: threading.Event) -> None:
+        while not done.wait(LOCK_SECONDS / 3):
+            try:
+                self._settled(lock)
+            except Exception as error:  # noqa: BLE001  (nobody else would ever hear of it)
+                message = "the lock %s of %s was not renewed, and that is tried again: %s"
+                logger("storage").warning(message, lock.name, self.url, error)
+
+    # Common ground
+
+    @property
+    def channel(self) -> Channel:
+        """The way to the server."""
+        self._check_open()
+        return self._channel
+
+    def end_session(self, agent: str, session: str) -> None:
+        """Let others have a name at once. Where the server does not answer they get it some time later."""
+        with suppress(OpslogError, RuntimeError):  # httpx says so where the backend was closed before
+            self._settled(protocol.CloseLog(agent, session), _FAREWELL_SECONDS)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if not self._is_forked:
+                self._channel.close()
+
+    def _name(self) -> str:
+        return self.url
+
+
+class RemoteAppender(forking.BoundAppender):
+    """The appender of `RemoteBackend`: a session on the server.
+
+    :param end: the last segment of the log, and its size.
+    """
+
+    def __init__(self, backend: RemoteBackend, agent: str, session: str, end: tuple[int, int]) -> None:
+        self._backend = backend
+        self._agent = agent
+        self._session = session
+        self._end = end
+        super().__init__()
+        self._floor = 0
+        # Why no append is possible any more, None while all is well.
+        self._refusal: OpslogError | None = None
+
+    def append(self, data: bytes) -> Position:
+        self._check_open()
+        channel, end, floor = self._backend.channel, self._end, self._floor
+        # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
+        self._refusal = CommitUnknownError(
+            "an earlier append was interrupted: close the store, open it again, and check which commits are there"
+        )
+        try:
+            answer = channel.change(
+                lambda again: protocol.Append(self._agent, self._session, end, floor, bytes(data), again)
+            )
+        except (CommitUnknownError, AgentFencedError) as error:
+            self._refusal = error
+            raise
+        except WriteFailedError as error:
+            self._end = (end[0], end[1] + error.durable)
+            self._refusal = None
+            raise
+        except OpslogError:
+            self._refusal = None  # nothing was written, and the next append may be
+            raise
+        position = Position(*_as(protocol.At, answer).position or (0, 0))
+        self._end = (position.segment, position.offset + len(data))
+        self._refusal = None
+        return position
+
+    def check_name(self) -> None:
+        """The server says so, at the next append."""
+        self._check_open()
+
+    def advance(self, segment: int) -> None:
+        if isinstance(self._refusal, AgentFencedError) and self._refusal.path and segment > self._floor:
+            self._refusal = None  # the caller has seen what is there, and goes on after it
+        self._check_open()
+        self._floor = max(self._floor, segment)
+
+    def close(self) -> None:
+        if self._closed or self._is_forked:
+            return
+        self._closed = True
+        self._backend.end_session(self._agent, self._session)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._refusal is not None:
+            raise copy(self._refusal)
+
+
+def _as(kind: type[A], answer: Answer) -> A:
+    assert isinstance(answer, kind), answer
+    return answer
+
+
+def _address(url: str) -> str:
+    """Where the calls of a store are posted to."""
+    parts = httpx.URL(url)
+    prefix, _, name = parts.path.rstrip("/").rpartition("/")
+    if parts.scheme not in {"http", "https"} or not parts.host or not name or parts.query or parts.fragment:
+        raise InvalidNameError(f"{url!r} names no store on a server: write http://host:4437/NAME")
+    return str(parts.copy_with(path=f"{prefix}/v1/store/{name}/storage"))
+
+
+def open_url(url: str, *, create: bool = True, token: str | None = None) -> RemoteBackend:
+    """The backend of ``http://host:port/NAME``; parameters as of `RemoteBackend`.
+
+    :param create: of no account: the server has made the stores that it serves.
+    """
+    return RemoteBackend(url, token=token)

@@ -1,0 +1,225 @@
+"""Requests to a server that serves a store, and what becomes of those that are not answered."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+import httpx
+import msgspec
+
+from opslog.backends.remote.protocol import (
+    CONTENT_TYPE,
+    VERSION,
+    Answer,
+    Change,
+    Failure,
+    Lane,
+    OpenLane,
+    Reading,
+    Request,
+    UnknownLane,
+    decode_answer,
+    encode,
+)
+from opslog.environment import Environment
+from opslog.errors import (
+    CommitUnknownError,
+    MissingStoreError,
+    OpslogError,
+    RetryError,
+    UsageError,
+    WriteFailedError,
+)
+
+# In seconds: how long a connection may take, and then each part of an answer. A server waits for the end of the shared
+# log for ten.
+CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 30.0
+
+# How long a call that changes something is sent again.
+DEADLINE_SECONDS = 60.0
+
+_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS_MAX = 2.0
+# How often a read is sent, over about a second: it changes nothing, so its failure may be reported early.
+_READS_MAX = 4
+
+# A server or proxy that says so has no answer now; it may have carried the request out.
+_NO_ANSWER = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class _Lane:
+    """A line of calls of which one is under way at a time. `number` is that of the last one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = 0
+
+
+class NoAnswerError(RetryError):
+    """(internal) Nobody knows what became of a request.
+
+    :ivar was_sent: whether the server may have got it.
+    """
+
+    def __init__(self, message: str, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class Channel:
+    """The way to one store on a server. Safe to use from many threads.
+
+    :param address: where its calls are posted to.
+    :param url: how messages name the store.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        url: str,
+        token: str | None,
+        environment: Environment,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        headers = {"content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            transport=transport,
+            # Those of the system take long to load, and nobody needs them without TLS.
+            verify=True if address.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        )
+        self._address = address
+        self._url = url
+        self._environment = environment
+        self._lanes: deque[_Lane] = deque()
+        self._counting = threading.Lock()
+        self.requests = 0
+
+    def read(self, call: Reading) -> Answer:
+        """The answer to a call that changes nothing.
+
+        :raises RetryError: there is none.
+        :raises OpslogError: as the server's backend raised it.
+        """
+        request, pause = Request(VERSION, call), _PAUSE_SECONDS
+        for _ in range(_READS_MAX - 1):
+            try:
+                return self._send(request)
+            except NoAnswerError:
+                self._environment.sleep(pause)
+                pause *= 4
+        return self._send(request)
+
+    def change(self, make: Callable[[bool], Change], deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
+        """The answer to a call that changes something, which is carried out once.
+
+        :param make: the call, given whether an earlier try may have been carried out by a server that does not know of
+            it any more.
+        :param deadline_seconds: how long it is sent again while there is no answer.
+        :raises WriteFailedError: there is no server to be found; nothing was changed.
+        :raises CommitUnknownError: nobody knows whether it was carried out.
+        :raises OpslogError: as the server's backend raised it.
+        """
+        now, pause = self._environment.monotonic, _PAUSE_SECONDS
+        deadline = now() + deadline_seconds
+        was_sent = again = False
+        lane: _Lane | None = None
+        while True:
+            try:
+                lane = lane or self._lane()
+                answer = self._send(Request(VERSION, make(again), lane.name, lane.number + 1))
+            except NoAnswerError as error:
+                was_sent = was_sent or (lane is not None and error.was_sent)
+                if now() >= deadline:
+                    self._give_up(error, was_sent=was_sent)
+                self._environment.sleep(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+            except (UsageError, MissingStoreError, WriteFailedError) as error:
+                # Refused this time. That says nothing of an earlier one.
+                if was_sent:
+                    self._give_up(error, was_sent=True)
+                raise
+            else:
+                if not isinstance(answer, UnknownLane):
+                    lane.number += 1
+                    self._lanes.append(lane)
+                    if isinstance(answer, Failure):
+                        raise answer.error()
+                    return answer
+                lane, again = None, was_sent
+
+    def _lane(self) -> _Lane:
+        try:
+            return self._lanes.pop()
+        except IndexError:
+            answer = self._send(Request(VERSION, OpenLane()))
+        assert isinstance(answer, Lane)
+        return _Lane(answer.name)
+
+    def _give_up(self, error: OpslogError, *, was_sent: bool) -> NoReturn:
+        if not was_sent:
+            raise WriteFailedError(f"nothing was written to {self._url}: {error}") from error
+        raise CommitUnknownError(
+            f"what was written to {self._url} last may or may not be there: {error}. Close the store, open it again, "
+            "and check"
+        ) from error
+
+    def _send(self, request: Request) -> Answer:
+        """The answer to a request. One that reads raises what the answer says, one that changes returns it."""
+        with self._counting:
+            self.requests += 1
+        try:
+            response = self._client.post(self._address, content=encode(request))
+        except httpx.TransportError as error:
+            # Without a connection nothing was sent.
+            was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            raise NoAnswerError(f"{self._url} does not answer ({_words(error)}): try again", was_sent) from error
+        if response.status_code in _NO_ANSWER:
+            raise NoAnswerError(f"{self._url} answered {response.status_code} ({_reason(response)}): try again")
+        if response.status_code != 200:
+            self._refuse(response)
+        try:
+            answer = decode_answer(response.content)
+        except msgspec.DecodeError as error:
+            raise NoAnswerError(f"{self._url} gave an answer that cannot be read: {error}") from error
+        if isinstance(answer, Failure) and not request.lane:
+            raise answer.error()
+        return answer
+
+    def _refuse(self, response: httpx.Response) -> NoReturn:
+        status, reason = response.status_code, _reason(response)
+        if status == 404:
+            raise MissingStoreError(f"there is no store at {self._url} ({reason})", self._url)
+        if status == 401:
+            raise UsageError(f"{self._url} wants a token: open the store with token=… ({reason})")
+        if status == 413:
+            raise WriteFailedError(f"{self._url} takes no request of this size ({reason}); nothing was written")
+        raise UsageError(f"{self._url} refused: {status} ({reason})")
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._client.close()
+
+
+def _words(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _reason(response: httpx.Response) -> str:
+    """What a refusal says."""
+    text = response.text.strip()
+    if "json" in response.headers.get("content-type", ""):
+        try:
+            found = response.json()
+            text = str(found.get("detail") or found.get("title") or text) if isinstance(found, dict) else text
+        except ValueError:
+            """Then what it says is the text."""
+    return text[:500] or response.reason_phrase

@@ -1,0 +1,257 @@
+"""What a remote backend and the server say to each other: one call and one answer for each request, in MessagePack.
+
+``POST …/v1/store/NAME/storage`` carries a `Request`, and is answered by an `Answer`. The calls are those of
+`opslog.backends.contract`, but for two things that a network makes different:
+
+- **A call that changes something has a number on a lane.** A lane is a line of calls, one after the other; the server
+  gives it out. A call that comes again is answered as it was answered before, and a call that comes late, after the
+  next one of its lane, is refused. So a network that repeats and delays requests carries out none of them twice. A
+  server that was started anew knows no lanes. Whoever hears so takes another one, and says with `again` that an earlier
+  try may have been carried out: the server compares what is there with what was to be written.
+- **A name is a session.** `OpenLog` begins it. While it lasts the server has the name, as any process that writes a log
+  there; requests renew it, and when none has come for `SESSION_SECONDS`, whoever wants the name gets it. A server that
+  was started anew goes on with a session if none has followed it and the log still ends where that left it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from opslog import errors
+from opslog.errors import OpslogError
+
+# Of the calls; a server refuses others.
+VERSION = 1
+
+CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
+
+# How long a session keeps others from its name after its last request.
+SESSION_SECONDS = 60.0
+
+# How long a lock is held after it was taken or renewed last.
+LOCK_SECONDS = 60.0
+
+
+class ListFiles(msgspec.Struct, tag="list", frozen=True):
+    """`Backend.list`."""
+
+    prefix: str
+    after: str = ""
+
+
+class ListLogs(msgspec.Struct, tag="list_logs", frozen=True):
+    """`Backend.list_logs`."""
+
+    seen: dict[str, int]
+
+
+class Read(msgspec.Struct, tag="read", frozen=True):
+    """`Backend.read_many`."""
+
+    ranges: list[tuple[str, int, int | None]]
+
+
+class IsFree(msgspec.Struct, tag="is_free", frozen=True):
+    """`Backend.is_free`."""
+
+    agent: str
+
+
+class Now(msgspec.Struct, tag="now", frozen=True):
+    """`Backend.now`."""
+
+
+class Describe(msgspec.Struct, tag="describe", frozen=True):
+    """What storage it is."""
+
+
+class OpenLane(msgspec.Struct, tag="open_lane", frozen=True):
+    """A lane for calls that change something."""
+
+
+class Create(msgspec.Struct, tag="create", frozen=True):
+    """`Backend.create`."""
+
+    path: str
+    data: bytes
+    again: bool = False
+
+
+class Delete(msgspec.Struct, tag="delete", frozen=True):
+    """`Backend.delete`."""
+
+    paths: list[str]
+
+
+class Persist(msgspec.Struct, tag="persist", frozen=True):
+    """`Backend.persist`."""
+
+    paths: list[str]
+
+
+class OpenLog(msgspec.Struct, tag="open_log", frozen=True):
+    """Begin a session: become the one writer of a log.
+
+    :ivar session: a name for it that no other session has.
+    :ivar holder: the process that wants it, for the messages of others.
+    """
+
+    agent: str
+    session: str
+    holder: str
+
+
+class Append(msgspec.Struct, tag="append", frozen=True):
+    """`Appender.append`, and `Appender.advance` before it.
+
+    :ivar floor: the segment that was named in `advance`; 0: none.
+    :ivar end: the last segment of the log, and its size, as the session left it.
+    """
+
+    agent: str
+    session: str
+    end: tuple[int, int]
+    floor: int
+    data: bytes
+    again: bool = False
+
+
+class CloseLog(msgspec.Struct, tag="close_log", frozen=True):
+    """End a session."""
+
+    agent: str
+    session: str
+
+
+class AppendAt(msgspec.Struct, tag="append_at", frozen=True):
+    """`Backend.append_at`."""
+
+    agent: str
+    end: tuple[int, int]
+    data: bytes
+    again: bool = False
+
+
+class Lock(msgspec.Struct, tag="lock", frozen=True):
+    """Take a lock, or renew it.
+
+    :ivar owner: a name that no other holder has.
+    """
+
+    name: str
+    owner: str
+    holder: str
+
+
+class Unlock(msgspec.Struct, tag="unlock", frozen=True):
+    """Give a lock back."""
+
+    name: str
+    owner: str
+
+
+Reading = ListFiles | ListLogs | Read | IsFree | Now | Describe | OpenLane
+Change = Create | Delete | Persist | OpenLog | Append | CloseLog | AppendAt | Lock | Unlock
+AnyCall = Reading | Change
+
+
+class Request(msgspec.Struct, frozen=True):
+    """:ivar lane: empty for calls that change nothing.
+    :ivar number: of this call on its lane, from 1.
+    """
+
+    version: int
+    call: AnyCall
+    lane: str = ""
+    number: int = 0
+
+
+class Entries(msgspec.Struct, tag="entries", frozen=True):
+    """Path, size and time of change of files."""
+
+    files: list[tuple[str, int, float]]
+
+
+class Contents(msgspec.Struct, tag="contents", frozen=True):
+    """What was read; None for what is not there."""
+
+    parts: list[bytes | None]
+
+
+class Storage(msgspec.Struct, tag="storage", frozen=True):
+    """`Backend.segments_grow`."""
+
+    segments_grow: bool
+
+
+class Value(msgspec.Struct, tag="value", frozen=True):
+    """The time, or whether something is so."""
+
+    number: float
+
+
+class Lane(msgspec.Struct, tag="lane", frozen=True):
+    """:ivar name: that its calls have to name."""
+
+    name: str
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """It is done."""
+
+
+class At(msgspec.Struct, tag="at", frozen=True):
+    """A position in a log: where an append begins, or where a log ends whose session begins. None: the log goes on
+    behind the end to append at, and nothing was written."""
+
+    position: tuple[int, int] | None
+
+
+class UnknownLane(msgspec.Struct, tag="unknown_lane", frozen=True):
+    """The server does not know this lane, and has done nothing."""
+
+
+class Failure(msgspec.Struct, tag="failure", frozen=True):
+    """An error of `opslog.errors`, by the name of its class, with what it says."""
+
+    kind: str
+    message: str
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: OpslogError) -> Failure:
+        plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float)}
+        return cls(type(error).__name__, str(error), plain)
+
+    def error(self) -> OpslogError:
+        """The error, as the backend of the server raised it."""
+        kind = getattr(errors, self.kind, OpslogError)
+        if not (isinstance(kind, type) and issubclass(kind, OpslogError)):
+            kind = OpslogError
+        error = kind(self.message)
+        vars(error).update(self.attributes)
+        return error
+
+
+Answer = Entries | Contents | Storage | Value | Lane | Done | At | UnknownLane | Failure
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """The body of a request or of an answer."""
+    return _encoder.encode(message)
+
+
+def decode_request(body: bytes) -> Request:
+    """:raises msgspec.DecodeError: it is none."""
+    return _requests.decode(body)
+
+
+def decode_answer(body: bytes) -> Answer:
+    """:raises msgspec.DecodeError: it is none."""
+    return _answers.decode(body)

@@ -1,0 +1,198 @@
+"""The storage of a served store, for agents elsewhere: carries out the calls of `opslog.backends.remote.protocol`.
+
+A call on a lane is carried out once. It is answered again as before while it is the last one of its lane, and refused
+when it comes after a later one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import msgspec
+
+from opslog.backends import Backend, Entry, Position, Range
+from opslog.backends.remote import protocol
+from opslog.backends.remote.protocol import LOCK_SECONDS, Answer
+from opslog.environment import REAL, Environment
+from opslog.errors import AlreadyExistsError, LockedError, OpslogError, UsageError
+from opslog.server.stores.client_sessions import Sessions, find
+from opslog.server.stores.rights import EVERYBODY, Client
+
+# How many lanes are known. Whoever comes with one that was forgotten takes another one.
+_LANES_MAX = 10_000
+
+
+class _Lane:
+    """:ivar number: of the last call; `answer`: the answer to it."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()
+        self.number = 0
+        self.answer: Answer | None = None
+
+
+class _Held:
+    """A lock that is held for a client.
+
+    :ivar used: when it was taken or renewed last.
+    """
+
+    def __init__(self, owner: str, holder: str, stack: ExitStack, used: float) -> None:
+        self.owner = owner
+        self.holder = holder
+        self.stack = stack
+        self.used = used
+
+
+class StorageService:
+    """Serves one storage. Everything blocks; safe to use from many threads."""
+
+    def __init__(self, backend: Backend, environment: Environment = REAL) -> None:
+        self._backend = backend
+        self._environment = environment
+        self._sessions = Sessions(backend, environment)
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()
+        self._locks: dict[str, _Held] = {}
+        self._mutex = threading.Lock()
+
+    def answer(self, body: bytes, client: Client = EVERYBODY) -> tuple[bytes, bool]:
+        """The body of the answer to a request, and whether that changed the storage.
+
+        :raises UsageError: it is none that this server understands.
+        """
+        try:
+            request = protocol.decode_request(body)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"the body is no request for a storage: {error}") from error
+        if request.version != protocol.VERSION:
+            raise UsageError(f"this server speaks version {protocol.VERSION} of this protocol, not {request.version}")
+        return protocol.encode(self._answer(request, client)), isinstance(request.call, protocol.Change)
+
+    def _answer(self, request: protocol.Request, client: Client) -> Answer:
+        call = request.call
+        if isinstance(call, protocol.Reading):
+            return self._try(call, client)
+        with self._mutex:
+            lane = self._lanes.get(request.lane)
+            if lane is None:
+                return protocol.UnknownLane()
+            self._lanes.move_to_end(request.lane)
+        with lane.busy:
+            if request.number == lane.number and lane.answer is not None:
+                return lane.answer
+            if request.number <= lane.number:
+                raise UsageError("this request comes too late: its client has gone on")
+            lane.answer = self._try(call, client)
+            lane.number = request.number
+            return lane.answer
+
+    def _try(self, call: protocol.AnyCall, client: Client) -> Answer:
+        try:
+            client.check(call)
+            return self._read(call) if isinstance(call, protocol.Reading) else self._change(call)
+        except OpslogError as error:
+            return protocol.Failure.of(error)
+
+    def _read(self, call: protocol.Reading) -> Answer:
+        backend = self._backend
+        match call:
+            case protocol.ListFiles(prefix, after):
+                return _entries(backend.list(prefix, after))
+            case protocol.ListLogs(seen):
+                return _entries(backend.list_logs(seen))
+            case protocol.Read(ranges):
+                return protocol.Contents(backend.read_many([Range(*part) for part in ranges]))
+            case protocol.Describe():
+                return protocol.Storage(backend.segments_grow)
+            case protocol.Now():
+                return protocol.Value(backend.now())
+            case protocol.IsFree(agent):
+                return protocol.Value(float(agent not in self._sessions and backend.is_free(agent)))
+            case protocol.OpenLane():
+                return self._open_lane()
+
+    def _change(self, call: protocol.Change) -> Answer:
+        match call:
+            case protocol.Create():
+                self._create(call)
+            case protocol.Delete(paths):
+                self._backend.delete(paths)
+            case protocol.Persist(paths):
+                self._backend.persist(paths)
+            case protocol.OpenLog():
+                return protocol.At(self._sessions.open(call))
+            case protocol.Append():
+                place = self._sessions.append(call)
+                return protocol.At((place.segment, place.offset))
+            case protocol.CloseLog():
+                self._sessions.close(call)
+            case protocol.AppendAt():
+                return self._append_at(call)
+            case protocol.Lock():
+                with self._mutex:
+                    self._lock(call)
+            case protocol.Unlock():
+                with self._mutex:
+                    self._unlock(call)
+        return protocol.Done()
+
+    def _open_lane(self) -> Answer:
+        self._sessions.close_idle()
+        name = self._environment.nonce()
+        with self._mutex:
+            self._lanes[name] = _Lane()
+            while len(self._lanes) > _LANES_MAX:
+                self._lanes.popitem(last=False)
+        return protocol.Lane(name)
+
+    def _create(self, call: protocol.Create) -> None:
+        try:
+            self._backend.create(call.path, call.data)
+        except AlreadyExistsError:
+            if not call.again or self._backend.read_many([Range(call.path)]) != [call.data]:
+                raise
+
+    def _append_at(self, call: protocol.AppendAt) -> Answer:
+        place = self._backend.append_at(call.agent, Position(*call.end), call.data)
+        if place is None and call.again:
+            place = find(self._backend, call.agent, call.end, call.data)
+        return protocol.At(None if place is None else (place.segment, place.offset))
+
+    # -- locks
+
+    def _lock(self, call: protocol.Lock) -> None:
+        now = self._environment.monotonic()
+        held = self._locks.get(call.name)
+        if held is not None:
+            if held.owner == call.owner:
+                held.used = now
+                return
+            if now - held.used < LOCK_SECONDS:
+                raise LockedError(
+                    f"the lock {call.name!r} is held by {held.holder}: try again when it is done, or, should it be "
+                    f"gone, in {LOCK_SECONDS:g} seconds",
+                    call.name,
+                    held.holder,
+                )
+            self._locks.pop(call.name).stack.close()
+        stack = ExitStack()
+        stack.enter_context(self._backend.lock(call.name))
+        self._locks[call.name] = _Held(call.owner, call.holder, stack, now)
+
+    def _unlock(self, call: protocol.Unlock) -> None:
+        held = self._locks.get(call.name)
+        if held is not None and held.owner == call.owner:
+            self._locks.pop(call.name).stack.close()
+
+    def close(self) -> None:
+        """Give back all names and locks. The backend is closed by its owner."""
+        self._sessions.close_all()
+        while self._locks:
+            self._locks.popitem()[1].stack.close()
+
+
+def _entries(listed: Sequence[Entry]) -> Answer:
+    return protocol.Entries([(entry.path, entry.size, entry.modified) for entry in listed])

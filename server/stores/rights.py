@@ -1,0 +1,71 @@
+"""What a client may call of a storage, in whose name."""
+
+from __future__ import annotations
+
+import msgspec
+
+from opslog.backends.remote.protocol import (
+    AnyCall,
+    Append,
+    AppendAt,
+    CloseLog,
+    Create,
+    Delete,
+    Lock,
+    OpenLog,
+    Persist,
+    Unlock,
+)
+from opslog.errors import UsageError
+from opslog.format.layout import ARCHIVE, TRANSACTIONS
+
+
+class Client(msgspec.Struct, frozen=True):
+    """:ivar agent: in whose name it writes; None: in everybody's.
+    :ivar writes: whether it may write documents, and archives.
+    :ivar operates: whether it may do whatever else changes a store: compact, collect, repair.
+    """
+
+    agent: str | None
+    writes: bool
+    operates: bool
+
+    def check(self, call: AnyCall) -> None:
+        """:raises UsageError: it may not make this call."""
+        match call:
+            case OpenLog(agent) | Append(agent) | CloseLog(agent):
+                self._check_writes(agent)
+            case AppendAt(log, _, data):
+                authors = {_author(line) for line in data.splitlines()} if log == TRANSACTIONS else {log}
+                for author in sorted(authors):
+                    self._check_writes(author)
+            case Persist():
+                self._check(self.writes or self.operates, "write")
+            case Create(path) if path.startswith(ARCHIVE):
+                self._check(self.writes or self.operates, "write")
+            case Create() | Delete() | Lock() | Unlock():
+                self._check(self.operates, "operate")
+
+    def _check_writes(self, agent: str) -> None:
+        self._check(self.writes, "write")
+        if self.agent not in (None, agent):
+            raise UsageError(f"this token writes in the name of {self.agent!r}, and of nobody else")
+
+    def _check(self, allowed: bool, what: str) -> None:
+        if not allowed:
+            raise UsageError(f"this token may not {what}")
+
+
+EVERYBODY = Client(None, writes=True, operates=True)
+
+
+class _By(msgspec.Struct):
+    by: str = ""
+
+
+def _author(line: bytes) -> str:
+    """Who wrote a transaction, by its line."""
+    try:
+        return msgspec.json.decode(line, type=_By).by
+    except msgspec.DecodeError as error:
+        raise UsageError(f"what is to be appended is no line of a log: {error}") from error

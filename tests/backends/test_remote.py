@@ -1,0 +1,291 @@
+"""Storages that a server serves: the contract, and a network that loses, repeats and delays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.register_assert_rewrite("opslog.backends.testing")
+
+from opslog.backends import Backend, Position, open_backend  # noqa: E402  (after the rewrite is registered)
+from opslog.backends.remote.backend import RemoteAppender, RemoteBackend  # noqa: E402
+from opslog.backends.remote.protocol import SESSION_SECONDS  # noqa: E402
+from opslog.backends.testing import BackendContract  # noqa: E402
+from opslog.backends.testing_names import log_of  # noqa: E402
+from opslog.errors import (  # noqa: E402
+    AgentBusyError,
+    AgentFencedError,
+    AlreadyExistsError,
+    InvalidNameError,
+    OpslogError,
+    RetryError,
+    WriteFailedError,
+)
+from opslog.server.stores.remote_storage import StorageService  # noqa: E402
+from tests.support.served_storage import Clock, Handing, Network  # noqa: E402
+from tests.support.servers import serving  # noqa: E402
+
+URL = "http://server/tasks"
+
+
+class Served:
+    """A storage with a server before it, which can be started anew."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.clock = Clock()
+        self.start()
+
+    def start(self) -> None:
+        self.service = StorageService(open_backend(self.url), self.clock.environment)
+
+    def restart(self) -> None:
+        """As after a kill: what it held is free, and what it remembered is gone."""
+        self.service.close()
+        self.start()
+
+    def open(self, transport: httpx.BaseTransport | None = None) -> RemoteBackend:
+        transport = transport or Handing(lambda: self.service)
+        return RemoteBackend(URL, transport=transport, environment=self.clock.environment)
+
+
+class OnServer(BackendContract):
+    scheme = ""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        self.servers: dict[Path, Served] = {}
+        yield
+        for server in self.servers.values():
+            server.service.close()
+
+    def open_backend(self, space: Path) -> Backend:
+        if space not in self.servers:
+            self.servers[space] = Served(f"{self.scheme}{space}/store")
+        return self.servers[space].open()
+
+
+class TestRemoteDirectory(OnServer):
+    pass
+
+
+class TestRemoteMemory(OnServer):
+    scheme = "memory://"
+
+
+@pytest.fixture(params=["", "memory://"], ids=["directory", "memory"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    found = Served(f"{request.param}{tmp_path}/store")
+    yield found
+    found.service.close()
+
+
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 20))]
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=str)
+def test_each_append_is_in_the_log_once_whatever_the_network_does(served: Served, seed: int) -> None:
+    """What was acknowledged, in its order; what nobody knows of at most once; what was refused never."""
+    dice = random.Random(seed)
+    network = Network(lambda: served.service, dice, served.restart)
+    acknowledged, refused = [], []
+    backend = open_patiently(served, network)
+    appender = appender_patiently(backend)
+    for number in range(80):
+        line = f'{{"number":{number}}}\n'.encode()
+        try:
+            appender.append(line)
+            acknowledged.append(line)
+        except AgentFencedError:
+            refused.append(line)
+            appender.close()
+            appender = appender_patiently(backend)
+        except WriteFailedError:
+            refused.append(line)
+    appender.close()
+    found = log_of(served.open(), "a").splitlines(keepends=True)
+    assert [line for line in found if line in acknowledged] == acknowledged
+    assert len(set(found)) == len(found)
+    assert not set(found) & set(refused)
+    assert len(network.happened) >= 5, "so all this was tried"
+    assert len(acknowledged) > 40
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=str)
+def test_each_transaction_and_file_is_there_once_whatever_the_network_does(served: Served, seed: int) -> None:
+    dice = random.Random(seed)
+    network = Network(lambda: served.service, dice, served.restart)
+    backend = open_patiently(served, network)
+    end, written = Position(1, 0), []
+    files: dict[str, bytes] = {}
+    for number in range(60):
+        data = f'{{"number":{number}}}\n'.encode()
+        place = backend.append_at("shared", end, data)
+        assert place is not None, "nobody else writes"
+        written.append(data)
+        end = Position(place.segment, place.offset + len(data))
+        path = f"manifests/{dice.randrange(20)}"
+        if path in files and dice.random() < 0.5:
+            backend.delete([path])
+            del files[path]
+            continue
+        try:
+            backend.create(path, data)
+            assert path not in files
+            files[path] = data
+        except AlreadyExistsError:
+            assert path in files
+    reader = served.open()
+    assert log_of(reader, "shared").splitlines(keepends=True) == written
+    assert {entry.path: reader.read(entry.path) for entry in reader.list("manifests/")} == files
+
+
+def open_patiently(served: Served, network: Network) -> RemoteBackend:
+    while True:
+        try:
+            return served.open(network)
+        except OpslogError:
+            continue
+
+
+def appender_patiently(backend: RemoteBackend) -> RemoteAppender:
+    while True:
+        try:
+            return backend.appender("a")
+        except OpslogError:
+            continue
+
+
+def test_a_session_that_was_replaced_writes_nothing_any_more(served: Served) -> None:
+    """Its client was stopped. Whoever came next has written nothing yet, and the server was started anew since."""
+    stopped = served.open().appender("a")
+    stopped.append(b"1\n")
+    with pytest.raises(AgentBusyError):
+        served.open().appender("a")
+    served.clock.sleep(SESSION_SECONDS + 1)
+    successor = served.open().appender("a")
+    served.restart()
+    with pytest.raises(AgentFencedError, match="another session has begun"):
+        stopped.append(b"late\n")
+    assert successor.append(b"2\n").segment == 2
+    stopped.close()
+    assert successor.append(b"3\n").segment == 2
+    assert log_of(served.open(), "a") == b"1\n2\n3\n"
+
+
+def test_a_session_goes_on_when_the_server_was_started_anew(served: Served) -> None:
+    appender = served.open().appender("a")
+    for number in range(3):
+        served.restart()
+        appender.append(b"%d\n" % number)
+    assert log_of(served.open(), "a") == b"0\n1\n2\n"
+
+
+def test_a_session_does_not_go_on_behind_what_somebody_else_wrote_there(served: Served) -> None:
+    appender = served.open().appender("a")
+    appender.append(b"1\n")
+    served.service.close()
+    own = open_backend(served.url)
+    other = own.appender("a")
+    other.append(b"2\n")
+    other.close()
+    served.start()
+    with pytest.raises(AgentFencedError, match="goes on behind"):
+        appender.append(b"late\n")
+    assert log_of(own, "a") == b"1\n2\n"
+    own.close()
+
+
+def test_a_name_that_is_used_on_the_servers_machine_is_in_use(served: Served) -> None:
+    own = open_backend(served.url)
+    appender = own.appender("a")
+    with pytest.raises(AgentBusyError):
+        served.open().appender("a")
+    appender.close()
+    remote = served.open().appender("a")
+    with pytest.raises(AgentBusyError):
+        own.appender("a")
+    remote.close()
+    own.close()
+
+
+def test_a_session_that_asks_for_nothing_does_not_keep_a_name_for_ever(served: Served) -> None:
+    remote = served.open().appender("a")
+    remote.append(b"1\n")
+    own = open_backend(served.url)
+    served.clock.sleep(1000)
+    served.open().create("x", b"")
+    assert own.is_free("a")
+    remote.append(b"2\n")
+    assert not own.is_free("a")
+    assert log_of(own, "a") == b"1\n2\n"
+    own.close()
+
+
+def test_a_server_that_does_not_answer(served: Served) -> None:
+    def nothing(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(RetryError, match="http://server/tasks does not answer"):
+        served.open(httpx.MockTransport(nothing))
+    gone = False
+
+    class Going(Handing):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            return nothing(request) if gone else super().handle_request(request)
+
+    backend = served.open(Going(lambda: served.service))
+    appender = backend.appender("a")
+    appender.append(b"1\n")
+    gone = True
+    with pytest.raises(WriteFailedError, match="nothing was written"):
+        appender.append(b"2\n")
+    with pytest.raises(RetryError):
+        backend.read("x")
+    gone = False
+    appender.append(b"3\n")
+    assert log_of(backend, "a") == b"1\n3\n"
+
+
+@pytest.mark.parametrize("url", ["http://host", "http://host/", "https:///x", "http://host/a?b=c", "http://host/a#b"])
+def test_urls_that_name_no_store(url: str) -> None:
+    with pytest.raises(InvalidNameError, match="write http://host:4437/NAME"):
+        open_backend(url)
+
+
+STORES = 200
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of many stores."""
+    place = tmp_path_factory.mktemp("stores")
+    stores = [text for number in range(STORES) for text in ("--store", f"s{number}={place}/{number}")]
+    with serving(*stores, "--memory", "--feed-seconds", "3600") as server:
+        yield server.root
+
+
+@pytest.fixture(scope="module")
+def numbers() -> dict[Path, int]:
+    return {}
+
+
+@pytest.mark.long
+class TestRemoteServer(BackendContract):
+    """Through real connections."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_store_of_its_own(self, root: str, numbers: dict[Path, int]) -> None:
+        self.root, self.numbers = root, numbers
+
+    def open_backend(self, space: Path) -> Backend:
+        is_new = space not in self.numbers
+        number = self.numbers.setdefault(space, len(self.numbers))
+        backend = open_backend(f"{self.root}/s{number}")
+        if is_new:  # what the server has written there
+            backend.delete([entry.path for entry in backend.list("")])
+        return backend

@@ -1,0 +1,190 @@
+"""Agents elsewhere: stores that are opened through a server, in processes that are killed and stopped for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opslog
+from opslog.backends import open_backend
+from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
+from opslog.store import replica_of
+from opslog.verify.verify import verify
+from tests.support import programs
+from tests.support.processes import Process, start
+from tests.support.servers import Server, serving
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "tasks")
+
+
+@pytest.fixture
+def server(url: str, tmp_path: Path) -> Iterator[Server]:
+    with serving("--store", f"tasks={url}", "--data", str(tmp_path / "data")) as server:
+        yield server
+
+
+def restarted(server: Server, url: str, tmp_path: Path) -> Server:
+    return Server("--store", f"tasks={url}", "--data", str(tmp_path / "data"), "--port", str(server.port))
+
+
+def at(server: Server) -> str:
+    return f"{server.root}/tasks"
+
+
+def last_of(process: Process) -> dict[str, Any]:
+    """What a writer says when it ends."""
+    said = process.hear()
+    while isinstance(said, int):
+        said = process.hear()
+    return dict(said)
+
+
+def test_agents_here_and_elsewhere_share_a_store(server: Server, url: str) -> None:
+    with (
+        opslog.open(at(server), agent="far") as far,
+        opslog.open(at(server), agent="buffered", durability="buffered") as buffered,
+        opslog.open(url, agent="near") as near,
+    ):
+        far["a"] = {"by": "far"}
+        near.refresh()
+        near["a"] = {"by": "near"}
+        buffered["b"] = {"by": "buffered"}
+        with far.batch():
+            far["c"] = {"n": 1}
+            far["d"] = {"n": 1}
+        assert far.undo()
+        buffered.flush()
+        far.create("counter", {"n": 0})
+        for store in (near, far, buffered) * 2:
+            store.modify("counter", lambda old: {"n": (old or {"n": 0})["n"] + 1})
+        for store in (far, buffered, near):
+            store.refresh()
+        wanted = {"a": {"by": "near"}, "b": {"by": "buffered"}, "counter": {"n": 6}}
+        assert dict(far) == dict(near) == dict(buffered) == wanted
+        assert far.find("n = 6") == [("counter", {"n": 6})]
+        far.compact()
+        near.refresh()
+        assert dict(near) == wanted
+    assert verify(open_backend(url)).ok
+
+
+def test_what_a_read_costs(server: Server) -> None:
+    with opslog.open(at(server), agent="a") as store:
+        store["a"] = {}
+        backend = replica_of(store).backend
+
+        def requests(work: Any) -> int:
+            before = backend.requests
+            work()
+            return backend.requests - before
+
+        assert requests(lambda: store["a"]) == 0
+        assert requests(lambda: store.set("a", {"n": 1})) == 1
+
+
+def test_an_append_of_a_client_that_was_stopped_while_its_name_was_taken(
+    server: Server, url: str, tmp_path: Path
+) -> None:
+    """No lock waits for it, and what it writes when it goes on is refused."""
+    with start(programs.write_numbered, at(server), "a") as stopped:
+        assert stopped.hear() == 1
+        with pytest.raises(AgentBusyError):
+            opslog.open(at(server), agent="a")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        server.kill()
+        with ExitStack() as stack:
+            again = restarted(server, url, tmp_path)
+            stack.callback(again.kill)
+            store = stack.enter_context(opslog.open(at(again), agent="a"))
+            known = dict(store)
+            os.kill(stopped.pid, signal.SIGCONT)
+            end = last_of(stopped)
+            assert end["refusal"] == AgentFencedError.__name__
+            assert end["count"] == len(known), "also of a last one whose answer came to nobody while it was stopped"
+            stopped.resume()
+            store["mine"] = {}
+            with opslog.open(url, read_only=True) as reader:
+                assert dict(reader) == known | {"mine": {}}
+        stopped.end()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_a_server_that_is_killed_loses_nothing(server: Server, url: str, tmp_path: Path, kills: int) -> None:
+    """Clients go on with the one that follows, without an error, and each of their commits counts once."""
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(start(programs.write_numbered, at(server), f"agent-{number}")) for number in range(3)
+        ]
+        current = server
+        for _ in range(kills):
+            for agent in agents:
+                heard = agent.hear()
+                assert isinstance(heard, int), heard
+            current.kill()
+            current = restarted(current, url, tmp_path)
+            stack.callback(current.kill)
+        acknowledged = {}
+        for agent in agents:
+            agent.resume()
+            end = last_of(agent)
+            assert end["refusal"] is None
+            acknowledged[end["agent"]] = end["count"]
+            agent.end()
+    found: dict[str, list[str]] = {name: [] for name in acknowledged}
+    with opslog.open(url, read_only=True) as reader:
+        for commit in reader.ops():
+            found[commit.agent] += [record.id for record in commit.records]
+    assert found == {name: [f"{name}-{number}" for number in range(count)] for name, count in acknowledged.items()}
+    assert verify(open_backend(url)).ok
+
+
+def test_a_token_writes_in_one_name_alone(url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        "\n".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{sha256(name.encode()).hexdigest()}"\n{rights}\n'
+            for name, rights in {
+                "writer": 'read = [""]\nwrite = ["stores/tasks"]',
+                "reader": 'read = ["stores/tasks"]',
+                "operator": 'read = [""]\nwrite = [""]\noperate = ["stores/tasks"]',
+                "other": 'read = ["stores/others"]',
+            }.items()
+        )
+    )
+    with serving("--store", f"tasks={url}", "--data", str(tmp_path / "data"), "--tokens", str(tokens)) as server:
+        with opslog.open(at(server), agent="writer", token="writer") as store:
+            store["a"] = {"n": 1}
+            store.create("b", {"n": 1})
+            assert store.archive("n = 1", "old") == 2
+            store["a"] = {"n": 2}
+            with pytest.raises(UsageError, match="may not operate"):
+                store.compact()
+        with pytest.raises(UsageError, match="in the name of 'writer', and of nobody else"):
+            opslog.open(at(server), agent="operator", token="writer")
+        with pytest.raises(UsageError, match="may not write"):
+            opslog.open(at(server), agent="reader", token="reader")
+        with opslog.open(at(server), read_only=True, token="reader") as store:
+            assert dict(store) == {"a": {"n": 2}}
+            assert sorted(store.load_archive("old")) == ["a", "b"]
+            with pytest.raises(ReadOnlyError):
+                store["c"] = {}
+        with opslog.open(at(server), agent="operator", token="operator") as store:
+            assert store.compact() is not None
+        with pytest.raises(UsageError, match="wants a token"):
+            opslog.open(at(server), read_only=True)
+        with pytest.raises(UsageError, match="wants a token"):
+            opslog.open(at(server), read_only=True, token="unknown")
+        with pytest.raises(UsageError, match="may not read"):
+            opslog.open(at(server), read_only=True, token="other")
+        with pytest.raises(MissingStoreError, match="no store at"):
+            opslog.open(f"{server.root}/nothing", read_only=True, token="operator")

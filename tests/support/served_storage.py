@@ -1,0 +1,89 @@
+"""Storages of a server without a network: a transport that hands requests over, and what a network does to them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import httpx
+
+from opslog.environment import REAL
+from opslog.errors import OpslogError
+from opslog.server.stores.remote_storage import StorageService
+
+
+class Handing(httpx.BaseTransport):
+    """Hands requests to the service that is there at the moment."""
+
+    def __init__(self, service: Callable[[], StorageService]) -> None:
+        self._service = service
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        body = request.read()
+        try:
+            return httpx.Response(200, content=self._service().answer(body)[0])
+        except OpslogError as error:
+            return httpx.Response(400, text=str(error))
+
+
+class Network(Handing):
+    """Loses requests and answers, repeats requests, and delivers copies of them much later, also to a server that was
+    started anew meanwhile.
+
+    :param restart: starts the server anew.
+    """
+
+    def __init__(self, service: Callable[[], StorageService], dice: random.Random, restart: Callable[[], None]) -> None:
+        super().__init__(service)
+        self._dice = dice
+        self._restart = restart
+        self._late: list[httpx.Request] = []
+        self.happened: Counter[str] = Counter()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        if self._late and self._chance(0.3):
+            self._note("late")
+            super().handle_request(self._late.pop(self._dice.randrange(len(self._late))))
+        if self._chance(0.04):
+            self._note("restart")
+            self._restart()
+        if self._chance(0.1):
+            self._note("lost request")
+            raise self._dice.choice([httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout])("lost", request=request)
+        if self._chance(0.1):
+            self._note("kept")
+            self._late.append(request)
+        if self._chance(0.1):
+            self._note("repeated")
+            super().handle_request(request)
+        response = super().handle_request(request)
+        if self._chance(0.1):
+            self._note("lost answer")
+            raise self._dice.choice([httpx.ReadError, httpx.RemoteProtocolError])("lost", request=request)
+        if self._chance(0.05):
+            self._note("answered by a proxy")
+            return httpx.Response(self._dice.choice([502, 503, 504]), text="no answer in time")
+        return response
+
+    def _chance(self, share: float) -> bool:
+        return self._dice.random() < share
+
+    def _note(self, what: str) -> None:
+        self.happened[what] += 1
+
+
+class Clock:
+    """An environment whose time passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 1e9
+        self.environment = replace(REAL, time=self.now, monotonic=self.now, sleep=self.sleep)
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
