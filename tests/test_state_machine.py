@@ -27,6 +27,7 @@ from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor, list_log
 from opslog.log.survey import survey
 from opslog.merge.merge import reference
+from opslog.options import Log
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
@@ -83,9 +84,7 @@ class Agents(RuleBasedStateMachine):
         configuration = opslog.Settings(
             undo_window=WINDOW, grace_seconds=grace, undo_ttl_seconds=undo_ttl, tombstone_ttl_seconds=ttl
         )
-        self.agents = {
-            name: opslog.open(self.url, agent=name, settings=configuration, **self.options) for name in NAMES
-        }
+        self.agents = {name: self.open(name, settings=configuration) for name in NAMES}
         self.readers = [opslog.open(self.url, read_only=True, **self.options) for _ in range(2)]
         self.backend = open_backend(self.url, now=lambda: self.world.seconds)
         self.cursors: dict[str, Cursor] = {}
@@ -94,6 +93,9 @@ class Agents(RuleBasedStateMachine):
         self.value = 0
         self.consumers = [Consumer(), Consumer()]
         self.before: list[set[Stamp]] = [set(), set()]
+
+    def open(self, name: str, **more: Any) -> opslog.Store[Any]:
+        return opslog.open(self.url, agent=name, **self.options, **more)
 
     def note_commits(self, name: str, count: int) -> list[Commit]:
         """Read what an agent has just written from its log, or from the shared one, apart from the store, into the
@@ -218,7 +220,7 @@ class Agents(RuleBasedStateMachine):
     @rule(name=AGENTS)
     def restart(self, name: str) -> None:
         self.agents[name].close()
-        self.agents[name] = opslog.open(self.url, agent=name, **self.options)
+        self.agents[name] = self.open(name)
         assert plain(self.agents[name]) == self.expected()
 
     @rule(name=AGENTS, full=st.booleans(), keep=st.sampled_from([None, "forever", 0]))
@@ -254,7 +256,7 @@ class Agents(RuleBasedStateMachine):
         other = next(store for other, store in self.agents.items() if other != name)
         other.compact()
         self.read_seals()
-        self.agents[name] = opslog.open(self.url, agent=name, **self.options)
+        self.agents[name] = self.open(name)
 
     def expected(self) -> dict[str, Any]:
         winners = reference(self.everything)
@@ -294,6 +296,54 @@ class AgentsWithLargeSnapshots(AgentsOnObjects):
     loaded_bytes = 0
 
 
+class AgentsAndSessions(Agents):
+    """Where only A has a log of its own: B and C write transactions alone, so all that they touch is guarded."""
+
+    def open(self, name: str, **more: Any) -> opslog.Store[Any]:
+        log: Log = "own" if name == "A" else "shared"
+        return opslog.open(self.url, agent=name, log=log, **self.options, **more)
+
+    def read_seals(self) -> None:
+        self.note_commits("A", 0)
+
+    @rule(name=AGENTS)
+    def undo(self, name: str) -> None:
+        target = self.target(name)
+        winners = reference(self.everything)
+        if target is not None and target.by and any(winners[r.id].stamp != target.stamp for r in target.records):
+            with pytest.raises(opslog.ConflictError):
+                self.agents[name].undo()
+            self.note_commits(name, 0)
+            return
+        assert self.agents[name].undo() is (target is not None)
+        if target is not None:
+            (commit,) = self.note_commits(name, 1)
+            assert isinstance(commit, Undo)
+            assert (commit.agent, commit.target) == (target.agent, target.clock)
+
+    def target(self, name: str) -> Commit | None:
+        """The newest commit of an agent in both logs, if an undo reaches it: it takes back no older one instead."""
+        newest: Commit | None = None
+        is_reached = False
+        for agent in (name, TRANSACTIONS):
+            log = [commit for commit in self.everything if commit.agent == agent]
+            cancelled = {commit.target for commit in log if isinstance(commit, Undo)}
+            reached = True
+            for back, commit in enumerate(reversed(log), 1):
+                reached = reached and back <= WINDOW and not isinstance(commit, opslog.Seal)
+                if commit.author == name and commit.records and commit.clock not in cancelled:
+                    if newest is None or commit.clock > newest.clock:
+                        newest, is_reached = commit, reached
+                    break
+        return newest if is_reached else None
+
+
+class AgentsAndSessionsOnObjects(AgentsAndSessions):
+    """Likewise where each append is a segment of its own."""
+
+    scheme = "bucket"
+
+
 def for_examples(machine: type[Agents], examples: int) -> type:
     """Of this many histories. A class of its own, since its settings are its own."""
     own: type[Agents] = type(machine.__name__, (machine,), {})
@@ -310,6 +360,10 @@ def for_examples(machine: type[Agents], examples: int) -> type:
 TestAgents = for_examples(Agents, 60)
 TestAgentsOnObjects = for_examples(AgentsOnObjects, 60)
 TestAgentsWithLargeSnapshots = for_examples(AgentsWithLargeSnapshots, 60)
+TestAgentsAndSessions = for_examples(AgentsAndSessions, 40)
+TestAgentsAndSessionsOnObjects = for_examples(AgentsAndSessionsOnObjects, 40)
 TestAgentsForLong = pytest.mark.long(for_examples(Agents, 200))
 TestAgentsOnObjectsForLong = pytest.mark.long(for_examples(AgentsOnObjects, 200))
 TestAgentsWithLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithLargeSnapshots, 200))
+TestAgentsAndSessionsForLong = pytest.mark.long(for_examples(AgentsAndSessions, 200))
+TestAgentsAndSessionsOnObjectsForLong = pytest.mark.long(for_examples(AgentsAndSessionsOnObjects, 200))
