@@ -106,4 +106,5 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
     if offer.memory_file is not None:
         Memory(session.operations).take_in(offer.memory_file)
     name, instructions = ("opslog-memory", None) if offer.memory else ("opslog", INSTRUCTIONS)
-    return door.server(name, instructions, resources=not offer.memory)
+    # Who may not get a document by the tool may not get it as a resource.
+    return door.server(name, instructions, resources="get" in session.tools)

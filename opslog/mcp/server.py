@@ -37,6 +37,15 @@ _NO_RESOURCE = -32002
 # How many sessions have their claims and names remembered, where one process serves many.
 _SESSIONS = 1000
 
+# A document may nest 254 levels, but parsers that clients use give up at fewer (jiter at 200, with the whole message).
+# Then whoever waits for the answer waits for ever.
+_LEVELS_MAX = 150
+_TOO_DEEP = Problem(
+    code="unreadable",
+    message=f"what was found nests deeper than {_LEVELS_MAX} levels, which clients cannot read",
+    next="Ask for its fields by `fields`, or read it as a resource",
+)
+
 Context = ServerRequestContext[Any, Any]
 
 
@@ -108,10 +117,11 @@ class Door:
             result = await _in_thread(partial(tool.run, params.arguments))
         except OpslogError as error:
             return _refused(problem_of(error))
+        structured = msgspec.to_builtins(result)
+        if not _fits(structured, _LEVELS_MAX):
+            return _refused(_TOO_DEEP)
         text = tool.text(result) if tool.text is not None else msgspec.json.encode(result).decode()
-        return types.CallToolResult(
-            content=[types.TextContent(text=text)], structured_content=msgspec.to_builtins(result)
-        )
+        return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=structured)
 
     # -- resources
 
@@ -150,6 +160,14 @@ class Door:
         entry = await _translated(partial(operations.get, unquote(uri.removeprefix(_SCHEME), errors="strict")), uri)
         text = msgspec.json.encode(entry).decode()
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
+
+
+def _fits(value: Any, levels: int) -> bool:
+    """Whether a value nests no deeper than so many levels."""
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_fits(each, levels - 1) for each in inner)
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

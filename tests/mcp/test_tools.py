@@ -181,6 +181,8 @@ def test_only_the_tools_that_are_allowed(tmp_path: Path, mode: str) -> None:
         assert [tool.name for tool in (await call.client.list_tools()).tools] == ["find", "claim"]
         with pytest.raises(MCPError):
             await call("delete", id="a")
+        with pytest.raises(MCPError):
+            await call.client.read_resource("opslog:///documents/a")
 
     play(tmp_path, mode, story, tools=["claim", "find"])
     for wrong in ({"tools": ["rm"]}, {"tools": ["set"], "read_only": True}):
@@ -200,6 +202,43 @@ def test_every_tool_is_described(tmp_path: Path, mode: str) -> None:
                 assert field.get("description"), (tool.name, name)
             assert tool.annotations is not None
             assert tool.annotations.open_world_hint is False
+
+    play(tmp_path, mode, story)
+
+
+def test_hostile_arguments_are_refused_or_kept_exactly(tmp_path: Path, mode: str) -> None:
+    async def story(call: Calls) -> None:
+        hostile = {"\u0000": "\u0000", "../../etc/passwd": 2**64 - 1, "<script>": -(2**63), "": 1.0, "n": [None, {}]}
+        for id in ("../../../etc/passwd", "\u0000", "\n", "x" * 10_000, "lease", "\U0001f680"):
+            await call("set", id=id, data=hostile)
+            entry = await call("get", id=id)
+            assert json.dumps(entry["data"]) == json.dumps(hostile)
+            assert (await call("find", where={"@id": id}))["items"] == [entry]
+        with pytest.raises(Refused) as refused:
+            await call("set", id="a", data={"n": 2**64})
+        assert refused.value.code == "invalid"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "manifests", "ops", "store.json"]
+
+    play(tmp_path, mode, story)
+
+
+def test_what_nests_too_deep_for_clients_is_refused_and_not_sent(tmp_path: Path, mode: str) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        for levels in (140, 250):
+            document: dict[str, Any] = {"title": "x"}
+            for _ in range(levels):
+                document = {"title": "x", "inner": document}
+            store[f"d{levels}"] = document
+
+    async def story(call: Calls) -> None:
+        assert (await call("get", id="d140"))["data"]["title"] == "x"
+        for tool, arguments in (("get", {"id": "d250"}), ("find", {}), ("history", {"id": "d250"})):
+            with pytest.raises(Refused) as refused:
+                await call(tool, **arguments)
+            assert refused.value.code == "unreadable"
+        assert (await call("get", id="d250", fields=["title"]))["data"] == {"title": "x"}
+        [contents] = (await call.client.read_resource("opslog:///documents/d250")).contents
+        assert len(contents.text) > 250  # type: ignore[union-attr]  # it is text
 
     play(tmp_path, mode, story)
 
