@@ -20,7 +20,8 @@ _NAME = re.compile(r"(?<!<pre>)<code>(?:opslog\.)?([A-Z]\w+)</code>(?!</a>)")
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     """The first page is the README, then the list of all pages. Links to files of the repository that are no pages
-    become their text. Pictures are drawn here, so that who reads the page needs no script and no network for them."""
+    become their text, with the name of a program beside it. Pictures are drawn here, so that who reads the page needs
+    no script and no network for them."""
     folder = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
         readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -42,7 +43,8 @@ def _links(markdown: str, folder: str) -> str:
             path = "index.md"
         path = path.removeprefix("../docs/")
         if path.startswith("../"):
-            return text
+            name = posixpath.basename(path)
+            return text if name in text or not name.endswith(".py") else f"{text} (`{name}`)"
         return (
             f"[{text}]({posixpath.relpath(path, '.' if folder in ('', '..') else folder)}{'#' * bool(anchor)}{anchor})"
         )

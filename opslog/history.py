@@ -78,21 +78,28 @@ def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
         return included(commit)
 
     state = loader.load_at(lambda: manifest_before(loader.manifests, before, point), noted)
-    newest_clock, newest_ts = max(newest_clock, state.manifest.clock), max(newest_ts, state.manifest.ts)
+    newest = max(newest_clock, state.manifest.clock), max(newest_ts, state.manifest.ts)
+    check_past(loader.backend, point, environment, lambda: newest)
+    return state
+
+
+def check_past(backend: Backend, point: Point, environment: Environment, newest: Callable[[], tuple[int, str]]) -> None:
+    """:param newest: the greatest clock and the greatest `ts` of all commits; only asked where they decide.
+    :raises UsageError: the point lies in the future.
+    """
     if isinstance(point, int):
-        is_future = point > newest_clock
+        clock, ts = newest()
+        is_future = point > clock
     else:
         # Another machine's clock may be ahead: what the storage, or a commit, calls the present is no future.
-        ts = _time(point)
-        is_future = ts > max(format_ts(environment.time()), newest_ts) and ts > format_ts(loader.backend.now())
+        time = _time(point)
+        if time <= format_ts(environment.time()) or time <= format_ts(backend.now()):
+            return
+        clock, ts = newest()
+        is_future = time > ts
     if is_future:
-        newest = (
-            f"the newest commit is at clock {newest_clock} ({newest_ts})" if newest_clock else "nothing was written"
-        )
-        raise UsageError(
-            f"as_of={point} of {loader.backend.url} lies in the future: {newest}. Leave it out to see the newest"
-        )
-    return state
+        what = f"the newest commit is at clock {clock} ({ts})" if clock else "nothing was written"
+        raise UsageError(f"as_of={point} of {backend.url} lies in the future: {what}. Leave it out to see the newest")
 
 
 def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Commit], bool]]:

@@ -45,7 +45,7 @@ def compact_command(
     with session.existing():
         pass
     done, locked = Compaction(), None
-    with running("opslog compact", master, watched=not session.json and sys.stderr.isatty()) as spark:
+    with running("opslog compact", master) as spark:
         try:
             done = compact(spark, session.url, full=full, keep_history=keep_history)
         except LockedError as error:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import logging
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from opslog.backends import open_backend
 from opslog.bulk.replay import Format
 from opslog.environment import REAL
+from opslog.errors import UsageError
 from opslog.history import Point
+from opslog.spark.errors import unwrap
 from opslog.spark.read.output import write_state
 from opslog.spark.read.planning import find_recent, survey_state
 from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
+
+# Begins to show a step of this name; what it returns is called with (bytes done, bytes to do). None: nobody watches.
+Step = Callable[[str], Callable[[int, int], None] | None]
+
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 5.0
 
 
 def replay_into(
@@ -26,18 +43,19 @@ def replay_into(
     as_of: Point | None = None,
     master: str | None = None,
     variant: bool = False,
-    watched: bool = False,
+    step: Step | None = None,
 ) -> int:
     """Replay a store into a directory, which every machine of Spark has to see. Returns the number of documents.
 
-    :param watched: show on stderr how far Spark is.
+    :param step: as of `running`.
     """
     with closing(open_backend(url, create=False)) as backend:
         found = survey_state(backend, as_of)
         clocks = [found.manifest.clock]
         if as_of is None:
             clocks += [find_recent(backend, log, 1).clock for log in found.logs]
-    with running("opslog replay", master, watched=watched) as spark:
+    size = found.log_bytes + found.snapshot_bytes
+    with running("opslog replay", master, size, step) as spark:
         return write_state(
             replay(spark, url, as_of=as_of),
             directory,
@@ -45,22 +63,148 @@ def replay_into(
             REAL,
             settings=found.manifest.settings,
             clock=max(clocks),
-            bytes=found.log_bytes + found.snapshot_bytes,
+            bytes=size,
             variant=variant,
         )
 
 
 @contextmanager
-def running(name: str, master: str | None, *, watched: bool) -> Iterator[SparkSession]:
-    """A session of Spark, which ends with the block if it began with it."""
+def running(name: str, master: str | None, size: int = 0, step: Step | None = None) -> Iterator[SparkSession]:
+    """A session of Spark, which ends with the block if it began with it. What Java says on stderr, from its start to
+    its end, is not shown: what goes wrong is an exception.
+
+    :param size: how many bytes each step of Spark goes through.
+    :param step: begins to show a step of this name, and returns what is called with (bytes done, bytes to do) then.
+    :raises OpslogError: a task, or a data source, raised it.
+    :raises UsageError: Spark did not start.
+    """
     existed = SparkSession.getActiveSession() is not None
-    spark = session(
-        name,
-        master=master,
-        config={"spark.ui.enabled": False, "spark.ui.showConsoleProgress": watched, "spark.log.level": "ERROR"},
-    )
+    config: dict[str, str | bool | int] = {
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+        "spark.log.level": "OFF",
+    }
+    before = _children()
+    with _no_logging():
+        with nullcontext() if existed else _starting(before):
+            spark = session(name, master=master, config=config)
+        try:
+            with _interruptible(), _watched(spark, size, step):
+                yield spark
+        except PySparkException as error:
+            raise unwrap(error) from None
+        finally:
+            if not existed:
+                _stop(spark, before)
+
+
+@contextmanager
+def _no_logging() -> Iterator[None]:
+    """An interrupt ends the call that waits for Java, and py4j logs that with its traceback, to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        yield spark
+        yield
     finally:
-        if not existed:
+        logging.disable(before)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, as far as this thread may set one. That of PySpark asks Java to cancel all jobs,
+    over the connection on which the call that it interrupts still waits."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    except ValueError:  # this is not the main thread, and gets no signal
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _starting(before: frozenset[int]) -> Iterator[None]:
+    """Processes that are started in this block, and theirs, write their stderr to a file that nobody sees. If they are
+    not wanted after all, they are ended: a Java that was not called yet would wait for ever.
+
+    :param before: the processes that there were.
+    :raises UsageError: in place of an error of Spark's: it did not start; with the first error that was written.
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except PySparkException as error:
+            file.seek(0)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+            reason = next((line for line in lines if re.search("error|exception", line, re.IGNORECASE)), str(error))
+            raise UsageError(f"Spark did not start: {reason.strip()}") from None
+        except BaseException:
+            _kill_but(before)
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+
+
+def _stop(spark: SparkSession, before: frozenset[int]) -> None:
+    """End Spark. After an error, or Ctrl-C, it waits for its tasks; for so long only, and then Java is killed."""
+    if sys.exc_info()[0] is None:
+        spark.stop()
+        return
+
+    def stop() -> None:
+        with suppress(Exception):
             spark.stop()
+
+    stopping = threading.Thread(target=stop, name="opslog-spark-stop", daemon=True)
+    stopping.start()
+    stopping.join(_STOP_SECONDS)
+    if stopping.is_alive():
+        _kill_but(before)
+
+
+def _kill_but(before: frozenset[int]) -> None:
+    for child in _children() - before:
+        os.kill(child, signal.SIGKILL)
+
+
+def _children() -> frozenset[int]:
+    """The processes that this one has started; none, where the system does not say it as Linux does."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return frozenset(int(child) for path in lists for child in path.read_text(encoding="ascii").split())
+
+
+@contextmanager
+def _watched(spark: SparkSession, size: int, step: Step | None) -> Iterator[None]:
+    """Show how far Spark is. A server of Spark Connect does not say it."""
+    if step is None or not hasattr(spark, "_jsparkSession"):
+        yield
+        return
+    tracker, ended = spark.sparkContext.statusTracker(), threading.Event()
+
+    def watch() -> None:
+        advances: dict[int, Callable[[int, int], None] | None] = {}
+        while not ended.wait(_POLL_SECONDS):
+            with suppress(Py4JError, OSError):
+                for stage in sorted(tracker.getActiveStageIds()):
+                    info = tracker.getStageInfo(stage)
+                    if info is None or not info.numTasks:
+                        continue
+                    if stage not in advances:
+                        advances[stage] = step(f"replaying, step {len(advances) + 1}")
+                    if (advance := advances[stage]) is not None:
+                        advance(size * info.numCompletedTasks // info.numTasks, size)
+
+    thread = threading.Thread(target=watch, name="opslog-spark-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from opslog.errors import UsageError
 from opslog.history import Point
+from opslog.spark.errors import brief
 from opslog.spark.read.columns import ddl
 from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import IdRange
@@ -43,6 +44,7 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return "opslog"
 
+    @brief
     def schema(self) -> str:
         if self.options.get("view") == CHANGES:
             from opslog.spark.stream.streaming import COLUMNS
@@ -50,6 +52,7 @@ class DefaultSource(DataSource):
             return ddl(COLUMNS)
         return ddl(view_of(self.options).schema, self.options.get("schema"))
 
+    @brief
     def reader(self, schema: StructType) -> OpslogReader:
         url, view = url_of(self.options), view_of(self.options)
         expected = [field.name for field in view.schema]
@@ -62,6 +65,7 @@ class DefaultSource(DataSource):
         kind = _PushdownReader if self.options.get("pushdown", "false") == "true" else OpslogReader
         return kind(url, storage_options(self.options), view, typed)
 
+    @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("view") != CHANGES:
             raise UsageError(f'a stream has one view, and has to name it: .option("view", "{CHANGES}")')
@@ -69,6 +73,7 @@ class DefaultSource(DataSource):
 
         return StreamReader(url_of(self.options), storage_options(self.options), self.options)
 
+    @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from opslog.spark.write.writing import writer_of  # which needs this module
 
@@ -124,11 +129,13 @@ class OpslogReader(DataSourceReader):
         self._typed = typed
         self._asked = EVERYTHING
 
+    @brief
     def partitions(self) -> list[InputPartition]:
         with closing(open_store(self._url, self._options)) as backend:
             tasks = self._view.plan(backend, self._asked)
         return [OpslogPartition(task) for task in tasks] or [OpslogPartition(None)]
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task: Task | None = partition.value
         if task is None:

@@ -7,6 +7,7 @@ Every command that may take long shows the same line:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,11 @@ class Steps:
     def __init__(self, display: Progress | None) -> None:
         self._display = display
         self._shown: TaskID | None = None
+
+    @property
+    def are_watched(self) -> bool:
+        """Whether anybody watches."""
+        return self._display is not None
 
     def step(self, label: str, unit: Unit) -> Advance | None:
         """What the step of this name is advanced with; None if nobody watches. The first step is shown at once, and
@@ -80,9 +86,12 @@ def progress(session: Session) -> Iterator[Steps]:
     label = TextColumn("{task.description}", table_column=one_line, markup=False)
     bar = BarColumn(_BAR)
     columns = (label, bar, Amounts(table_column=one_line))
-    # Rows and documents go to stdout as they are.
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as display:
-        yield Steps(display)
+    # A stream of its own: what others write to stderr meanwhile may be sent elsewhere. Rows and documents go to stdout
+    # as they are.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as stream:
+        console = Console(file=stream)
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False) as display:
+            yield Steps(display)
 
 
 def amounts(unit: Unit, done: int, total: int | None, rate: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import cast, get_args
 
@@ -129,12 +128,14 @@ def _by_spark(session: Session, wish: Wish) -> int:
 
     if not session.json:
         say("starting Spark, which takes some seconds")
-    return replay_into(
-        session.url,
-        wish.directory,
-        wish.form,
-        as_of=wish.as_of,
-        master=wish.master,
-        variant=wish.variant,
-        watched=not session.json and sys.stderr.isatty(),
-    )
+    with progress(session) as steps:
+        steps.step("starting Spark", "bytes")
+        return replay_into(
+            session.url,
+            wish.directory,
+            wish.form,
+            as_of=wish.as_of,
+            master=wish.master,
+            variant=wish.variant,
+            step=(lambda label: steps.step(label, "bytes")) if steps.are_watched else None,
+        )

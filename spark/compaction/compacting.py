@@ -50,6 +50,7 @@ from opslog.merge import stamps
 from opslog.snapshot.manifests import ManifestStore
 from opslog.spark.compaction import executing
 from opslog.spark.compaction.executing import Batches, PartSlice, StoreAddress
+from opslog.spark.errors import unwrap
 from opslog.spark.read.planning import SPLIT_BYTES, split_before
 from opslog.spark.stores import url_of
 from opslog.spark.write.ends import Ends, read_ends
@@ -79,7 +80,8 @@ def compact(
     :param storage_options: what the backend takes.
     :raises LockedError: another compaction is running.
     :raises NotFoundError: there is no store.
-    :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
+    :raises OpslogError: such as CorruptError: a task found that; the store is as it was before.
+    :raises PySparkException: a task failed more often than Spark tries it, likewise.
     """
     address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
     with address.open() as backend, backend.lock(LOCK), _Frames() as frames:
@@ -88,7 +90,10 @@ def compact(
         if sealed:
             tails = read_ends(backend, environment)
         read = _Merging(spark, address, tails, sealed, frames).read
-        return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
+        try:
+            return publish(backend, environment, tails.manifest, read, full=full, keep_history=keep_history)
+        except PySparkException as error:
+            raise unwrap(error) from None
 
 
 class _Frames:

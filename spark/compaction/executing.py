@@ -27,6 +27,7 @@ from opslog.format.manifest import Part, Run
 from opslog.format.snapshot import Ages, Row, build_archive, decode_rows
 from opslog.merge.stamps import is_greater
 from opslog.snapshot.runs import BlockRun, read_part
+from opslog.spark.errors import brief
 from opslog.spark.read.planning import LogSplit
 from opslog.spark.read.splits import LogReader, winners
 from opslog.spark.stores import open_store
@@ -76,6 +77,7 @@ class PartSlice(NamedTuple):
     whole: bool
 
 
+@brief
 def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
     """The winners of some splits of logs, and what was read of each log. The input says which of the tasks to do.
 
@@ -95,6 +97,7 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
                 commits = reader.commits
 
 
+@brief
 def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
     """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
 
@@ -118,6 +121,7 @@ def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
         yield from _batched(winners(), _schema(ROWS), 3)
 
 
+@brief
 def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, Part]]) -> Batches:
     """The rows of stored parts, each given with the age of its run.
 
@@ -133,6 +137,7 @@ def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, P
                 yield from _batched(rows, schema, 2)
 
 
+@brief
 def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches:
     """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
 
@@ -153,6 +158,7 @@ def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches
     return _batched(rows, _schema(ROWS), 3)
 
 
+@brief
 def measure(batches: Batches) -> Batches:
     """The lengths of the lines of one range.
 
@@ -168,6 +174,7 @@ def measure(batches: Batches) -> Batches:
             row += len(lengths)
 
 
+@brief
 def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[int, list[PartSlice]]) -> Batches:
     """Write the parts that lie within one range, and pass on the rows of the others.
 
@@ -193,6 +200,7 @@ def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[
         yield from _batched(written(), _schema(WRITTEN), 3)
 
 
+@brief
 def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
     """Write the parts whose rows were passed on, sorted by part and id.
 

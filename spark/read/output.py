@@ -29,6 +29,7 @@ from opslog.format.commits import Set, encode_commit
 from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part, Settings
 from opslog.format.snapshot import Row, build_parts
+from opslog.spark.errors import brief
 
 # What a task says of each file that it has written.
 _WRITTEN = pa.schema(
@@ -116,6 +117,7 @@ def _records(batches: Iterator[pa.RecordBatch]) -> Iterator[Set]:
             yield Set(ts, clock, agent, id, msgspec.Raw(data.encode()), v, by=by or "", tx=tx or "")
 
 
+@brief
 def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
     """One file with the rows of this task, if it has any."""
     context, records = _context(), _records(batches)
@@ -136,6 +138,7 @@ def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[
     yield _written(count)
 
 
+@brief
 def _write_parts(batches: Iterator[pa.RecordBatch], directory: str, run: str, numbers: int) -> Iterator[pa.RecordBatch]:
     """The parts of a run with the rows of this task, which come in order of id.
 

@@ -21,9 +21,10 @@ from typing import NamedTuple
 import msgspec
 
 from opslog.backends import Backend
+from opslog.environment import REAL
 from opslog.format.commits import Commit, Undo
 from opslog.format.manifest import START, Cut, Manifest
-from opslog.history import Point, conditions, manifest_before
+from opslog.history import Point, check_past, conditions, manifest_before
 from opslog.log.reader import SEGMENT_COST, Cursor, Segment, log_source
 from opslog.log.survey import Survey, check_reaches, survey, survey_history
 from opslog.merge.undo import reachable_after
@@ -70,18 +71,40 @@ def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
 
     :param as_of: begin at a manifest that saw nothing beyond this point; the logs go on beyond it.
     :raises HistoryGoneError: that point was compacted away.
+    :raises UsageError: it lies in the future.
     """
     manifests = ManifestStore(backend)
     if as_of is None:
         return survey(manifests, tails)
     before, _ = conditions(as_of)
-    return survey(manifests, tails, choose=lambda: manifest_before(manifests, before, as_of))
+    found = survey(manifests, tails, choose=lambda: manifest_before(manifests, before, as_of))
+    _check_past(backend, as_of, found)
+    return found
 
 
-def survey_retained(backend: Backend) -> JobSurvey:
+def _check_past(backend: Backend, as_of: Point, found: JobSurvey) -> None:
+    """:raises UsageError: the point lies in the future. Reads the ends of logs, but only beyond the newest manifest."""
+    newest = ManifestStore(backend).newest()
+    if isinstance(as_of, int) and as_of <= newest.clock:
+        return
+
+    def newest_commit() -> tuple[int, str]:
+        ends = [find_recent(backend, log, newest.settings.undo_window) for log in found.logs]
+        return max([newest.clock, *(end.clock for end in ends)]), max([newest.ts, *(end.ts for end in ends)])
+
+    check_past(backend, as_of, REAL, newest_commit)
+
+
+def survey_retained(backend: Backend, as_of: Point | None = None) -> JobSurvey:
     """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
-    oldest retained manifest is. Costs and errors as of `survey_state`, and one more listing and read."""
-    return survey_history(ManifestStore(backend), _retained)
+    oldest retained manifest is. Costs and errors as of `survey_state`, and one more listing and read.
+
+    :param as_of: checked, and nothing else: all logs go on beyond it.
+    """
+    found = survey_history(ManifestStore(backend), _retained)
+    if as_of is not None:
+        _check_past(backend, as_of, found)
+    return found
 
 
 def tails(found: Survey) -> JobSurvey:

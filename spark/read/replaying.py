@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from opslog.environment import machine_memory
 from opslog.history import Point
 from opslog.merge import stamps
+from opslog.spark.errors import brief
 from opslog.spark.read.columns import ddl
 from opslog.spark.read.planning import SPLIT_BYTES, JobSurvey, survey_state
 from opslog.spark.read.tasks import read_task
@@ -92,6 +93,7 @@ def _rows_of(spark: SparkSession, url: str, options: dict[str, Any], view: View,
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(work, ddl(view.schema))
 
 
+@brief
 def _read_tasks(
     batches: Iterator[pa.RecordBatch], url: str, options: dict[str, Any], view: View, tasks: list[bytes]
 ) -> Iterator[pa.RecordBatch]:

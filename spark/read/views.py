@@ -219,7 +219,7 @@ class OpsView:
     schema: ClassVar[pa.Schema] = columns.OPS
 
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
-        found = survey_retained(backend)
+        found = survey_retained(backend, self.as_of)
         logs = [log for log in found.logs if asked.agents is None or log.agent in asked.agents]
         return [
             Task(found.manifest.number, found.manifest.settings.undo_window, logs=some)

@@ -21,6 +21,7 @@ from opslog.format.commits import Commit, Seal
 from opslog.format.layout import segment_path
 from opslog.log.reader import Cursor, LogSource, Segment, log_source
 from opslog.snapshot.runs import newest_records
+from opslog.spark.errors import brief
 from opslog.spark.read.columns import OPS, Op, chunks, op_bytes, ops_columns, ops_of
 from opslog.spark.read.planning import SPLIT_BYTES
 from opslog.spark.read.ranges import RunRange
@@ -64,6 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._limit = None if limit is None else int(limit)
         self._ends: dict[str, tuple[int, int]] | None = None
 
+    @brief
     def initialOffset(self) -> dict[str, Any]:
         if not self._latest:
             return Offset().plain()
@@ -77,16 +79,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with closing(self._open()) as backend:
             self._ends = self._follower(backend).ends()
 
+    @brief
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         with closing(self._open()) as backend:
             return self._follower(backend).advance(Offset.parse(start), most, self._ends).plain()
 
+    @brief
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with closing(self._open()) as backend:
             work = self._follower(backend).between(Offset.parse(start), Offset.parse(end))
         return list(_tasks(work))
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         with closing(self._open()) as backend:

@@ -42,6 +42,7 @@ from opslog.log.session import WriterSession, take_name
 from opslog.merge.clock import LamportClock
 from opslog.replica.transaction import Transaction, check_stamp, write
 from opslog.snapshot.manifests import ManifestStore
+from opslog.spark.errors import brief
 from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import read_ends
 from opslog.spark.write.rows import Columns, Op
@@ -93,6 +94,7 @@ class OpslogWriter(DataSourceArrowWriter):
         except NotFoundError:
             """The job creates the store."""
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
         assert context is not None
@@ -113,6 +115,7 @@ class OpslogWriter(DataSourceArrowWriter):
                 files.append((path, len(line)))
         return Staged(partition, files)
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         staged = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.partition)
         files = [file for each in staged for file in each.files]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+import opslog
 from tests.support.browsers import complaints_about, overflowing
 from tests.support.documents import ROOT
 
@@ -30,7 +33,6 @@ VIEWS: dict[str, tuple[tuple[int, int], Literal["light", "dark"]]] = {
     "desk-dark": (DESK, "dark"),
     "phone-light": (PHONE, "light"),
 }
-EMPTY_INDEX = {"config": {"lang": ["en"], "separator": "[\\s]+", "pipeline": []}, "docs": []}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -78,7 +80,9 @@ def test_pages_are_shown_as_they_should_be(browser: Browser, site: str, screensh
 
 def test_no_page_is_wider_than_a_phone_or_asks_anybody_else(browser: Browser, site: str) -> None:
     page = opened(browser, "phone-light")
-    page.route("**/search_index.json", lambda route: route.fulfill(json=EMPTY_INDEX))  # or each page waits for it
+    index = json.loads((SITE / "search" / "search_index.json").read_text(encoding="utf-8"))
+    index["docs"] = []  # or each page makes the whole index
+    page.route("**/search_index.json", lambda route: route.fulfill(json=index))
     complaints = complaints_about(page, site)
     wide = {}
     for path in sorted(path.parent.relative_to(SITE).as_posix() for path in SITE.rglob("index.html")):
@@ -129,3 +133,21 @@ def test_names_in_the_reference_lead_to_their_headings(browser: Browser, site: s
     )
     page.context.close()
     assert not broken
+
+
+@pytest.mark.usefixtures("site")
+def test_the_reference_has_every_public_name() -> None:
+    html = (SITE / "reference" / "index.html").read_text(encoding="utf-8")
+    missing = [name for name in opslog.__all__ if not re.search(rf'id="opslog\.(\w+\.)*{name}"', html)]
+    assert not missing, "add them to docs/reference.md"
+
+
+@pytest.mark.usefixtures("site")
+def test_the_first_page_is_the_readme_and_leads_to_all_pages() -> None:
+    html = (SITE / "index.html").read_text(encoding="utf-8")
+    article = html[html.index("<article") : html.index("</article>")]
+    assert "An acknowledged commit is never lost" in article
+    assert "test_processes.py" in article, "tests have no page: they are named"
+    linked = set(re.findall(r'href="(?:\./)?([\w-]+)/(?:#[^"]*)?"', article))
+    shown = {path.parent.name for path in SITE.glob("*/index.html")} - {"decisions"}
+    assert linked >= shown, f"docs/index.md does not name {shown - linked}"

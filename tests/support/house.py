@@ -60,6 +60,7 @@ SERVER: Floors = [
 ]
 
 SPARK: Floors = [
+    ("opslog.spark.errors",),
     ("opslog.spark.java",),
     ("opslog.spark.sessions",),
     ("opslog.spark.stores",),
