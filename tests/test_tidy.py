@@ -94,7 +94,14 @@ def test_tests_mirror_the_folders() -> None:
 
 
 def test_changelog_knows_this_version() -> None:
-    assert f"## [{opslog.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections[0] == "[Unreleased]", "what is done next has a place"
+    assert re.fullmatch(rf"\[{re.escape(opslog.__version__)}\] - \d{{4}}-\d\d-\d\d", sections[1])
+
+
+def test_no_merge_was_left_half_done() -> None:
+    found = places(r"^(?:<{7}|>{7})(?: |$)|^={7}$")
+    assert not found, "resolve these conflicts\n" + "\n".join(found)
 
 
 def test_every_exception_to_a_rule_has_a_reason() -> None:
