@@ -369,8 +369,16 @@ class AsyncDocuments(Protocol):
 class AsyncLease(_Claim):
     """As `Lease`, over an `opslog.aio.AsyncStore`, with calls that are awaited."""
 
-    def __init__(self, store: AsyncDocuments, id: str, seconds: float = 30.0) -> None:
-        super().__init__(store, id, seconds)
+    def __init__(
+        self,
+        store: AsyncDocuments,
+        id: str,
+        seconds: float = 30.0,
+        *,
+        holder: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(store, id, seconds, holder, key)
         self._store = store
 
     async def claim(self, predicate: Predicate | None = None) -> bool:

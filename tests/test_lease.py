@@ -270,6 +270,51 @@ def test_two_leases_of_one_process_are_two_parties(one: Worker) -> None:
     mine.renew()
 
 
+def test_a_claim_goes_on_by_its_key_in_another_process(one: Worker, two: Worker) -> None:
+    lease = one.lease()
+    assert lease.claim()
+    assert lease.key is not None
+    other = opslog.Lease(two.store, "task", 60, key=lease.key, holder="the second of one")
+    other.renew()
+    record = two.store.record(PREFIX + "task")
+    assert record is not None
+    assert record.document == {"holder": "the second of one", "seconds": 60.0, "claim": lease.key}
+    other.finish(DONE)
+    with pytest.raises(opslog.LeaseLostError):
+        lease.renew()
+    with pytest.raises(opslog.LeaseLostError):
+        opslog.Lease(two.store, "task", 60, key="unknown").release()
+
+
+def test_what_is_observed_counts_as_what_a_claim_has_seen(one: Worker, two: Worker) -> None:
+    lease, waiting = one.lease(seconds=10), two.lease()
+    assert lease.observe()
+    assert waiting.observe(), "nobody has it"
+    assert lease.claim()
+    two.store.refresh()
+    assert not waiting.observe()
+    two.machine.pass_time(9)
+    assert not waiting.observe()
+    assert waiting.holder is not None
+    two.machine.pass_time(2)
+    assert waiting.observe()
+    assert waiting.claim(), "without having seen it in a claim before"
+
+
+def test_the_next_claim_may_last_longer(one: Worker, two: Worker) -> None:
+    lease, waiting = one.lease(seconds=10), two.lease()
+    assert lease.claim()
+    lease.seconds = 100
+    lease.renew()
+    assert lease.remaining == 100
+    assert not waiting.claim()
+    two.machine.pass_time(50)
+    assert not waiting.claim()
+    for wrong in (0, -1, math.inf, math.nan):
+        with pytest.raises(opslog.UsageError):
+            lease.seconds = wrong
+
+
 def test_what_it_writes_is_with_it_in_one_transaction(one: Worker, two: Worker) -> None:
     mine = one.lease()
     assert mine.claim()
