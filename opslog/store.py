@@ -31,6 +31,7 @@ from opslog.replica.replica import Replica
 from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
 from opslog.replica.views import Items, Values
 from opslog.stats import Stats
+from opslog.tables import table_of, tables_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 R = TypeVar("R")
+
+Found.table_of = staticmethod(table_of)
 
 # How many ids a prompt gets to complete; it asks anew at each key.
 _COMPLETIONS_MAX = 1000
@@ -442,11 +445,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     @cached_property
     def _tables(self) -> Tables[T]:
-        try:
-            from opslog.tables.tables import Tables
-        except ImportError as error:
-            raise UsageError(f"tables and SQL are an extra: pip install 'opslog[query]' ({error})") from error
-        return Tables(self._replica)
+        return tables_of(self._replica)
 
     # -- maintenance
 

@@ -18,10 +18,11 @@ _CHUNK_BYTES = 64 * 1024 * 1024
 # The columns that are no fields of documents, each with what it says of a record.
 RECORD_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Set], object]]] = {
     "id": (pa.string(), lambda record: record.id),
-    "clock": (pa.int64(), lambda record: record.clock),
-    "agent": (pa.string(), lambda record: record.agent),
-    "author": (pa.string(), lambda record: record.author),
-    "ts": (pa.timestamp("us", "UTC"), lambda record: record.ts),
+    # What is not committed yet has none of these.
+    "clock": (pa.int64(), lambda record: record.clock or None),
+    "agent": (pa.string(), lambda record: record.agent or None),
+    "author": (pa.string(), lambda record: record.author or None),
+    "ts": (pa.timestamp("us", "UTC"), lambda record: record.ts or None),
 }
 # The document as JSON text.
 DATA = "data"

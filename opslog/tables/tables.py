@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import duckdb
+import msgspec
 import orjson
 import pyarrow as pa
 
@@ -153,6 +154,15 @@ class Tables(Generic[T]):
         }
         periods = pa.array([period for period, _ in rows], pa.string())
         return pa.table({"period": periods, **columns, DATA: texts([record.data for record in records])})
+
+
+def table_of(text: Callable[[Set], bytes | msgspec.Raw], records: Iterable[Set]) -> pa.Table:
+    """Documents as a table, in this order.
+
+    :param text: gives the JSON text of a record.
+    """
+    with duckdb.connect(":memory:") as connection:
+        return Documents(connection, text, records).table(None)
 
 
 def _rows(commit: Commit) -> Sequence[Record | None]:
