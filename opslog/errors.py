@@ -5,6 +5,7 @@ OpslogError
 │   ├── InvalidDocumentError            the document cannot be stored exactly; the message names the place in it
 │   ├── InvalidNameError                an agent name, id, period or URL that no store can hold
 │   ├── QueryError                      a condition or a path that cannot be read; the message points at the place
+│   ├── ExpiredKeyError                 (doors) the key of a request is too old to be known: read, then decide
 │   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
 │   └── ClosedError                     the store was closed, or this is a forked child
 ├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
@@ -91,6 +92,11 @@ class QueryError(UsageError):
         super().__init__(message)
         self.offset = offset
         self.place = place
+
+
+class ExpiredKeyError(UsageError):
+    """A request comes again under a key that is so old that nobody can say whether it was carried out. Nothing was
+    written."""
 
 
 class ReadOnlyError(UsageError):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from opslog.archive import archive_documents, read_archive
 from opslog.compaction.compact import Compaction
+from opslog.doors.once import Once
 from opslog.doors.values import (
     AgentSeen,
     Archived,
@@ -42,6 +44,7 @@ from opslog.doors.values import (
 from opslog.errors import ConflictError, NotFoundError, UsageError
 from opslog.format.commits import Commit, Set, Stamp, described_line
 from opslog.format.documents import Document
+from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, Path, parse_path
@@ -49,6 +52,7 @@ from opslog.query.question import OrderBy, Question, Where, question
 from opslog.query.values import MISSING
 from opslog.replica.deciding import ATTEMPTS
 from opslog.replica.feed import Change
+from opslog.replica.keys import Done
 from opslog.replica.replica import Undoable, not_ours
 from opslog.replica.state import State
 from opslog.replica.transaction import Transaction, check_stamp, create
@@ -72,15 +76,20 @@ class Operations:
 
     :param store: of plain documents. One that was opened `read_only` or `as_of` only reads.
     :param author: in whose name is written; None: in that of the agent of the store.
+    :param once: the request that these are for, which may come again: its write is made once. For a store that was
+        opened with ``log="shared"``.
     :raises UsageError: documents of this store have a `type`.
     """
 
-    def __init__(self, store: Store[Document], author: str | None = None) -> None:
+    def __init__(self, store: Store[Document], author: str | None = None, once: Once | None = None) -> None:
         self._store = store
         self._replica = replica_of(store)
         if self._replica.schema.type is not None:
             raise UsageError("doors take plain documents: open the store without `type`")
         self._author = self._replica.author if author is None else check_agent(author)
+        self._once = once
+        if once is not None and self._replica.log is not None:
+            raise UsageError('requests with keys need a store that was opened with log="shared"')
 
     @property
     def store(self) -> Store[Document]:
@@ -193,7 +202,7 @@ class Operations:
             transaction.set(id, document)
             return document
 
-        document, stamp = self._decide("modify", decide)
+        document, stamp = self._decide("modify", decide, again=lambda done: load_document(done.data))
         return Written([id], stamp), document
 
     def batch(self, ops: Sequence[Op]) -> Written:
@@ -251,12 +260,12 @@ class Operations:
             return Undone(taken_back is not None, None, list(taken_back or ()))
         self._refresh()
         where = replica.undoable(author)
-        if where is Undoable.IN_OWN_LOG:
-            raise not_ours(author)
-        if where is Undoable.NOTHING:
-            return Undone(False)
 
         def decide(transaction: Documents) -> Undone:
+            if where is Undoable.IN_OWN_LOG:
+                raise not_ours(author)
+            if where is Undoable.NOTHING:
+                return Undone(False)
             ids = transaction.undo(author)
             if ids is None:
                 return Undone(False)
@@ -267,20 +276,36 @@ class Operations:
                 )
             return Undone(True, str(target), list(ids))
 
-        undone, _ = self._decide("undo", decide)
+        def again(done: Done) -> Undone:
+            return Undone(True, str(Stamp(done.target, TRANSACTIONS)), list(done.ids))
+
+        undone, _ = self._decide("undo", decide, again=again)
         return undone
 
-    def _decide(self, call: str, decide: Callable[[Documents], R], attempts: int | None = None) -> tuple[R, str | None]:
-        """What a transaction decides, and the stamp that it gave."""
+    def _decide(
+        self,
+        call: str,
+        decide: Callable[[Documents], R],
+        attempts: int | None = None,
+        again: Callable[[Done], R | None] = lambda done: None,
+    ) -> tuple[R, str | None]:
+        """What a transaction decides, and the stamp that it gave.
+
+        :param again: what it decided when the request came before.
+        """
         made: list[Documents] = []
+        author, once, keys = self._author or "", self._once, self._replica.keys
 
         def named(transaction: Documents) -> R:
-            transaction.author = self._author or ""
+            transaction.author = author
             made[:] = [transaction]
+            if once is not None and (done := once.begin(transaction, keys, author)) is not None:
+                return cast(R, again(done))
             return decide(transaction)
 
-        result = self._replica.deciding_of(call).run(named, attempts)
-        stamp = made[0].stamp
+        with nullcontext() if once is None else keys.alone(author, once.key):
+            result = self._replica.deciding_of(call).run(named, attempts)
+        stamp = made[0].stamp if once is None or once.done is None else once.done.stamp
         return result, None if stamp is None else str(stamp)
 
     # -- the past, and what is new

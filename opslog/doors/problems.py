@@ -15,6 +15,7 @@ from opslog.errors import (
     ConflictError,
     DataError,
     ExistsError,
+    ExpiredKeyError,
     HistoryGoneError,
     LeaseLostError,
     LockedError,
@@ -73,6 +74,10 @@ _TABLE: tuple[tuple[type[BaseException], Code], ...] = (
         Code("unknown", False, "It may or may not have been written: read it, and decide by what is there"),
     ),
     (ReopenError, Code("unavailable", True, "The server has to open the store again: tell whoever runs it")),
+    (
+        ExpiredKeyError,
+        Code("expired", False, "Nothing was written now. Read what is there; if it was not done, use a new key"),
+    ),
     (QueryError, Code("invalid", False, "Correct the condition or path; docs/queries.md has the language")),
     (ReadOnlyError, Code("read_only", False, "Nothing can be written here: only read")),
     (ClosedError, Code("unavailable", True, "The server is stopping: connect again")),

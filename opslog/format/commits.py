@@ -380,9 +380,10 @@ def described_line(commit: Commit) -> bytes:
     return b'%b,"ids":%b}\n' % (line.removesuffix(b"}\n"), orjson.dumps(commit.ids))
 
 
-def encode_commit(commit: Commit) -> bytes:
+def encode_commit(commit: Commit, key: str = "") -> bytes:
     """The line of a commit, with its newline.
 
+    :param key: of the request that it was written for, in the shared log.
     :raises UsageError: it is longer than a line may be.
     :raises CorruptError: its clock is beyond what a line can hold, because something read before was at the end of it.
     """
@@ -403,6 +404,8 @@ def encode_commit(commit: Commit) -> bytes:
         rest = b',"op":"undo","target":%d' % commit.target
     else:
         rest = b',"op":"seal"'
+    if key:
+        rest = b',"key":' + orjson.dumps(key) + rest
     if commit.tx:
         rest = b',"tx":' + orjson.dumps(commit.tx) + rest
     if commit.by:

@@ -37,18 +37,19 @@ class SharedLog:
         self._clock = clock
         self._author = author
 
-    def stamp(self, commit: Commit, last_ts: str, *, is_first: bool) -> bytes:
+    def stamp(self, commit: Commit, last_ts: str, *, is_first: bool, key: str = "") -> bytes:
         """Give a commit its agent, author, nonce, clock and ts; returns its line.
 
         :param last_ts: of the line before it: `ts` never goes back in this log.
         :param is_first: whether its line is the first of an append.
+        :param key: of the request that it is written for.
         :raises UsageError, CorruptError: as of `encode_commit`.
         """
         environment = self._freshness.environment
         commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
         commit.ts = max(last_ts, format_ts(environment.time()))
         commit.clock = self._clock.tick(CLOCK_STEP)
-        line = encode_commit(commit)
+        line = encode_commit(commit, key)
         return line if is_first else joined(line)
 
     def append(self, lines: bytes, end: Cursor) -> Cursor | None:

@@ -144,6 +144,10 @@ class Sight(Generic[T]):
         self.is_early = self.is_early or bool(self.overlay)
         return self.view.state.merge.undoable_by(author)
 
+    def shared_end(self) -> Cursor:
+        self.agents.add(TRANSACTIONS)
+        return self.view.end
+
     def note_stamp(self, id: str) -> None:
         self.is_early = self.is_early or isinstance(self.overlay.get(id), Set)
 
@@ -513,8 +517,9 @@ class Deciding(Generic[T]):
         lines: list[bytes] = []
         for waiting, commit in zip(writers, commits, strict=True):
             try:
-                lines.append(self._log.stamp(commit, ts, is_first=not lines))
                 assert waiting.transaction is not None
+                key = waiting.transaction.key
+                lines.append(self._log.stamp(commit, ts, is_first=not lines, key=key))
                 waiting.transaction.note_stamp(commit.stamp)
             except OpslogError as error:
                 waiting.error = error  # its alone: too long a line
@@ -560,7 +565,7 @@ class Deciding(Generic[T]):
 def _changed(waiting: Waiting[T, Any], old: Sight[T], now: Sight[T]) -> str | None:
     """A document for which a transaction has to be decided again; None: there is none. Empty: nobody knows which."""
     assert waiting.transaction is not None
-    if isinstance(waiting.commit, Undo):
+    if isinstance(waiting.commit, Undo) or waiting.transaction.is_searching:
         return ""
     return first_difference(waiting.transaction.reads, old, now)
 

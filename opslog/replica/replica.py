@@ -45,6 +45,7 @@ from opslog.replica.batch import Batches
 from opslog.replica.deciding import Deciding
 from opslog.replica.feed import EVERYTHING, Changes, Feed
 from opslog.replica.following import Following
+from opslog.replica.keys import Keys
 from opslog.replica.questions import Questions
 from opslog.replica.state import Loader, State
 from opslog.replica.transaction import write
@@ -104,6 +105,7 @@ class Replica(Following, Generic[T]):
         self.schema = schema
         self.batches = Batches()
         self.feed = Feed(loader, schema.decode)
+        self.keys = Keys(loader.backend)
         self.questions: Questions[T] = Questions(self, schema, self._batched)
         self._id = ""
         # The point of a view of the past, to be shown.

@@ -15,6 +15,7 @@ import msgspec
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
 from opslog.format.documents import Schema, check_id
+from opslog.log.reader import Cursor
 from opslog.query import conditions
 from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, parse, question
 from opslog.replica.questions import Found, matcher, scan
@@ -35,6 +36,10 @@ class Source(Protocol):
 
     def note_stamp(self, id: str) -> None:
         """The stamp of this document was asked for."""
+
+    def shared_end(self) -> Cursor:
+        """Where the shared log ends, all of which what is decided rests on from now on."""
+        ...
 
 
 class Reads(NamedTuple):
@@ -79,6 +84,8 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     :param source: what it reads from.
     :param where: names the store, for messages.
     :ivar author: in whose name, where that is not the store's agent.
+    :ivar key: of the request that it is made for, for the line in the log.
+    :ivar is_searching: whether it was decided by what the shared log has, and so is decided again if that goes on.
     :ivar stamp: that of what it wrote, once it is committed; None where it wrote nothing.
     """
 
@@ -91,6 +98,8 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self._undo: Undo | None = None
         self._has_ended = False
         self.author = ""
+        self.key = ""
+        self.is_searching = False
         self.stamp: Stamp | None = None
         self._repeated: Transaction[T] | None = None
 
@@ -265,6 +274,11 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         self.stamp = stamp
         if self._repeated is not None:
             self._repeated.stamp = stamp
+
+    def search_log(self) -> Cursor:
+        """Where the shared log ends, for what is decided by the lines in it."""
+        self.is_searching = True
+        return self._source.shared_end()
 
     def end(self) -> None:
         """It is decided, or was given up."""

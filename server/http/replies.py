@@ -8,7 +8,8 @@ from opslog.server.protocol.refusals import Headers, Refused
 _EXPOSED = (
     b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
     b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
-    b"Producer-Received-Seq, ETag, Opslog-Author, Opslog-Ts, Location, Retry-After, Content-Encoding, Vary"
+    b"Producer-Received-Seq, ETag, Opslog-Author, Opslog-Ts, Idempotency-Until, "
+    b"Idempotency-Replayed, Location, Retry-After, Content-Encoding, Vary"
 )
 # On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
 # `refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import opslog
+from opslog.doors.once import Once
 from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment
 from opslog.format.documents import Document
@@ -64,9 +65,22 @@ class ServedStore:
         """The same, one after the other, and beside those of clients."""
         return await asyncio.get_running_loop().run_in_executor(self._feed_thread, function)
 
-    def operations(self, author: str | None = None) -> Operations:
-        """What a client may ask for, in the name of an author."""
-        return Operations(self._store, author or self.agent)
+    def operations(self, author: str | None = None, once: Once | None = None) -> Operations:
+        """What a client may ask for, in the name of an author.
+
+        :param once: the request that it is for, if it has a key.
+        """
+        return Operations(self._store, author or self.agent, once)
+
+    def once(self, key: str, content: bytes) -> Once:
+        """A request with a key.
+
+        :param content: all that the request says.
+        :raises UsageError: it cannot be a key.
+        """
+        now = self._environment.time()
+        grace = replica_of(self._store).state.manifest.settings.grace_seconds
+        return Once(key, content, now, grace)
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
         """For the feed, which goes on from its own last call."""

@@ -314,6 +314,7 @@ ROUTES: tuple[Route, ...] = (
         body=Document,
         answers={200: ("It is durable.", Written), 201: ("It was created (If-None-Match: *).", Written)},
         conditions=_CONDITIONS,
+        is_keyed=True,
     ),
     Route(
         "PATCH",
@@ -326,6 +327,7 @@ ROUTES: tuple[Route, ...] = (
         answers={200: ("The document as it is now.", Document)},
         conditions=("If-Match",),
         media_type="application/merge-patch+json",
+        is_keyed=True,
     ),
     Route(
         "DELETE",
@@ -336,6 +338,7 @@ ROUTES: tuple[Route, ...] = (
         delete_document,
         answers={200: ("It is gone, durably.", Written)},
         conditions=("If-Match",),
+        is_keyed=True,
     ),
     Route(
         "GET",
@@ -356,6 +359,7 @@ ROUTES: tuple[Route, ...] = (
         batch,
         body=BatchBody,
         answers={200: ("They are durable.", Written)},
+        is_keyed=True,
     ),
     Route(
         "POST",
@@ -366,6 +370,7 @@ ROUTES: tuple[Route, ...] = (
         transact,
         body=TransactBody,
         answers={200: ("All held, and what was written is durable.", Written)},
+        is_keyed=True,
     ),
     Route(
         "POST",
@@ -375,6 +380,7 @@ ROUTES: tuple[Route, ...] = (
         "Take back the newest commit of the token's agent.",
         undo,
         answers={200: ("What was taken back.", Undone)},
+        is_keyed=True,
     ),
     Route(
         "GET",

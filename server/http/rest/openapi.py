@@ -64,6 +64,9 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     parameters += [_in_query(parameter) for parameter in route.parameters]
     for name in route.conditions:
         parameters.append(_in_header(name, _CONDITIONS[name]))
+    if route.is_keyed:
+        text = "A UUIDv7 of this request's own: sent again with it, the request is carried out once."
+        parameters.append(_in_header("Idempotency-Key", text))
     if route.right == "write":
         parameters.append(_in_header("Opslog-Agent", "In whose name to write. A token allows its own agent alone."))
     operation: dict[str, Any] = {

@@ -26,6 +26,7 @@ _CODES: dict[str, tuple[int, str]] = {
     "conflict": (409, "Something has changed since it was read"),
     "exists": (409, "The document exists"),
     "lease_lost": (409, "The lease is somebody else's now"),
+    "expired": (409, "The key is too old"),
     "gone": (410, "That part of the past was compacted away"),
     "too_large": (413, "The body is too large"),
     "rate": (429, "Too many requests"),

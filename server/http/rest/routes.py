@@ -106,6 +106,7 @@ class Route:
     :ivar answers: what the statuses of success mean, each with the type of its body.
     :ivar conditions: which headers with conditions it takes.
     :ivar media_type: of the body.
+    :ivar is_keyed: it takes an Idempotency-Key.
     """
 
     method: str
@@ -120,6 +121,7 @@ class Route:
     answers: Mapping[int, tuple[str, Any]] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
     media_type: str = "application/json"
+    is_keyed: bool = False
 
     @property
     def takes(self) -> str | None:

@@ -12,6 +12,8 @@ from urllib.parse import unquote
 import msgspec
 
 from opslog.backends.remote.protocol import CONTENT_TYPE
+from opslog.doors.once import Once
+from opslog.environment import format_ts
 from opslog.errors import OpslogError
 from opslog.format import exact
 from opslog.format.documents import Document
@@ -133,32 +135,34 @@ class Rest:
         given = route.parse(scope["query_string"])
         id = _decoded(rest)
         with self._budget.holding() as holding:
-            body = await self._body(route, headers, receive, holding)
+            data = await self._data(route, headers, receive, holding)
+            body = _body(route, data)
+            once = None
+            if (key := headers.get(b"idempotency-key")) is not None:
+                if not route.is_keyed:
+                    raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key")
+                conditions = [headers.get(b"if-match", ""), headers.get(b"if-none-match", "")]
+                asked = [route.method, path, *conditions, data.decode("latin-1")]
+                once = served.once(key, msgspec.json.encode(asked))
 
             def call() -> Answer:
                 if given.get("as_of") is not None:
                     with served.as_of(point_of(given["as_of"])) as past:
                         return route.handler(Call(served, past, id, given, headers, body))
-                return route.handler(Call(served, served.operations(author), id, given, headers, body))
+                return route.handler(Call(served, served.operations(author, once), id, given, headers, body))
 
             answer = await served.call(call)
+        if once is not None:
+            answer.headers.extend(_keyed(once))
         if scope["method"] not in _READING:
             self._wrote(served)
         return answer
 
-    async def _body(self, route: Route, headers: Fields, receive: Receive, holding: Holding) -> Any:
+    async def _data(self, route: Route, headers: Fields, receive: Receive, holding: Holding) -> bytes:
         if route.method == "GET":
-            return None
+            return b""
         options = self._options
-        data = await requests.body(receive, headers, options.max_body_bytes, options.body_seconds, holding)
-        if route.body is None or (not data and route.is_optional):
-            return None
-        try:
-            if route.body == Document:
-                return exact.load_document(data)
-            return msgspec.convert(exact.loads(data), route.body)
-        except (exact.InexactError, msgspec.ValidationError) as error:
-            raise Refused(400, f"the body cannot be read: {error}") from None
+        return await requests.body(receive, headers, options.max_body_bytes, options.body_seconds, holding)
 
     async def _send(self, scope: Scope, send: Send, answer: Answer, *, head: bool) -> int:
         if answer.body is None:
@@ -182,6 +186,27 @@ def _client_of(token: Token, path: str) -> Client:
     """What a token may do with a storage."""
     writes, operates = token.covers(path, "write"), token.covers(path, "operate")
     return Client(token.author() if writes else "", writes=writes, operates=operates)
+
+
+def _body(route: Route, data: bytes) -> Any:
+    """The body of a request as the route wants it.
+
+    :raises Refused: 400.
+    """
+    if route.body is None or (not data and route.is_optional):
+        return None
+    try:
+        if route.body == Document:
+            return exact.load_document(data)
+        return msgspec.convert(exact.loads(data), route.body)
+    except (exact.InexactError, msgspec.ValidationError) as error:
+        raise Refused(400, f"the body cannot be read: {error}") from None
+
+
+def _keyed(once: Once) -> Headers:
+    """What an answer says of its key: until when the request may be sent again, and whether it had come before."""
+    headers = [(b"idempotency-until", format_ts(once.until).encode())]
+    return [*headers, (b"idempotency-replayed", b"true")] if once.done is not None else headers
 
 
 def _check_reads(method: str) -> None:
