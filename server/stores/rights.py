@@ -16,7 +16,8 @@ from opslog.backends.remote.protocol import (
     Persist,
     Unlock,
 )
-from opslog.errors import UsageError
+from opslog.errors import DataError, UsageError
+from opslog.format.commits import decode_commits
 from opslog.format.layout import ARCHIVE, TRANSACTIONS
 
 
@@ -33,12 +34,10 @@ class Client(msgspec.Struct, frozen=True):
     def check(self, call: AnyCall) -> None:
         """:raises UsageError: it may not make this call."""
         match call:
-            case OpenLog(agent) | Append(agent) | CloseLog(agent):
+            case OpenLog(agent) | CloseLog(agent):
                 self._check_writes(agent)
-            case AppendAt(log, _, data):
-                authors = {_author(line) for line in data.splitlines()} if log == TRANSACTIONS else {log}
-                for author in sorted(authors):
-                    self._check_writes(author)
+            case Append() | AppendAt():
+                self._check_lines(call)
             case Persist():
                 self._check(self.writes or self.operates, "write")
             case Create(path) if path.startswith(ARCHIVE):
@@ -51,21 +50,21 @@ class Client(msgspec.Struct, frozen=True):
         if self.agent not in (None, agent):
             raise UsageError(f"this token writes in the name of {self.agent!r}, and of nobody else")
 
+    def _check_lines(self, call: Append | AppendAt) -> None:
+        """One line that is no commit would keep everybody from reading the log."""
+        self._check_writes(self.agent if call.agent == TRANSACTIONS and self.agent else call.agent)
+        if self.agent is None:
+            return
+        try:
+            commits = decode_commits(call.data, call.agent, 0)
+        except DataError as error:
+            raise UsageError(f"what is to be appended are no lines of a log: {error}") from error
+        for commit in commits:
+            self._check_writes(commit.by if commit.agent == call.agent == TRANSACTIONS else commit.agent)
+
     def _check(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise UsageError(f"this token may not {what}")
 
 
 EVERYBODY = Client(None, writes=True, operates=True)
-
-
-class _By(msgspec.Struct):
-    by: str = ""
-
-
-def _author(line: bytes) -> str:
-    """Who wrote a transaction, by its line."""
-    try:
-        return msgspec.json.decode(line, type=_By).by
-    except msgspec.DecodeError as error:
-        raise UsageError(f"what is to be appended is no line of a log: {error}") from error

@@ -10,11 +10,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
 from opslog.backends import open_backend
+from opslog.backends.remote.protocol import Append, AppendAt, Change, Create, Delete, Lock, OpenLog
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
+from opslog.format.commits import encode_commit
+from opslog.format.layout import TRANSACTIONS
+from opslog.server.stores.rights import Client
 from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.support import programs
@@ -188,3 +193,33 @@ def test_a_token_writes_in_one_name_alone(url: str, tmp_path: Path) -> None:
             opslog.open(at(server), read_only=True, token="other")
         with pytest.raises(MissingStoreError, match="no store at"):
             opslog.open(f"{server.root}/nothing", read_only=True, token="operator")
+
+
+def test_what_a_token_may_not_forge() -> None:
+    """Lines of others, lines that nobody could read, and files that are not its own."""
+    mine = Client("mine", writes=True, operates=False)
+
+    def line(agent: str, by: str = "") -> bytes:
+        return encode_commit(opslog.Set("2026-11-23T12:00:00.000000Z", 1001, agent, "a", msgspec.Raw(b"{}"), 1, by=by))
+
+    shared, end = line(TRANSACTIONS, "mine"), (1, 0)
+    mine.check(AppendAt(TRANSACTIONS, end, shared))
+    mine.check(Append("mine", "session", end, 0, line("mine")))
+    mine.check(Create("archive/old/1.jsonl", b""))
+    refused: list[tuple[Change, str]] = [
+        (AppendAt(TRANSACTIONS, end, shared + line(TRANSACTIONS, "other")), "of nobody else"),
+        (AppendAt(TRANSACTIONS, end, shared + b'{"by":"mine"}\n'), "no lines of a log"),
+        (AppendAt(TRANSACTIONS, end, line("other", "mine")), "of nobody else"),
+        (AppendAt("other", end, line("other")), "of nobody else"),
+        (Append("other", "session", end, 0, line("other")), "of nobody else"),
+        (Append("mine", "session", end, 0, line("other")), "of nobody else"),
+        (Append("mine", "session", end, 0, b"torn"), "no lines of a log"),
+        (OpenLog("other", "session", "pid 1"), "of nobody else"),
+        (Create("ops/other/00000000000000000001.jsonl", b""), "may not operate"),
+        (Create("manifests/00000000000000000009.json", b""), "may not operate"),
+        (Delete(["ops/other/00000000000000000001.jsonl"]), "may not operate"),
+        (Lock("compaction", "x", "pid 1"), "may not operate"),
+    ]
+    for call, why in refused:
+        with pytest.raises(UsageError, match=why):
+            mine.check(call)
