@@ -445,7 +445,7 @@ def _continued(asked: Question, cursor: str | None) -> Question:
         behind = Range(BY_ID, ">", cursor.removeprefix(_AFTER))
         return asked._replace(condition=And((behind, asked.condition)), offset=0)
     skipped = cursor.removeprefix(_SKIP)
-    if cursor.startswith(_SKIP) and asked.order and skipped.isascii() and skipped.isdigit():
+    if cursor.startswith(_SKIP) and asked.order and skipped.isascii() and skipped.isdigit() and len(skipped) < 16:
         return asked._replace(offset=int(skipped))
     raise UsageError("this is no cursor of such a question: use the one that the page before gave, with the same order")
 

@@ -47,7 +47,8 @@ class Stamp(NamedTuple):
         :raises UsageError: it is not one.
         """
         clock, separator, agent = text.partition("@")
-        if not (separator and agent and clock.isascii() and clock.isdigit()):
+        # No clock has more than 19 digits, and Python refuses to convert thousands.
+        if not (separator and agent and clock.isascii() and clock.isdigit() and len(clock) < 20):
             raise UsageError(f"a stamp is a clock and a name, as in 1042@planner, not {text!r}")
         return cls(int(clock), agent)
 

@@ -78,7 +78,14 @@ class App:
         self._page = PageRoutes(self.streams, options)
         self.stores = stores or ServedStores({}, "")
         self._feeds: dict[str, Feed] = {}
-        self._rest = Rest(self.stores, options, self._admission, self.budget, self._wake_feed)
+        self._rest = Rest(
+            self.stores,
+            options,
+            admission=self._admission,
+            budget=self.budget,
+            metrics=self.metrics,
+            wrote=self._wake_feed,
+        )
         writing = Writing(self.streams, options, self.metrics, self.budget)
         reading = Reading(
             self.streams, options, lambda below: int(environment.nonce(), 16) % below, private=tokens is not None
@@ -164,6 +171,7 @@ class App:
                 lambda: self.streams.followers.count,
                 lambda: self.streams.waiting,
                 lambda: self.budget.held,
+                [await store.call(store.figures) for store in self.stores],
             )
             body = exposition(self.metrics, gauges)
             return await reply(send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], body)

@@ -18,6 +18,8 @@ from opslog.format.documents import Document
 from opslog.format.layout import check_name
 from opslog.history import Point
 from opslog.replica.feed import Changes, Feed
+from opslog.replica.state import State
+from opslog.server.metrics import StoreFigures
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.remote_storage import StorageService
 from opslog.store import Store, replica_of
@@ -81,6 +83,17 @@ class ServedStore:
         now = self._environment.time()
         grace = replica_of(self._store).state.manifest.settings.grace_seconds
         return Once(key, content, now, grace)
+
+    def figures(self) -> StoreFigures:
+        """Figures of the store, from memory."""
+        replica = replica_of(self._store)
+
+        def read(state: State) -> StoreFigures:
+            tail = state.commits - replica.compaction.commits_compacted
+            fails = replica.compaction.error is not None
+            return StoreFigures(self.name, state.documents, state.commits, tail, fails, replica.backend.requests)
+
+        return replica.read(read)
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
         """For the feed, which goes on from its own last call."""

@@ -122,8 +122,9 @@ def test_conditions_that_cannot_be_read_are_refused(rest: Rest, headers: dict[st
     problem(rest.ask("GET", "/documents/a"), 404, "not_found")
 
 
-def test_an_etag_that_is_no_stamp_is_refused(rest: Rest) -> None:
-    problem(rest.ask("PUT", "/documents/a", {}, if_match='"nonsense"'), 400, "invalid")
+@pytest.mark.parametrize("tag", ["nonsense", "", "1@", "@a", f"{'9' * 5000}@a"])
+def test_an_etag_that_is_no_stamp_is_refused(rest: Rest, tag: str) -> None:
+    problem(rest.ask("PUT", "/documents/a", {}, if_match=f'"{tag}"'), 400, "invalid")
 
 
 def test_who_has_a_document_is_not_sent_it_again(rest: Rest) -> None:
@@ -177,7 +178,8 @@ def test_lists_are_asked_for_in_the_language_of_find_and_page_by_page(rest: Rest
 @pytest.mark.parametrize(
     "query",
     ["where=a%20=", "order_by=.", "limit=0", "limit=1001", "limit=x", "cursor=x", "nothing=1", "limit=1&limit=2",
-     "where={", "fields=[", "as_of=never", "as_of=9999999", "offset=-1", "where=%ff"],
+     "where={", "fields=[", "as_of=never", "as_of=9999999", "offset=-1", "where=%ff",
+     "offset=9999999999999999999", "order_by=n&cursor=skip:99999999999999999999"],
 )  # fmt: skip
 def test_questions_that_cannot_be_read_are_refused(rest: Rest, query: str) -> None:
     problem(rest.ask("GET", f"/documents?{query}"), 400, "invalid")
@@ -334,6 +336,8 @@ def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: st
     assert [item["id"] for item in rest.ask("GET", "/documents").json()["items"]] == ["2", "3"]
     assert rest.ask("GET", "/history/0").json()["revisions"][-1]["author"] == "keeper"
     problem(rest.ask("GET", "/archives/none"), 404, "not_found")
+    for seconds in (-1, 1e300, "1"):
+        problem(rest.ask("POST", "/archives", {"where": "n = 1", "older_than_seconds": seconds}), 400, "invalid")
     problem(rest.ask("GET", "/archives/%2e%2e%2f"), 400, "invalid")
 
 
@@ -399,6 +403,21 @@ def test_who_asks_too_often_is_refused(url: str) -> None:
 def test_an_agent_cannot_have_a_name_that_no_agent_can_have(rest: Rest) -> None:
     for name in ("transactions", "..", "a/b"):
         problem(rest.ask("PUT", "/documents/a", {}, opslog_agent=name), 400, "invalid")
+
+
+def test_figures_of_each_store_are_there_for_prometheus(rest: Rest) -> None:
+    for number in range(3):
+        rest.ask("PUT", f"/documents/{number}", {})
+    rest.ask("GET", "/documents/none")
+    rest.get(f"http://test{ROOT}other/documents")
+    text = rest.get("http://test/metrics").text
+    assert 'opslog_store_requests_total{operation="set",status="200",store="tasks"} 3.0' in text
+    assert 'opslog_store_requests_total{operation="get",status="404",store="tasks"} 1.0' in text
+    assert 'opslog_store_seconds_count{store="tasks"} 4.0' in text
+    assert 'opslog_store_documents{store="tasks"} 3.0' in text
+    assert 'opslog_store_commits{store="tasks"} 3.0' in text
+    assert 'opslog_store_compaction_fails{store="tasks"} 0.0' in text
+    assert '"other"' not in text
 
 
 # -- the description

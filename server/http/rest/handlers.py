@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -64,7 +64,7 @@ class ArchiveBody(msgspec.Struct, forbid_unknown_fields=True):
 
     where: str | dict[str, Any]
     period: str | None = None
-    older_than_seconds: float | None = None
+    older_than_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e10)] | None = None
 
 
 class CompactBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -265,7 +265,7 @@ _QUESTION = (
     WHERE,
     Parameter("order_by", "A path to sort by, with a minus before it to turn round; may be repeated.", is_list=True),
     _limit("documents"),
-    Parameter("offset", "How many to pass over first.", int, default=0),
+    Parameter("offset", "How many to pass over first.", int, most=2**53 - 1, default=0),
     CURSOR,
     FIELDS,
     AS_OF,

@@ -13,7 +13,7 @@ import msgspec
 
 from opslog.backends.remote.protocol import CONTENT_TYPE
 from opslog.doors.once import Once
-from opslog.environment import format_ts
+from opslog.environment import REAL, format_ts
 from opslog.errors import OpslogError
 from opslog.format import exact
 from opslog.format.documents import Document
@@ -29,6 +29,7 @@ from opslog.server.http.rest.openapi import description
 from opslog.server.http.rest.problems import PreconditionError
 from opslog.server.http.rest.routes import Answer, Call, Route, point_of
 from opslog.server.http.tokens import Token
+from opslog.server.metrics import Metrics
 from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional
 from opslog.server.protocol.refusals import Headers, Refused
@@ -59,14 +60,17 @@ class Rest:
         self,
         stores: ServedStores,
         options: Options,
+        *,
         admission: Admission,
         budget: Budget,
+        metrics: Metrics,
         wrote: Callable[[ServedStore], None],
     ) -> None:
         self._stores = stores
         self._options = options
         self._admission = admission
         self._budget = budget
+        self._metrics = metrics
         self._wrote = wrote
         self._description = msgspec.json.encode(description(ROUTES, ROOT))
 
@@ -79,6 +83,16 @@ class Rest:
 
         :raises DisconnectedError: nobody is there to be answered.
         """
+        began = REAL.monotonic()
+        status = await self._answer(scope, receive, send)
+        # Of a request that was not admitted nothing is counted here: anybody could make up names.
+        if (asked := scope.get("opslog.operation")) is not None:
+            store, operation = asked
+            self._metrics.store_requests[store, operation, status] += 1
+            self._metrics.store_seconds[store].observe(REAL.monotonic() - began)
+        return status
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
         head = scope["method"] == "HEAD"
         try:
             if scope["method"] == "OPTIONS":
@@ -115,6 +129,7 @@ class Rest:
             raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"POST, OPTIONS")])
         token = self._admission.admit(scope, FOLDER + name, "read")
         served = self._stores.find(name)
+        scope["opslog.operation"] = name, "storage"
         client = EVERYBODY if token is None else _client_of(token, FOLDER + name)
         options = self._options
         most = max(options.max_body_bytes, min(_STORAGE_BYTES_MAX, options.max_buffered_bytes))
@@ -130,6 +145,7 @@ class Rest:
         route, rest = _route(scope["method"], path)
         token = self._admission.admit(scope, FOLDER + name, route.right)
         served = self._stores.find(name)
+        scope["opslog.operation"] = name, route.name
         headers = requests.fields(scope["headers"])
         author = None if route.right == "read" else _author(token, headers)
         given = route.parse(scope["query_string"])
