@@ -39,6 +39,7 @@ def run(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_page_shows_what_the_programs_print(place: Path) -> None:
     check_console(EXAMPLES / "README.md", place)
 

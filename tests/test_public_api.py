@@ -75,6 +75,7 @@ def packages(folder: Path) -> tuple[griffe.Module, griffe.Module]:
     return load(release_in(folder), folder / "old"), load(ROOT, folder / "new")
 
 
+@pytest.mark.long
 def test_what_breaks_programs_is_intended(tmp_path: Path) -> None:
     listed = tomllib.loads(CHANGES.read_text(encoding="utf-8"))["change"]
     assert all(len(entry["reason"]) > 20 for entry in listed), "a reason is a sentence"

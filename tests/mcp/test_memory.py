@@ -104,7 +104,7 @@ def test_each_call_returns_what_the_reference_server_returns(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_twenty_parallel_entities_are_twenty(tmp_path: Path, servers: int) -> None:
     async def run() -> None:
         async with AsyncExitStack() as stack:

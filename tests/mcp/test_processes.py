@@ -20,7 +20,7 @@ from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
 from tests.support.places import DIRECTORY, Place
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_twenty_parallel_writes_keep_twenty(tmp_path: Path, servers: int) -> None:
     """Of one process and of two; the reference memory server, which rewrites its file, keeps 1 and 2."""
 

@@ -186,7 +186,10 @@ def test_whoever_comes_after_a_founder_that_was_killed_is_safe(tmp_path: Path, a
     assert found_and_cut(tmp_path, agent, every) > 30
 
 
-@pytest.mark.parametrize(("commits", "share", "each"), [(12, 0.06, 1), pytest.param(60, 0.5, 6, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("commits", "share", "each"),
+    [pytest.param(12, 0.06, 1, marks=pytest.mark.long), pytest.param(60, 0.5, 6, marks=SLOW)],
+)
 def test_a_power_cut_upon_many_processes(world: Path, tmp_path: Path, commits: int, share: float, each: int) -> None:
     cutter = Cutter(world, tmp_path)
     record = tmp_path / "record"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from opslog.server.storage.directory import DirectoryStorage
@@ -135,6 +136,7 @@ def verify(post: Post, keys: dict[str, Any]) -> None:
     Ed25519PublicKey.from_public_bytes(public).verify(signed, f"{post.signature['t']}.".encode() + post.body)
 
 
+@pytest.mark.long
 def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None:
     data = tmp_path / "data"
     options = ("--data", str(data), "--webhook-loopback")

@@ -30,7 +30,7 @@ def test_what_once_failed(name: str) -> None:
     assert run(random_scenario(seed, storage)).violation is None
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", [0, 10, 20, *(pytest.param(first, marks=pytest.mark.long) for first in (30, 40, 50))])
 def test_ten_seeds(first: int) -> None:
     totals = run_seeds(first, 10)
     assert totals.failed == []

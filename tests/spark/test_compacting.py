@@ -157,6 +157,7 @@ def test_any_store_is_compacted_alike(
     assert verify(open_backend(str(root))).ok
 
 
+@pytest.mark.long
 def test_transactions_are_compacted_alike(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "RANGE_BYTES", 20_000)
     root = tmp_path / "store"

@@ -100,6 +100,7 @@ def test_parts_are_right_whatever_becomes_of_the_tasks(
     assert problems(tmp_path) == []
 
 
+@pytest.mark.long
 def test_a_compaction_that_fails_leaves_the_store_as_it_was(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def beside_writers(spark: SparkSession, url: Path, writers: int, commits: int) -
     assert problems(url) == []
 
 
+@pytest.mark.long
 def test_nothing_is_lost_beside_live_writers(spark: SparkSession, tmp_path: Path) -> None:
     beside_writers(spark, tmp_path / "store", 4, 200)
 

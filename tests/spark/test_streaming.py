@@ -132,6 +132,7 @@ def test_a_batch_that_failed_comes_again(spark: SparkSession, root: Path, folder
     assert [row["clock"] for row in folder.rows()] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_what_was_collected_while_it_was_stopped_comes_as_a_state(
     spark: SparkSession, root: Path, folder: Folder
 ) -> None:
