@@ -42,9 +42,10 @@ class Rest(Caller):
         return self.request(method, f"http://test{ROOT}tasks{path}", content=content, headers=named)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return str(tmp_path / "tasks")
+@pytest.fixture(params=["directory", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """With segments that grow, and where each append is one of its own, as on object storages."""
+    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
 
 
 @pytest.fixture
