@@ -18,6 +18,7 @@ from opslog.errors import (
     ReopenError,
     RetryError,
 )
+from opslog.options import Log
 from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.signals import Interrupt
@@ -34,6 +35,7 @@ class Agent:
 
     :param weights: of the things it can do, by the names of the methods of a `Session`.
     :param buffered: whether what it writes waits in memory until it flushes.
+    :ivar log: "shared": it has no log of its own, and writes everything by transactions.
     """
 
     # Of one session.
@@ -47,6 +49,7 @@ class Agent:
         self.left = calls
         self.weights = {**weights, "flush": 3.0} if buffered else weights
         self.durability = "buffered" if buffered else "fsync"
+        self.log: Log = "own"
         self.tries = 0
 
     def __call__(self, process: Process) -> None:
@@ -64,7 +67,7 @@ class Agent:
     def run(self, process: Process) -> None:
         """Open the store, work with it, and close it, or leave it open when nothing is left to do."""
         with process.signals.handled():
-            store = self.shared.open(process, agent=self.name, durability=self.durability)
+            store = self.shared.open(process, agent=self.name, durability=self.durability, log=self.log)
         try:
             self.tries = 0
             self.use(process, store)

@@ -24,7 +24,7 @@ class AsyncAgent(SharingAgent):
         run_tasks(process, self._main(process))
 
     async def _main(self, process: Process) -> None:
-        store = await self.shared.open_async(process, agent=self.name, durability=self.durability)
+        store = await self.shared.open_async(process, agent=self.name, durability=self.durability, log=self.log)
         try:
             self.tries = 0
             await self._use(process, store)

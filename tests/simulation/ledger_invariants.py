@@ -141,6 +141,6 @@ def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
     handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
     for agent, until in (handout.until or {}).items() if handout.is_whole else ():
         for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:
-            if replica_of(handout.store).agent not in (agent, commit.author) and commit.stamp not in handed:
+            if replica_of(handout.store).author not in (agent, commit.author) and commit.stamp not in handed:
                 return f"{handout.who} was never handed {content_of(commit)} at {commit.stamp}"
     return None

@@ -93,6 +93,7 @@ class Scenario:
     :ivar nap_seconds: and now and then.
     :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
     :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
+    :ivar sessions: how many of the agents without a buffer have no log of their own.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar consumers: processes that follow the store by its feed.
     :ivar workers: processes that share out jobs by leases.
@@ -120,6 +121,7 @@ class Scenario:
     skew_seconds: float = 0.0
     large: bool = False
     buffered: int = 0
+    sessions: int = 0
     imports: int = 0
     inspectors: int = 0
     consumers: int = 0
@@ -321,6 +323,12 @@ def _start_all(
         weights |= {name: weight * scenario.transactions for name, weight in transactions.WEIGHTS.items()}
 
     def agent(number: int) -> Agent:
+        made = writing(number)
+        if number >= max(scenario.buffered, scenario.agents - scenario.sessions):
+            made.log = "shared"
+        return made
+
+    def writing(number: int) -> Agent:
         is_buffered = number < scenario.buffered
         if scenario.agents - number <= scenario.threaded:
             common = shared, names[number], scenario.calls, weights, is_buffered

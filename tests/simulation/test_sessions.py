@@ -1,0 +1,33 @@
+"""Agents without a log of their own (`log="shared"`), beside others, whatever goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.scenario import Scenario, random_scenario, run
+
+SEEDS = 30
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Half of the agents, or all. Without imports, which write to logs of the agents' names: a session does not undo
+    what stands there, and says so."""
+    scenario = random_scenario(seed)
+    return replace(scenario, sessions=scenario.agents if seed % 2 else scenario.agents // 2, imports=0)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_all_invariants_hold(part: int) -> None:
+    for seed in range(part, SEEDS, 3):
+        outcome = run(scenario_of(20_000 + seed))
+        assert outcome.violation is None, (seed, outcome.violation)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_invariants_hold_for_long() -> None:
+    for seed in range(600):
+        outcome = run(scenario_of(30_000 + seed))
+        assert outcome.violation is None, (seed, outcome.violation)
