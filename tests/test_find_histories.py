@@ -76,17 +76,63 @@ class AgentsWithQuestions(AgentsWithTransactions):
             fail()
         assert dict(store) == before
 
-    @rule(name=AGENTS, back=st.integers(0, 5))
-    def ask_in_a_transaction(self, name: str, back: int) -> None:
+    def check_transaction(self, transaction: opslog.Transaction[Any], back: int) -> None:
+        """All questions, against plain filters of the same transaction, which sees what it has written itself."""
         value = self.value - back
+        everything = [(id, document, transaction.record(id)) for id, document in transaction.items()]
+        found = transaction.find({"value": {">=": value}}, order_by="-value")
+        assert found == sorted(
+            transaction.filter(lambda document: document["value"] >= value), key=lambda item: -item[1]["value"]
+        )
+        equal = transaction.find({"value": value})
+        assert equal == [(id, document) for id, document, _ in everything if document["value"] == value]
+        for name in NAMES:
+            written = [(id, document) for id, document, record in everything if record and record.author == name]
+            assert transaction.find({"@author": name}) == written
+            assert transaction.count({"@author": name}) == len(written)
+        newest = sorted(everything, key=lambda item: -item[1]["value"])
+        assert transaction.find(order_by="-value", limit=2) == [(id, document) for id, document, _ in newest[:2]]
+        assert transaction.count({"value": value}) == len(equal)
+        assert transaction.count(f"value > {value}") == sum(document["value"] > value for _, document, _ in everything)
+        assert dict(transaction.group("value")) == {document["value"]: 1 for _, document, _ in everything}
 
+    @rule(name=AGENTS, ids=st.lists(IDS, max_size=2), deleted=IDS, back=st.integers(0, 5))
+    def ask_in_a_transaction(self, name: str, ids: list[str], deleted: str, back: int) -> None:
         def function(transaction: opslog.Transaction[Any]) -> None:
-            found = transaction.find({"value": {">=": value}}, order_by="-value")
-            assert found == sorted(
-                transaction.filter(lambda document: document["value"] >= value), key=lambda item: -item[1]["value"]
-            )
+            self.check_transaction(transaction, back)
+            for id in ids:
+                self.value += 1
+                transaction[id] = {"value": self.value}
+            if deleted in transaction:
+                del transaction[deleted]
+            self.check_transaction(transaction, back)
+            raise ZeroDivisionError
 
-        self.agents[name].transact(function)
+        with pytest.raises(ZeroDivisionError):
+            self.agents[name].transact(function)
+
+    @rule(name=AGENTS, other=AGENTS, ids=st.lists(IDS, max_size=2), back=st.integers(0, 5))
+    def ask_in_a_block_while_others_write(self, name: str, other: str, ids: list[str], back: int) -> None:
+        """The block sees the moment of its beginning, whatever its store has taken in since."""
+        store = self.agents[name]
+        if name == other:
+            return
+
+        def fail() -> None:
+            with store.transaction() as transaction:
+                before = dict(transaction)
+                self.check_transaction(transaction, back)
+                for id in ids:
+                    self.value += 1
+                    self.agents[other].set(id, {"value": self.value})
+                    self.note_commits(other, 1)
+                replica_of(store).refresh()
+                self.check_transaction(transaction, back)
+                assert dict(transaction) == before
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
 
     @rule(who=WHO)
     def give_up_the_indexes(self, who: str | int) -> None:

@@ -44,6 +44,7 @@ from opslog.format.documents import Schema
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
 from opslog.log.shared import SharedLog
+from opslog.replica.questions import Frozen, Questions
 from opslog.replica.queueing import Queueing
 from opslog.replica.state import State, View
 from opslog.replica.transaction import Reads, Transaction, conflict, is_same, live
@@ -72,6 +73,8 @@ class Replica(Protocol[T]):
 
     # The thread that calls a user's function.
     deciding: int | None
+
+    questions: Questions[T]
 
     # Whether what this store wrote may be in memory and not in its log yet.
     is_buffered: bool
@@ -130,6 +133,14 @@ class Sight(Generic[T]):
             for record in self._replica.read_frozen(partial(self.view.records, self.overlay | overlay, self.agents)):
                 self.agents.add(record.agent)
                 yield record
+
+    def asking(self, overlay: dict[str, Record]) -> tuple[Questions[T], Frozen]:
+        # An index does not say whose commits made all the others not match: those of any log may have.
+        self._note_undos(self._replica.read_frozen(self.view.undone))
+        self.agents |= self._replica.read_frozen(lambda: set(self.view.state.cursors))
+        if self._replica.agent is not None:
+            self.agents.add(self._replica.agent)
+        return self._replica.questions, self._replica.questions.at(self.view, self.overlay | overlay)
 
     def rest_on(self, other: Sight[T]) -> None:
         """What was decided on another view is right on this one, too."""

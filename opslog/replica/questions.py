@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from opslog.errors import UsageError
+from opslog.errors import MissingFileError, RetryError, UsageError
 from opslog.format.commits import Record, Set
 from opslog.format.documents import Document, Schema
 from opslog.notebook import documents_table
@@ -34,13 +34,14 @@ from opslog.query.question import (
 )
 from opslog.replica.following import Following
 from opslog.replica.indexes import Building, Indexes
-from opslog.replica.state import State
+from opslog.replica.state import State, View
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
 A = TypeVar("A")
+R = TypeVar("R")
 
 SCAN = "every document was read"
 
@@ -102,6 +103,39 @@ class _Answer(NamedTuple, Generic[A]):
     explain: str
 
 
+class Frozen:
+    """Where a transaction asks: the state as it was at one moment. What has changed there since, and what is written
+    over it, is read document by document; of all others the indexes of the state as it is now know.
+
+    :param view: of that moment.
+    :param overlay: records that outrank everything else.
+    """
+
+    def __init__(self, replica: Following, view: View, overlay: Mapping[str, Record]) -> None:
+        self._replica = replica
+        self._view = view
+        self._overlay = overlay
+
+    def read(self, query: Callable[[State], R]) -> R | None:
+        """What a query says of the state; None where there is another one by now, or a part of it was collected."""
+
+        def ask(state: State) -> R | None:
+            view = self._view
+            return None if state is not view.state or state.is_torn or view.is_released else query(state)
+
+        try:
+            return self._replica.change(ask)
+        except MissingFileError:
+            return None
+
+    def overlay(self) -> Mapping[str, Record | None] | None:
+        """What is different from the state; None where it is too much to read."""
+        view = self._view
+        if len(view.changed) > _LOOKUPS_MAX:
+            return None
+        return {id: view.record(id) for id in view.changed} | {**self._overlay}
+
+
 class Questions(Generic[T]):
     """Answers the questions that a replica is asked.
 
@@ -114,38 +148,49 @@ class Questions(Generic[T]):
         self._schema = schema
         self._overlay = overlay
 
-    def find(self, asked: Question, records: Callable[[], Iterable[Set]]) -> Found[T]:
+    def at(self, view: View, overlay: Mapping[str, Record]) -> Frozen:
+        """The place to ask in a transaction."""
+        return Frozen(self._replica, view, overlay)
+
+    def find(self, asked: Question, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> Found[T]:
         """As `Store.find`.
 
         :param records: begins an iteration over all documents.
+        :param at: where to ask; None: the present.
         """
-        matches, explain = self.matches(asked, records)
+        matches, explain = self.matches(asked, records, at)
         found = decoded(self._schema, matches)
         found.explain = explain
         return found
 
     def matches(
-        self, asked: Question, records: Callable[[], Iterable[Set]]
+        self, asked: Question, records: Callable[[], Iterable[Set]], at: Frozen | None = None
     ) -> tuple[Iterable[tuple[Set, Document | None]], str]:
         """Likewise as records, each with its document if that was read; and what was used, as of `Found.explain`. To be
         iterated once."""
-        answer = self._from_indexes(partial(self._find, asked))
+        answer = self._from_indexes(partial(self._find, asked), at)
         if answer is None:
             return asked.matches(records(), self._schema.current), SCAN
         return answer.value, answer.explain
 
-    def count(self, condition: Condition, records: Callable[[], Iterable[Set]]) -> int:
+    def count(self, condition: Condition, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> int:
         """As `Store.count`."""
-        answer = self._from_indexes(partial(self._count, condition))
+        answer = self._from_indexes(partial(self._count, condition), at)
         return count_of(condition, records(), self._schema.current) if answer is None else answer.value
 
-    def group(self, asked: Grouping, records: Callable[[], Iterable[Set]]) -> list[Group]:
+    def group(self, asked: Grouping, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> list[Group]:
         """As `Store.group`."""
-        answer = self._from_indexes(partial(self._group, asked))
+        answer = self._from_indexes(partial(self._group, asked), at)
         return groups_of(asked, records(), self._schema.current) if answer is None else answer.value
 
-    def index(self, path: Path, records: Callable[[State], Iterator[Set]] = State.records) -> None:
-        """Make the index of a path, unless it is there. Errors as of `Store.find`."""
+    def index(
+        self, path: Path, records: Callable[[State], Iterator[Set]] = State.records, at: Frozen | None = None
+    ) -> None:
+        """Make the index of a path, unless it is there. Errors as of `Store.find`.
+
+        :param at: where to ask; what was collected there is no error, and there is no index then.
+        """
+        read = self._replica.read if at is None else at.read
 
         def begin(state: State) -> tuple[Indexes, Building, Iterator[Set]] | None:
             indexes = self._indexes(state)
@@ -153,39 +198,51 @@ class Questions(Generic[T]):
                 return None
             return indexes, indexes.begin(), records(state)
 
-        begun = self._replica.read(begin)
+        begun = read(begin)
         if begun is None:
             return
         indexes, building, found = begun
-        keys, read = keys_at(path), self._schema.current
-        index = Index(path, ((record.id, keys(read(record), record)) for record in found))
+        keys, current = keys_at(path), self._schema.current
+        try:
+            index = Index(path, ((record.id, keys(current(record), record)) for record in found))
+        except RetryError:
+            if at is None:
+                raise
+            return
 
         def end(state: State) -> None:
             if state.indexes is indexes:
                 state.ask(lambda state: indexes.add(index, building))
 
-        self._replica.read(end)
+        read(end)
 
     def _indexes(self, state: State) -> Indexes:
         if state.indexes is None:
             state.indexes = Indexes(self._schema.current)
         return state.indexes
 
-    def _from_indexes(self, answer: Callable[[_Asking], _Answer[A] | _Missing | None]) -> _Answer[A] | None:
+    def _from_indexes(
+        self, answer: Callable[[_Asking], _Answer[A] | _Missing | None], at: Frozen | None
+    ) -> _Answer[A] | None:
         """What the indexes answer, None if they cannot. Makes one of them at the most."""
 
         def ask(state: State) -> _Answer[A] | _Missing | None:
+            overlay = self._overlay() if at is None else at.overlay()
+            if overlay is None:
+                return None
             indexes = self._indexes(state)
             indexes.update(state)
-            return answer(_Asking(state, indexes, self._overlay()))
+            return answer(_Asking(state, indexes, overlay))
 
-        self._replica.check_open()
+        if at is None:
+            self._replica.check_open()
+        read = self._replica.read if at is None else at.read
         for is_second in (False, True):
-            found = self._replica.read(State.ask, ask)
+            found = read(lambda state: state.ask(ask))
             if not isinstance(found, _Missing):
                 return found
             if not is_second:
-                self.index(found.path)
+                self.index(found.path, at=at)
         return None
 
     # -- under the lock
@@ -243,7 +300,7 @@ class _Asking:
     :ivar most: how many documents are looked up at the most.
     """
 
-    def __init__(self, state: State, indexes: Indexes, overlay: Mapping[str, Record]) -> None:
+    def __init__(self, state: State, indexes: Indexes, overlay: Mapping[str, Record | None]) -> None:
         self.state = state
         self.indexes = indexes
         self.overlay = overlay

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from enum import Enum
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -17,8 +17,8 @@ from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, 
 from opslog.format.documents import Schema, check_id
 from opslog.log.reader import Cursor
 from opslog.query import conditions
-from opslog.query.question import Group, OrderBy, Where, grouping, groups_of, parse, question
-from opslog.replica.questions import Found, matcher, scan
+from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
+from opslog.replica.questions import Found, Frozen, Questions, matcher
 from opslog.replica.views import Items, Values
 
 T = TypeVar("T")
@@ -31,6 +31,9 @@ class Source(Protocol):
     def record(self, id: str) -> Record | None: ...
 
     def records(self, overlay: dict[str, Record]) -> Iterator[Set]: ...
+
+    def asking(self, overlay: dict[str, Record]) -> tuple[Questions[Any], Frozen]:
+        """Whom to ask about these documents, and where; what is asked rests on all of them."""
 
     def undoable(self, author: str) -> Commit | None: ...
 
@@ -151,12 +154,16 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         """As `Store.find`. A document that another writer changes conflicts only if it fulfils the condition before or
         after, whatever the limit."""
         asked = question(where, order_by, limit, offset)
-        return scan(self._schema, self._records(self._fulfilling(asked.condition)), asked)
+        records = self._records(self._fulfilling(asked.condition))
+        questions, at = self._source.asking(self._written)
+        return questions.find(asked, lambda: records, at)
 
     def group(self, by: str, where: Where | None = None) -> list[Group]:
         """As `Store.group`; conflicts as of `find`."""
         asked = grouping(by, where)
-        return groups_of(asked, self._records(self._fulfilling(asked.condition)), self._schema.current)
+        records = self._records(self._fulfilling(asked.condition))
+        questions, at = self._source.asking(self._written)
+        return questions.group(asked, lambda: records, at)
 
     def _fulfilling(self, condition: conditions.Condition) -> Callable[[Set], object]:
         return matcher(self._schema, condition)
@@ -174,8 +181,10 @@ class Transaction(MutableMapping[str, T], Generic[T]):
             return len(self)
         if callable(where):
             return len(self.filter(where))
-        fulfils = self._fulfilling(parse(where))
-        return sum(1 for record in self._records(fulfils) if fulfils(record))
+        condition = parse(where)
+        records = self._records(self._fulfilling(condition))
+        questions, at = self._source.asking(self._written)
+        return questions.count(condition, lambda: records, at)
 
     def items(self) -> ItemsView[str, T]:
         """(id, document) pairs in order of id."""

@@ -137,7 +137,7 @@ def answers(store: opslog.Store[Any]) -> list[Any]:
 def plain_answers(store: opslog.Store[Any]) -> list[Any]:
     """The same, without indexes."""
     replica = replica_of(store)
-    kept, replica.questions._from_indexes = replica.questions._from_indexes, lambda answer: None  # type: ignore[method-assign]
+    kept, replica.questions._from_indexes = replica.questions._from_indexes, lambda answer, at: None  # type: ignore[method-assign]
     try:
         return answers(store)
     finally:
@@ -449,3 +449,79 @@ def test_a_typed_document_that_is_not_of_its_type_is_named(tmp_path: Path) -> No
             assert [document.n for _, document in typed.find("n = 1")] == [1]
             with pytest.raises(SchemaMismatchError, match="'a'"):
                 typed.find("n = text")
+
+
+class TestInTransactions:
+    """Indexes answer there, too, under what the transaction writes itself."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[opslog.Store[Any]]:
+        with opslog.open(tmp_path / "store", agent="a") as store:
+            with store.batch():
+                for number in range(3000):
+                    store[f"task-{number:04}"] = {"owner": f"agent-{number % 300}", "number": number}
+            yield store
+
+    def test_find_says_that_it_used_one(self, store: opslog.Store[Any]) -> None:
+        def ask(transaction: opslog.Transaction[Any]) -> None:
+            found = transaction.find("owner = agent-7")
+            assert (len(found), found.explain) == (10, "index on owner: 10 documents")
+            found = transaction.find(order_by="-number", limit=2)
+            assert ([id for id, _ in found], found.explain) == (
+                ["task-2999", "task-2998"],
+                "index on number, in its order",
+            )
+            transaction["task-0007"] = {"owner": "me"}
+            del transaction["task-0307"]
+            transaction["new"] = {"owner": "agent-7"}
+            found = transaction.find("owner = agent-7")
+            assert [id for id, _ in found][:2] == ["new", "task-0607"]
+            assert (len(found), found.explain) == (9, "index on owner: 11 documents")
+            assert transaction.count("owner = agent-7") == 9
+            assert transaction.group("owner", "owner = agent-7") == [("agent-7", 9)]
+
+        store.transact(ask)
+        assert store.count("owner = agent-7") == 9
+
+    def test_a_block_asks_about_the_moment_of_its_beginning(self, store: opslog.Store[Any], tmp_path: Path) -> None:
+        def ask(other: opslog.Store[Any]) -> None:
+            with store.transaction() as transaction:
+                before = transaction.find("owner = agent-7")
+                other["task-0007"] = {"owner": "other"}
+                other["task-0008"] = {"owner": "agent-7"}
+                replica_of(store).refresh()
+                again = transaction.find("owner = agent-7")
+                assert again == before
+                assert again.explain == "index on owner: 11 documents"
+                transaction["done"] = {}
+
+        with opslog.open(tmp_path / "store", agent="b") as other, pytest.raises(opslog.ConflictError):
+            ask(other)
+        with store.transaction() as transaction:
+            assert [id for id, _ in transaction.find("owner = agent-7", limit=1)] == ["task-0008"]
+
+    def test_what_did_not_match_was_read_too(self, store: opslog.Store[Any], tmp_path: Path) -> None:
+        """It has to be durable before the transaction is: as where every document is read."""
+        with opslog.open(tmp_path / "store", agent="b") as other:
+            other["task-0007"] = {"owner": "other"}
+
+        def rests_on(ask: Callable[[opslog.Transaction[Any]], object]) -> set[str]:
+            with store.transaction() as transaction:
+                ask(transaction)
+                source: Any = transaction.source
+                return set(source.agents)
+
+        by_index = rests_on(lambda transaction: transaction.find("owner = agent-8"))
+        assert by_index >= rests_on(lambda transaction: transaction.filter(lambda document: False)) == {"a", "b"}
+
+    def test_after_a_load_everything_is_read(self, store: opslog.Store[Any]) -> None:
+        def ask() -> None:
+            with store.transaction() as transaction:
+                before = transaction.find("owner = agent-7")
+                replica_of(store).invalidate()
+                replica_of(store).refresh()
+                again = transaction.find("owner = agent-7")
+                assert (again, again.explain) == (before, "every document was read")
+
+        with pytest.raises(opslog.ConflictError, match="the store was loaded anew meanwhile"):
+            ask()
