@@ -157,7 +157,8 @@ class AsyncStore(Generic[T]):
         )
         self._waking = False
         # Where a lookup may be a request to a server, it must not hold the event loop up.
-        self._reads_are_quick = self._replica.backend.segments_grow
+        backend = self._replica.backend
+        self._reads_are_quick = backend.segments_grow and not backend.requests
 
     # -- reading
 

@@ -19,6 +19,11 @@ from opslog.backends.remote.protocol import (
 from opslog.errors import DataError, UsageError
 from opslog.format.commits import decode_commits
 from opslog.format.layout import ARCHIVE, TRANSACTIONS
+from opslog.log.session import SEALING_LOCK
+from opslog.replica.queueing import LOCK as DECIDING_LOCK
+
+# Those that agents take when they are in each other's way.
+_WRITERS_LOCKS = frozenset({SEALING_LOCK, DECIDING_LOCK})
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -41,6 +46,8 @@ class Client(msgspec.Struct, frozen=True):
             case Persist():
                 self._check(self.writes or self.operates, "write")
             case Create(path) if path.startswith(ARCHIVE):
+                self._check(self.writes or self.operates, "write")
+            case Lock(name) | Unlock(name) if name in _WRITERS_LOCKS:
                 self._check(self.writes or self.operates, "write")
             case Create() | Delete() | Lock() | Unlock():
                 self._check(self.operates, "operate")

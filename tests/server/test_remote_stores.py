@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -14,12 +16,13 @@ import msgspec
 import pytest
 
 import opslog
-from opslog.backends import open_backend
+from opslog.backends import Range, open_backend
 from opslog.backends.remote.protocol import Append, AppendAt, Change, Create, Delete, Lock, OpenLog
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
 from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
 from opslog.server.stores.rights import Client
+from opslog.snapshot import runs
 from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.support import programs
@@ -81,6 +84,35 @@ def test_agents_here_and_elsewhere_share_a_store(server: Server, url: str) -> No
         near.refresh()
         assert dict(near) == wanted
     assert verify(open_backend(url)).ok
+
+
+def test_a_lookup_that_is_a_request_does_not_hold_an_event_loop_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LOADED_BYTES", 0)
+    with opslog.open(at(server), agent="writer") as store:
+        store.update({f"{number}": {"number": number} for number in range(100)})
+        for number in range(40):  # so many that no undo can reach the first commit
+            store["later"] = {"number": number}
+        store.compact()
+
+    async def read() -> set[int]:
+        async with opslog.aio.open(at(server), agent="reader") as store:
+            asking: set[int] = set()
+            backend = store._replica.backend
+            read_many = backend.read_many
+
+            def noted(ranges: Sequence[Range]) -> list[bytes | None]:
+                asking.add(threading.get_ident())
+                return read_many(ranges)
+
+            monkeypatch.setattr(backend, "read_many", noted)
+            assert await store.get("7") == {"number": 7}
+            return asking
+
+    asked = asyncio.run(read())
+    assert asked
+    assert threading.get_ident() not in asked
 
 
 def test_what_a_read_costs(server: Server) -> None:
@@ -174,6 +206,8 @@ def test_a_token_writes_in_one_name_alone(url: str, tmp_path: Path) -> None:
             store["a"] = {"n": 2}
             with pytest.raises(UsageError, match="may not operate"):
                 store.compact()
+            with pytest.raises(AgentBusyError, match="in use by pid"):
+                opslog.open(at(server), agent="writer", token="writer")
         with pytest.raises(UsageError, match="in the name of 'writer', and of nobody else"):
             opslog.open(at(server), agent="operator", token="writer")
         with pytest.raises(UsageError, match="may not write"):
