@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -16,7 +17,6 @@ from opslog.cli.session import JSON, WRITES, Session, StoreCommand
 @click.option(
     "--memory-file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    envvar="MEMORY_FILE_PATH",
     help="What a memory server has kept so far: taken in once, where the store has none. [MEMORY_FILE_PATH]",
 )
 @click.option("--http", metavar="HOST:PORT", help="Serve at http://HOST:PORT/mcp instead of stdin and stdout.")
@@ -43,18 +43,26 @@ def mcp_command(
         raise click.UsageError(f"MCP is an extra: pip install 'opslog[mcp]' ({error})") from error
     if anyone and http is None:
         raise click.UsageError("--anyone goes with --http")
+    if memory_file is not None and not memory:
+        raise click.UsageError("--memory-file goes with --memory")
     offer = Offer(
         url=session.url,
         agent="mcp" if session.agent == "main" else session.agent,
         read_only=read_only,
         tools=None if tools is None else [name.strip() for name in tools.split(",") if name.strip()],
         memory=memory,
-        memory_file=memory_file if memory else None,
+        memory_file=(memory_file or _kept_so_far()) if memory else None,
     )
     if http is None:
         serve_stdio(offer)
     else:
         serve_http(offer, *_address(http), anyone=anyone)
+
+
+def _kept_so_far() -> Path | None:
+    """The file of a reference server whose configuration was taken over; None where it has not written any yet."""
+    named = os.environ.get("MEMORY_FILE_PATH")
+    return Path(named) if named and Path(named).exists() else None
 
 
 def _address(text: str) -> tuple[str, int]:

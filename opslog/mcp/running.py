@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,6 @@ class _Server(uvicorn.Server):
     """Says where it listens, once it does: the port may be any that is free."""
 
     async def startup(self, sockets: Any = None) -> None:
-        import sys
-
         await super().startup(sockets)
         for server in self.servers if self.started else ():
             for listening in server.sockets:

@@ -145,6 +145,22 @@ def test_what_the_reference_server_has_kept_is_taken_in_once(tmp_path: Path) -> 
             assert not store
 
 
+def test_the_configuration_of_the_reference_server_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "memory.jsonl"
+    monkeypatch.setenv("MEMORY_FILE_PATH", str(file))
+
+    async def names() -> list[str]:
+        async with stdio(str(tmp_path / "store"), "--memory") as call:
+            return [each["name"] for each in (await call("read_graph"))["entities"]]
+
+    assert asyncio.run(names()) == [], "it need not be there"
+    file.write_text(json.dumps({"type": "entity", **ADA}))
+    assert asyncio.run(names()) == ["Ada"]
+    assert asyncio.run(names()) == ["Ada"]
+
+
 def test_other_documents_are_left_alone(tmp_path: Path) -> None:
     with opslog.open(tmp_path, log="shared", version=None) as store:
         store["task"] = {"from": "Ada", "to": "Bob"}
