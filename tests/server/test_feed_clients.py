@@ -89,7 +89,7 @@ def test_clients_have_what_the_store_has(packages: Path, tmp_path: Path, seed: i
     server = Server(*served)
     reader = Reader(packages, f"{server.url}/stores/tasks")
     try:
-        for turn in range(10):
+        for turn in range(8):
             for _ in range(40):
                 act(chance.choice(stores), chance)
             if turn % 2:
