@@ -186,9 +186,7 @@ class Feed:
                     pass
             except ClosedError:
                 return
-            except (
-                OpslogError
-            ) as error:  # a full disk, a bucket that does not answer: the next step begins where this did
+            except OpslogError as error:  # a full disk, say: the next step begins where this one did
                 wait = max(wait, _RETRY_SECONDS)
                 self._reach(self._wanted)
                 _log.warning("a feed could not be written", extra={"store": self._name, "error": str(error)})
