@@ -26,7 +26,7 @@ from opslog.testing.storages import Directory, ObjectStorage
 
 WRITERS = 4
 APPENDS = 6
-STEPS = 900
+STEPS = 750
 
 FAULTS = {
     Directory: [*sorted(ANYWHERE), *["fail", "full", "short", "lost", "moved", "unlocked"] * 2],
