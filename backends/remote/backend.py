@@ -35,6 +35,7 @@ from opslog.errors import (
     AgentFencedError,
     CommitUnknownError,
     InvalidNameError,
+    LockedError,
     MissingFileError,
     OpslogError,
     WriteFailedError,
@@ -111,7 +112,10 @@ class RemoteBackend(forking.ProcessBound):
         for part in ranges:
             check_path(part.path)
         wanted = [(part.path, part.start, part.stop) for part in ranges]
-        return _as(protocol.Contents, self._channel.read(protocol.Read(wanted))).parts if wanted else []
+        parts: list[bytes | None] = []
+        while len(parts) < len(wanted):
+            parts += _as(protocol.Contents, self._channel.read(protocol.Read(wanted[len(parts) :]))).parts
+        return parts
 
     def map(self, path: str) -> Buffer | None:
         self._check_open()
@@ -164,6 +168,7 @@ class RemoteBackend(forking.ProcessBound):
             raise
         end = _as(protocol.At, answer).position
         assert end is not None
+        self._channel.sessions[agent] = session
         return RemoteAppender(self, agent, session, end)
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
@@ -187,14 +192,19 @@ class RemoteBackend(forking.ProcessBound):
         taking, giving = protocol.Lock(name, owner, this_process()), protocol.Unlock(name, owner)
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(taking, done), name="opslog-lock", daemon=True)
+        is_taken = True
         try:
-            self._settled(taking)
+            try:
+                self._settled(taking)
+            except LockedError:
+                is_taken = False
+                raise
             with suppress(RuntimeError):  # there can be no more threads; without it no harm is done
                 renewing.start()
             yield
         finally:
             done.set()
-            if not self._is_forked:
+            if is_taken and not self._is_forked:
                 if renewing.is_alive():
                     renewing.join()
                 with suppress(OpslogError):  # it ends by itself
@@ -218,6 +228,8 @@ class RemoteBackend(forking.ProcessBound):
 
     def end_session(self, agent: str, session: str) -> None:
         """Let others have a name at once. Where the server does not answer they get it some time later."""
+        if self._channel.sessions.get(agent) == session:
+            del self._channel.sessions[agent]
         with suppress(OpslogError, RuntimeError):  # httpx says so where the backend was closed before
             self._settled(protocol.CloseLog(agent, session), _FAREWELL_SECONDS)
 
@@ -301,12 +313,21 @@ def _as(kind: type[A], answer: Answer) -> A:
 
 
 def _address(url: str) -> str:
-    """Where the calls of a store are posted to."""
-    parts = httpx.URL(url)
-    prefix, _, name = parts.path.rstrip("/").rpartition("/")
+    """Where the calls of a store are posted to.
+
+    :raises InvalidNameError: the URL names no store.
+    """
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidNameError(f"{url!r} names no store on a server ({error}): write http://host:4437/NAME") from error
+    prefix, _, name = parts.raw_path.decode().rstrip("/").rpartition("/")
     if parts.scheme not in {"http", "https"} or not parts.host or not name or parts.query or parts.fragment:
         raise InvalidNameError(f"{url!r} names no store on a server: write http://host:4437/NAME")
-    return str(parts.copy_with(path=f"{prefix}/v1/store/{name}/storage"))
+    if parts.userinfo:
+        raise InvalidNameError("a server's address has no user and password: open the store with token=…")
+    check_name(name, "store")
+    return f"{parts.scheme}://{parts.netloc.decode()}{prefix}/v1/store/{name}/storage"
 
 
 def open_url(url: str, *, create: bool = True, token: str | None = None) -> RemoteBackend:

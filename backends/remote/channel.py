@@ -15,6 +15,7 @@ from opslog.backends.remote.protocol import (
     CONTENT_TYPE,
     VERSION,
     Answer,
+    AnyCall,
     Change,
     Failure,
     Lane,
@@ -39,16 +40,16 @@ from opslog.errors import (
 # log for ten.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 30.0
 
-# How long a call that changes something is sent again.
+# How long a call that changes something is sent again, and one that reads: as long as a server takes to start anew.
 DEADLINE_SECONDS = 60.0
+READ_DEADLINE_SECONDS = 10.0
 
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
-# How often a read is sent, over about a second: it changes nothing, so its failure may be reported early.
-_READS_MAX = 4
 
-# A server or proxy that says so has no answer now; it may have carried the request out.
-_NO_ANSWER = frozenset({408, 429, 500, 502, 503, 504})
+# A server or proxy that says so has no answer now; it may have carried the request out, but for the first.
+_TOO_MANY = 429
+_NO_ANSWER = frozenset({408, _TOO_MANY, 500, 502, 503, 504})
 
 
 class _Lane:
@@ -99,6 +100,8 @@ class Channel:
         self._address = address
         self._url = url
         self._environment = environment
+        # By agent, as every request names them.
+        self.sessions: dict[str, str] = {}
         self._lanes: deque[_Lane] = deque()
         self._counting = threading.Lock()
         self.requests = 0
@@ -109,14 +112,16 @@ class Channel:
         :raises RetryError: there is none.
         :raises OpslogError: as the server's backend raised it.
         """
-        request, pause = Request(VERSION, call), _PAUSE_SECONDS
-        for _ in range(_READS_MAX - 1):
+        now, pause = self._environment.monotonic, _PAUSE_SECONDS
+        deadline = now() + READ_DEADLINE_SECONDS
+        while True:
             try:
-                return self._send(request)
-            except NoAnswerError:
-                self._environment.sleep(pause)
-                pause *= 4
-        return self._send(request)
+                return self._send(call)
+            except NoAnswerError as error:
+                if now() >= deadline:
+                    raise RetryError(str(error)) from error
+            self._environment.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     def change(self, make: Callable[[bool], Change], deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
         """The answer to a call that changes something, which is carried out once.
@@ -135,7 +140,7 @@ class Channel:
         while True:
             try:
                 lane = lane or self._lane()
-                answer = self._send(Request(VERSION, make(again), lane.name, lane.number + 1))
+                answer = self._send(make(again), lane)
             except NoAnswerError as error:
                 was_sent = was_sent or (lane is not None and error.was_sent)
                 if now() >= deadline:
@@ -160,7 +165,7 @@ class Channel:
         try:
             return self._lanes.pop()
         except IndexError:
-            answer = self._send(Request(VERSION, OpenLane()))
+            answer = self._send(OpenLane())
         assert isinstance(answer, Lane)
         return _Lane(answer.name)
 
@@ -172,25 +177,29 @@ class Channel:
             "and check"
         ) from error
 
-    def _send(self, request: Request) -> Answer:
+    def _send(self, call: AnyCall, lane: _Lane | None = None) -> Answer:
         """The answer to a request. One that reads raises what the answer says, one that changes returns it."""
         with self._counting:
             self.requests += 1
+        where = ("", 0) if lane is None else (lane.name, lane.number + 1)
         try:
-            response = self._client.post(self._address, content=encode(request))
-        except httpx.TransportError as error:
+            response = self._client.post(
+                self._address, content=encode(Request(VERSION, call, *where, dict(self.sessions)))
+            )
+        except httpx.RequestError as error:
             # Without a connection nothing was sent.
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             raise NoAnswerError(f"{self._url} does not answer ({_words(error)}): try again", was_sent) from error
         if response.status_code in _NO_ANSWER:
-            raise NoAnswerError(f"{self._url} answered {response.status_code} ({_reason(response)}): try again")
+            message = f"{self._url} answered {response.status_code} ({_reason(response)}): try again"
+            raise NoAnswerError(message, was_sent=response.status_code != _TOO_MANY)
         if response.status_code != 200:
             self._refuse(response)
         try:
             answer = decode_answer(response.content)
         except msgspec.DecodeError as error:
             raise NoAnswerError(f"{self._url} gave an answer that cannot be read: {error}") from error
-        if isinstance(answer, Failure) and not request.lane:
+        if isinstance(answer, Failure) and lane is None:
             raise answer.error()
         return answer
 
@@ -209,7 +218,7 @@ class Channel:
         self._client.close()
 
 
-def _words(error: httpx.TransportError) -> str:
+def _words(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__
 
 

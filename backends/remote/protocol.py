@@ -9,8 +9,9 @@
   server that was started anew knows no lanes. Whoever hears so takes another one, and says with `again` that an earlier
   try may have been carried out: the server compares what is there with what was to be written.
 - **A name is a session.** `OpenLog` begins it. While it lasts the server has the name, as any process that writes a log
-  there; requests renew it, and when none has come for `SESSION_SECONDS`, whoever wants the name gets it. A server that
-  was started anew goes on with a session if none has followed it and the log still ends where that left it.
+  there; each request of its client renews it, and when none has come for `SESSION_SECONDS`, the name is free. Should it
+  come again, or the server be started anew, the session goes on if none has followed it and nobody has written the log
+  since.
 """
 
 from __future__ import annotations
@@ -160,12 +161,14 @@ AnyCall = Reading | Change
 class Request(msgspec.Struct, frozen=True):
     """:ivar lane: empty for calls that change nothing.
     :ivar number: of this call on its lane, from 1.
+    :ivar sessions: those of the client, each by its agent.
     """
 
     version: int
     call: AnyCall
     lane: str = ""
     number: int = 0
+    sessions: dict[str, str] = {}
 
 
 class Entries(msgspec.Struct, tag="entries", frozen=True):
@@ -175,7 +178,8 @@ class Entries(msgspec.Struct, tag="entries", frozen=True):
 
 
 class Contents(msgspec.Struct, tag="contents", frozen=True):
-    """What was read; None for what is not there."""
+    """What was read; None for what is not there. At least one part; where all would be too much for one answer, as many
+    as are not."""
 
     parts: list[bytes | None]
 
@@ -222,8 +226,8 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
 
     @classmethod
     def of(cls, error: OpslogError) -> Failure:
-        plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | float)}
-        return cls(type(error).__name__, str(error), plain)
+        plain = {name: _utf8(value) for name, value in vars(error).items() if isinstance(value, str | int | float)}
+        return cls(type(error).__name__, _utf8(str(error)), plain)
 
     def error(self) -> OpslogError:
         """The error, as the backend of the server raised it."""
@@ -236,6 +240,12 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
 
 
 Answer = Entries | Contents | Storage | Value | Lane | Done | At | UnknownLane | Failure
+
+
+def _utf8(value: Any) -> Any:
+    """A path in a message may be no UTF-8."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)

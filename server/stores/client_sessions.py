@@ -2,12 +2,13 @@
 
 What holds:
 
-1. While a session lasts, this process has the agent's name, as any writer on the same storage. When nothing was asked
-   for during `SESSION_SECONDS`, whoever wants the name gets it.
-2. Who has it next is written below ``locks/sessions/`` before anything of it is. From then on a session that was
-   replaced is refused, by every server.
-3. A session goes on after the server was started anew only if no other one has followed it, and nobody has written the
-   log since.
+1. While a session lasts, this process has the agent's name, as any writer on the same storage. It lasts until
+   `SESSION_SECONDS` after its client's last request.
+2. Whose session is the newest one is written below ``locks/sessions/`` before anything of it is. From then on a session
+   that was replaced is refused, by every server.
+3. A session that this process does not have goes on only if it is the newest one, and nobody else has written the log
+   since.
+4. What an earlier try has appended is looked for while nobody can append, and made durable before it is acknowledged.
 
 Roads not taken: to take the name for each append alone leaves it free in between, and a compaction that finds it free
 may end the log where it is.
@@ -16,9 +17,11 @@ may end the log where it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,16 +35,18 @@ from opslog.errors import (
     CommitUnknownError,
     MissingFileError,
     OpslogError,
+    WriteFailedError,
 )
-from opslog.format.layout import LOCKS, check_name, log_prefix, segment_of, segment_path
+from opslog.format.layout import LOCKS, check_agent, log_prefix, segment_of, segment_path
 from opslog.format.manifest import START, Cut
 from opslog.format.torn import sound_length
 from opslog.snapshot.manifests import ManifestStore
 
 R = TypeVar("R")
 
-# How long a name is held for a session that asks for nothing.
-_IDLE_SECONDS = 600.0
+# How long a name is waited for that somebody has for a moment: to see whether it is free, or to end an append.
+_WAIT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.02
 
 _RECORDS = f"{LOCKS}sessions/"
 
@@ -89,7 +94,7 @@ class Sessions:
         :raises AgentBusyError: another one lasts, or somebody else has the name.
         :raises OpslogError: as of `Backend.appender`.
         """
-        check_name(call.agent, "agent")
+        check_agent(call.agent)
         return self._alone(call.agent, lambda: self._open(call))
 
     def append(self, call: Append) -> Position:
@@ -97,20 +102,41 @@ class Sessions:
 
         :raises AgentFencedError: also if the session was replaced. Nothing was written.
         """
-        check_name(call.agent, "agent")
+        check_agent(call.agent)
         return self._alone(call.agent, lambda: self._append(call))
 
     def close(self, call: CloseLog) -> None:
         """End a session, if it still lasts."""
         self._alone(call.agent, lambda: self._close(call.agent, call.session))
 
+    def renew(self, sessions: Mapping[str, str]) -> None:
+        """Note that the client of these sessions has asked for something."""
+        now = self._environment.monotonic()
+        for agent, name in sessions.items():
+            current = self._sessions.get(agent)
+            if current is not None and current.name == name:
+                current.used = now
+
+    def check_newest(self, sessions: Mapping[str, str]) -> None:
+        """:raises AgentFencedError: one of these was replaced."""
+        for agent, name in sessions.items():
+            current = self._sessions.get(agent)
+            newest = current.name if current is not None else self._newest_name(agent)
+            if newest is not None and newest != name:
+                raise _fenced(agent, "another session has begun under this name")
+
     def close_idle(self) -> None:
-        """Let go of names whose sessions have asked for nothing for long, so that their logs can be sealed. Should they
-        come again, they go on as after a new start of the server."""
-        before = self._environment.monotonic() - _IDLE_SECONDS
+        """Let go of names whose clients have asked for nothing for long. Should they come again, their sessions go
+        on."""
+        before = self._environment.monotonic() - SESSION_SECONDS
         for agent, session in list(self._sessions.items()):
             if session.used < before:
-                self.close(CloseLog(agent, session.name))
+                self._alone(agent, partial(self._close_if_idle, agent, before))
+
+    def _close_if_idle(self, agent: str, before: float) -> None:
+        session = self._sessions.get(agent)
+        if session is not None and session.used < before:
+            self._close(agent, session.name)
 
     def close_all(self) -> None:
         """Let go of all names. The sessions go on with this server started anew, or another one."""
@@ -155,69 +181,99 @@ class Sessions:
 
     def _append(self, call: Append) -> Position:
         current = self._sessions.get(call.agent)
-        if call.again and (found := find(self._backend, call.agent, call.end, call.data)) is not None:
-            return found  # an earlier try was carried out
+        refusal: OpslogError | None = None
         if current is None or current.name != call.session:
-            current = self._resume(call)
-        current.used = self._environment.monotonic()
+            try:
+                current = self._resume(call)
+            except (AgentFencedError, AgentBusyError) as error:
+                refusal = error
+        if call.again and (tried := written(self._backend, call.agent, call.end, call.data)) is not None:
+            return self._whole(tried, call)
+        if refusal is not None or current is None:
+            raise self._refusal(call, refusal)
         if call.floor:
             current.appender.advance(call.floor)
         position = current.appender.append(call.data)
         current.end = (position.segment, position.offset + len(call.data))
         return position
 
+    def _whole(self, tried: Tried, call: Append) -> Position:
+        """Where an earlier try has appended all.
+
+        :raises WriteFailedError: it has appended a part.
+        """
+        current = self._sessions.get(call.agent)
+        if current is not None and current.name == call.session:
+            current.end = (tried.place.segment, tried.place.offset + tried.length)
+        return tried.whole(call.data)
+
+    def _refusal(self, call: Append, refusal: OpslogError | None) -> OpslogError:
+        """What is said to a client that cannot append, and of which nothing is found."""
+        is_collected = call.end[0] and call.end[0] not in self._sizes(call.agent)
+        if call.again and (is_collected or isinstance(refusal, AgentBusyError)):
+            return CommitUnknownError(
+                f"what was appended last to the log of agent {call.agent!r} may or may not be there, since an answer "
+                f"was lost: {refusal}. Close the store, open it again, and check"
+            )
+        if isinstance(refusal, AgentBusyError):
+            return WriteFailedError(f"nothing was written: {refusal}")
+        assert refusal is not None
+        return refusal
+
     def _resume(self, call: Append) -> _Session:
-        """Go on with a session that this process does not know, because it was started since.
+        """Go on with a session that this process does not have.
 
         :raises AgentFencedError: another session followed it, or somebody else wrote the log.
-        :raises CommitUnknownError: so it was, and what an earlier try has written may be compacted.
+        :raises AgentBusyError: somebody has its name for longer than a moment.
         """
         agent = call.agent
-        record, _ = self._newest(agent)
-        if agent in self._sessions or (record is not None and record.session != call.session):
-            raise self._replaced(call, "another session has begun under this name")
+        if agent in self._sessions:
+            raise _fenced(agent, "another session has begun under this name")
+        appender = self._take_name(agent)
         try:
-            appender = self._backend.appender(agent)
-        except AgentBusyError as error:
-            raise self._replaced(call, f"it is in use by {error.holder}") from error
-        try:
-            end = self._goes_on_from(call)
-            if end is None:
-                raise self._replaced(call, "its log goes on behind what this session has written")
+            if self._newest_name(agent) != call.session:
+                raise _fenced(agent, "another session has begun under this name, or its record was removed")
+            end = call.end
+            if call.again and (tried := written(self._backend, agent, call.end, call.data)) is not None:
+                end = (tried.place.segment, tried.place.offset + tried.length)
+            self._check_goes_on(agent, end, call.floor)
             appender.advance(self._cut_of(agent).last_segment)
         except BaseException:
             appender.close()
             raise
-        holder = record.holder if record is not None else "a process elsewhere"
-        self._sessions[agent] = resumed = _Session(call.session, holder, appender, end, 0.0)
+        self._sessions[agent] = resumed = _Session(
+            call.session, "a process elsewhere", appender, end, self._environment.monotonic()
+        )
         return resumed
 
-    def _goes_on_from(self, call: Append) -> tuple[int, int] | None:
-        """Where a log ends that has no line behind the end that a session has left; None: there are some. A server that
-        was killed may have left an empty segment, or a torn tail."""
-        sizes, end = self._sizes(call.agent), call.end
-        if end[0] and sizes.get(end[0], -1) < end[1]:
-            return None
-        behind = [
-            Range(segment_path(call.agent, number), end[1] if number == end[0] else 0)
-            for number in sizes
-            if number >= end[0]
-        ]
-        if any(data is None or sound_length(data) for data in self._backend.read_many(behind)):
-            return None
-        return max(sizes.items(), default=(0, 0))
+    def _take_name(self, agent: str) -> Appender:
+        now = self._environment.monotonic
+        deadline = now() + _WAIT_SECONDS
+        while True:
+            try:
+                return self._backend.appender(agent)
+            except AgentBusyError:
+                if now() >= deadline:
+                    raise
+            self._environment.sleep(_PAUSE_SECONDS)
 
-    def _replaced(self, call: Append, reason: str) -> OpslogError:
-        cut = self._cut_of(call.agent)
-        if call.again and (cut.segment, cut.offset) > call.end:
-            return CommitUnknownError(
-                f"what was appended last to the log of agent {call.agent!r} may or may not be there: an answer was "
-                f"lost, {reason}, and the log was compacted since. Close the store, open it again, and check"
-            )
-        return AgentFencedError(
-            f"another process can write the log of agent {call.agent!r}: {reason}. Nothing of this append is in the "
-            "log. Close the store and open it again"
-        )
+    def _check_goes_on(self, agent: str, end: tuple[int, int], floor: int) -> None:
+        """Return if a log has no line behind its end but what its writer has seen, up to the segment `floor`. A server
+        that was killed may have left an empty segment, or a torn tail.
+
+        :raises AgentFencedError: somebody has written it, or may have. With the path of the segment, which may hold a
+            seal.
+        """
+        sizes = self._sizes(agent)
+        known = max(end[0], floor)
+        if known == end[0] and known and sizes.get(known, -1) < end[1]:
+            cut = self._cut_of(agent)
+            if known in sizes or (cut.segment, cut.offset) != (known + 1, 0):
+                raise _fenced(agent, "its log was cut off or collected", segment_path(agent, known + 1))
+        for number in [number for number in sizes if number > known or number == end[0]]:
+            path = segment_path(agent, number)
+            if sound_length(self._backend.read(path, end[1] if number == end[0] else 0)):
+                raise _fenced(agent, "its log goes on behind what this session has written", path)
 
     def _cut_of(self, agent: str) -> Cut:
         """Up to where the newest snapshot has a log."""
@@ -231,6 +287,11 @@ class Sessions:
         """The segments of a log by their numbers, in order."""
         named = ((segment_of(entry.path), entry.size) for entry in self._backend.list(log_prefix(agent)))
         return {segment[1]: size for segment, size in named if segment}
+
+    def _newest_name(self, agent: str) -> str | None:
+        """The newest session of an agent, as it is kept; None: there is none."""
+        record, _ = self._newest(agent)
+        return None if record is None else record.session
 
     def _newest(self, agent: str) -> tuple[_Record | None, int]:
         """The newest record of an agent, and its number."""
@@ -252,11 +313,50 @@ class Sessions:
             self._backend.delete([f"{_RECORDS}{agent}/{number:020d}"])
 
 
-def find(backend: Backend, agent: str, end: tuple[int, int], data: bytes) -> Position | None:
-    """Where bytes are that were to be appended at an end: there, or where a later segment begins. None: nowhere."""
+class Tried(NamedTuple):
+    """What an earlier try of an append has written: so many bytes at a place, durable by now."""
+
+    place: Position
+    length: int
+
+    def whole(self, data: bytes) -> Position:
+        """Where all of the data is.
+
+        :raises WriteFailedError: it is there in part.
+        """
+        if self.length < len(data):
+            raise WriteFailedError(
+                f"only the first {self.length} bytes of this append are in the log: the server ended in the middle",
+                self.length,
+            )
+        return self.place
+
+
+def written(backend: Backend, agent: str, end: tuple[int, int], data: bytes) -> Tried | None:
+    """What there is of lines that were to be appended at an end: there, or where a later segment begins. None: nothing
+    of them."""
     named = (segment_of(entry.path) for entry in backend.list(log_prefix(agent)))
     places = [Position(*end), *(Position(segment[1], 0) for segment in named if segment and segment[1] > end[0])]
     places = [place for place in places if place.segment]
     ranges = [Range(segment_path(agent, place.segment), place.offset, place.offset + len(data)) for place in places]
-    found = zip(places, backend.read_many(ranges), strict=True)
-    return next((place for place, there in found if there == data), None)
+    for place, found in zip(places, backend.read_many(ranges), strict=True):
+        if length := _same_lines(found or b"", data):
+            backend.persist([segment_path(agent, place.segment)])
+            return Tried(place, length)
+    return None
+
+
+def _same_lines(found: bytes, data: bytes) -> int:
+    """How many bytes of data are there, in whole lines."""
+    if found == data:
+        return len(data)
+    pairs = zip(found.split(b"\n")[:-1], data.split(b"\n"), strict=False)
+    return sum(len(line) + 1 for line, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _fenced(agent: str, reason: str, path: str = "") -> AgentFencedError:
+    return AgentFencedError(
+        f"another process can write the log of agent {agent!r}: {reason}. Nothing of this append is in the log. Close "
+        "the store and open it again",
+        path,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -17,12 +17,24 @@ from opslog.backends import Backend, Entry, Position, Range
 from opslog.backends.remote import protocol
 from opslog.backends.remote.protocol import LOCK_SECONDS, Answer
 from opslog.environment import REAL, Environment
-from opslog.errors import AlreadyExistsError, LockedError, OpslogError, UsageError
-from opslog.server.stores.client_sessions import Sessions, find
+from opslog.errors import (
+    AgentFencedError,
+    AlreadyExistsError,
+    CommitUnknownError,
+    LockedError,
+    OpslogError,
+    UsageError,
+)
+from opslog.format.layout import log_prefix, segment_path
+from opslog.server.stores.client_sessions import Sessions, written
 from opslog.server.stores.rights import EVERYBODY, Client
 
 # How many lanes are known. Whoever comes with one that was forgotten takes another one.
 _LANES_MAX = 10_000
+
+# How much one answer holds, but for a part that is longer; and how many parts are read at once.
+_ANSWER_BYTES = 64 * 1024 * 1024
+_RANGES = 64
 
 
 class _Lane:
@@ -55,8 +67,15 @@ class StorageService:
         self._environment = environment
         self._sessions = Sessions(backend, environment)
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
-        self._locks: dict[str, _Held] = {}
         self._mutex = threading.Lock()
+        self._locks: dict[str, _Held] = {}
+        # Apart, because to take one may be slow.
+        self._locking = threading.Lock()
+
+    @property
+    def backend(self) -> Backend:
+        """The storage that is served."""
+        return self._backend
 
     def answer(self, body: bytes, client: Client = EVERYBODY) -> tuple[bytes, bool]:
         """The body of the answer to a request, and whether that changed the storage.
@@ -73,8 +92,9 @@ class StorageService:
 
     def _answer(self, request: protocol.Request, client: Client) -> Answer:
         call = request.call
+        self._sessions.renew(request.sessions)
         if isinstance(call, protocol.Reading):
-            return self._try(call, client)
+            return self._try(request, client)
         with self._mutex:
             lane = self._lanes.get(request.lane)
             if lane is None:
@@ -85,14 +105,19 @@ class StorageService:
                 return lane.answer
             if request.number <= lane.number:
                 raise UsageError("this request comes too late: its client has gone on")
-            lane.answer = self._try(call, client)
+            lane.answer = self._try(request, client)
             lane.number = request.number
             return lane.answer
 
-    def _try(self, call: protocol.AnyCall, client: Client) -> Answer:
+    def _try(self, request: protocol.Request, client: Client) -> Answer:
+        call = request.call
         try:
             client.check(call)
-            return self._read(call) if isinstance(call, protocol.Reading) else self._change(call)
+            if isinstance(call, protocol.Reading):
+                return self._read(call)
+            if isinstance(call, protocol.AppendAt):
+                return self._append_at(call, request.sessions)
+            return self._change(call)
         except OpslogError as error:
             return protocol.Failure.of(error)
 
@@ -104,7 +129,7 @@ class StorageService:
             case protocol.ListLogs(seen):
                 return _entries(backend.list_logs(seen))
             case protocol.Read(ranges):
-                return protocol.Contents(backend.read_many([Range(*part) for part in ranges]))
+                return protocol.Contents(self._read_some([Range(*part) for part in ranges]))
             case protocol.Describe():
                 return protocol.Storage(backend.segments_grow)
             case protocol.Now():
@@ -114,7 +139,7 @@ class StorageService:
             case protocol.OpenLane():
                 return self._open_lane()
 
-    def _change(self, call: protocol.Change) -> Answer:
+    def _change(self, call: protocol.Change) -> Answer:  # but for `AppendAt`
         match call:
             case protocol.Create():
                 self._create(call)
@@ -129,18 +154,15 @@ class StorageService:
                 return protocol.At((place.segment, place.offset))
             case protocol.CloseLog():
                 self._sessions.close(call)
-            case protocol.AppendAt():
-                return self._append_at(call)
             case protocol.Lock():
-                with self._mutex:
+                with self._locking:
                     self._lock(call)
             case protocol.Unlock():
-                with self._mutex:
+                with self._locking:
                     self._unlock(call)
         return protocol.Done()
 
     def _open_lane(self) -> Answer:
-        self._sessions.close_idle()
         name = self._environment.nonce()
         with self._mutex:
             self._lanes[name] = _Lane()
@@ -155,13 +177,56 @@ class StorageService:
             if not call.again or self._backend.read_many([Range(call.path)]) != [call.data]:
                 raise
 
-    def _append_at(self, call: protocol.AppendAt) -> Answer:
-        place = self._backend.append_at(call.agent, Position(*call.end), call.data)
+    def _read_some(self, ranges: list[Range]) -> list[bytes | None]:
+        """What is asked for, up to about `_ANSWER_BYTES`, and one part at least."""
+        parts: list[bytes | None] = []
+        room = _ANSWER_BYTES
+        while len(parts) < len(ranges) and room > 0:
+            some = self._backend.read_many(ranges[len(parts) : len(parts) + _RANGES])
+            parts += some
+            room -= sum(len(part) for part in some if part is not None)
+        return parts
+
+    def _append_at(self, call: protocol.AppendAt, sessions: Mapping[str, str]) -> Answer:
+        place, fenced = None, None
+        try:
+            self._sessions.check_newest(sessions)
+            place = self._backend.append_at(call.agent, Position(*call.end), call.data)
+        except AgentFencedError as error:
+            fenced = error
         if place is None and call.again:
-            place = find(self._backend, call.agent, call.end, call.data)
+            place = self._tried(call)
+        if place is None and fenced is not None:
+            raise fenced
         return protocol.At(None if place is None else (place.segment, place.offset))
 
+    def _tried(self, call: protocol.AppendAt) -> Position | None:
+        """Where an earlier try has appended all; None: nothing of it is there.
+
+        :raises WriteFailedError: a part is.
+        :raises CommitUnknownError: that cannot be found out any more.
+        """
+        tried = written(self._backend, call.agent, call.end, call.data)
+        if tried is not None:
+            return tried.whole(call.data)
+        listed = [entry.path for entry in self._backend.list(log_prefix(call.agent))]
+        if segment_path(call.agent, call.end[0]) not in listed:
+            raise CommitUnknownError(
+                "a transaction may or may not have happened: an answer was lost, and the shared log was collected "
+                "since. Check what is there"
+            )
+        return None
+
     # -- locks
+
+    def release_unused(self) -> None:
+        """Let go of the names and locks of clients that have asked for nothing for long. To be called now and then."""
+        self._sessions.close_idle()
+        before = self._environment.monotonic() - LOCK_SECONDS
+        if any(held.used < before for held in list(self._locks.values())):
+            with self._locking:
+                for name in [name for name, held in self._locks.items() if held.used < before]:
+                    self._locks.pop(name).stack.close()
 
     def _lock(self, call: protocol.Lock) -> None:
         now = self._environment.monotonic()

@@ -96,7 +96,9 @@ class ServedStore:
         return replica.read(read)
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
-        """For the feed, which goes on from its own last call."""
+        """For the feed, which goes on from its own last call. It asks for as long as the store is served, so this is
+        also when the names and locks are let go of that nobody uses."""
+        self.storage.release_unused()
         return replica_of(self._store).changes(since, limit, self._feed)
 
     @contextmanager

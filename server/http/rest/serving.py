@@ -201,7 +201,10 @@ class Rest:
 def _client_of(token: Token, path: str) -> Client:
     """What a token may do with a storage."""
     writes, operates = token.covers(path, "write"), token.covers(path, "operate")
-    return Client(token.author() if writes else "", writes=writes, operates=operates)
+    try:
+        return Client(token.author(), writes=writes, operates=operates)
+    except Refused:  # it can be no agent
+        return Client("", writes=False, operates=operates)
 
 
 def _body(route: Route, data: bytes) -> Any:
