@@ -83,14 +83,21 @@ def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
 
 
 def _check_past(backend: Backend, as_of: Point, found: JobSurvey) -> None:
-    """:raises UsageError: the point lies in the future. Reads the ends of logs, but only beyond the newest manifest."""
+    """:raises UsageError: the point lies in the future. Reads nothing for a clock up to the newest manifest, and
+    for a time up to now; for other clocks the ends of logs, for other times all behind the cut.
+    """
     newest = ManifestStore(backend).newest()
     if isinstance(as_of, int) and as_of <= newest.clock:
         return
 
     def newest_commit() -> tuple[int, str]:
-        ends = [find_recent(backend, log, newest.settings.undo_window) for log in found.logs]
-        return max([newest.clock, *(end.clock for end in ends)]), max([newest.ts, *(end.ts for end in ends)])
+        clock, ts = newest.clock, newest.ts
+        for log in found.logs:
+            for _, commit in _newest_first(backend, log, newest.settings.undo_window):
+                clock, ts = max(clock, commit.clock), max(ts, commit.ts)
+                if isinstance(as_of, int):
+                    break  # clocks only grow
+        return clock, ts
 
     check_past(backend, as_of, REAL, newest_commit)
 
