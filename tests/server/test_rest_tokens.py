@@ -31,6 +31,8 @@ TOKENS = (
     + table("bot 7", read=["stores/tasks"], write=["stores/tasks"])
     + table("ci", read=[""], write=["stores/tasks"], agent='"builder"')
     + table("operator", read=["stores"], operate=["stores"])
+    + table("writer", write=["stores/tasks"])
+    + table("keeper", operate=["stores/tasks"])
     + table("elsewhere", read=["stores/other", "stores/task"], write=["stores/other"], operate=["stores/other"])
 )
 
@@ -68,6 +70,8 @@ OPERATING = [("POST", "/compact"), ("POST", "/archives")]
         ("reader", READING),
         ("planner", READING + WRITING),
         ("operator", READING + OPERATING),
+        ("writer", []),
+        ("keeper", []),
         ("elsewhere", []),
     ],
 )
@@ -82,6 +86,20 @@ def test_a_token_may_do_what_it_says_and_nothing_else(
             assert answer.status_code == 200, (method, path, answer.text)
         else:
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
+
+
+def test_who_may_not_read_learns_nothing_of_documents_by_writing(client: Caller) -> None:
+    ask(client, "planner", "PUT", "/documents/a", b'{"secret": 1}')
+    expecting = b'{"expect": [{"id": "a", "stamp": null}], "ops": []}'
+    for answer in (
+        ask(client, "writer", "PUT", "/documents/a", if_none_match="*"),
+        ask(client, "writer", "POST", "/transact", expecting),
+        ask(client, "writer", "PATCH", "/documents/a"),
+        ask(client, "keeper", "POST", "/archives", b'{"where": "secret = 1"}'),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert "secret" not in answer.text
+    assert ask(client, "reader", "GET", "/documents/a").json() == {"secret": 1}
 
 
 def test_without_a_known_token_nothing_is_answered(client: Caller) -> None:

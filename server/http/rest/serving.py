@@ -143,7 +143,10 @@ class Rest:
 
     async def _call(self, name: str, path: str, scope: Scope, receive: Receive) -> Answer:
         route, rest = _route(scope["method"], path)
-        token = self._admission.admit(scope, FOLDER + name, route.right)
+        # Who writes sees what is there: in answers to conditions that do not hold, in what a change made of a document.
+        token = self._admission.admit(scope, FOLDER + name, "read")
+        if token is not None:
+            token.check(FOLDER + name, route.right)
         served = self._stores.find(name)
         scope["opslog.operation"] = name, route.name
         headers = requests.fields(scope["headers"])
