@@ -128,6 +128,22 @@ def test_an_etag_that_is_no_stamp_is_refused(rest: Rest, tag: str) -> None:
     problem(rest.ask("PUT", "/documents/a", {}, if_match=f'"{tag}"'), 400, "invalid")
 
 
+def test_a_write_under_a_condition_that_it_does_not_take_is_refused(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    ops = {"ops": [{"op": "delete", "id": "a"}]}
+    for method, path, body, condition in (
+        ("PATCH", "/documents/a", {"n": 2}, {"If_None_Match": "*"}),
+        ("DELETE", "/documents/a", None, {"If_None_Match": "*"}),
+        ("POST", "/batch", ops, {"If_Match": '"1@a"'}),
+        ("POST", "/transact", ops, {"If_None_Match": "*"}),
+        ("POST", "/undo", None, {"If_Match": '"1@a"'}),
+        ("POST", "/archives", {"where": "n = 1"}, {"If_Match": "*"}),
+        ("POST", "/compact", None, {"If_Match": "*"}),
+    ):
+        problem(rest.ask(method, path, body, **condition), 400, "invalid")
+    assert rest.ask("GET", "/documents/a").json() == {"n": 1}
+
+
 def test_who_has_a_document_is_not_sent_it_again(rest: Rest) -> None:
     tag = rest.ask("PUT", "/documents/a", {"n": 1}).headers["etag"]
     same = rest.ask("GET", "/documents/a", if_none_match=tag)

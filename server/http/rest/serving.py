@@ -150,6 +150,7 @@ class Rest:
         served = self._stores.find(name)
         scope["opslog.operation"] = name, route.name
         headers = requests.fields(scope["headers"])
+        _check_conditions(route, headers)
         author = None if route.right == "read" else _author(token, headers)
         given = route.parse(scope["query_string"])
         id = _decoded(rest)
@@ -223,6 +224,18 @@ def _body(route: Route, data: bytes) -> Any:
         return msgspec.convert(exact.loads(data), route.body)
     except (exact.InexactError, msgspec.ValidationError) as error:
         raise Refused(400, f"the body cannot be read: {error}") from None
+
+
+def _check_conditions(route: Route, headers: Fields) -> None:
+    """A write takes effect only under the conditions that it states. A read may pass over those it does not know.
+
+    :raises Refused: 400.
+    """
+    if route.method == "GET":
+        return
+    for name in ("If-Match", "If-None-Match"):
+        if name.lower().encode() in headers and name not in route.conditions:
+            raise Refused(400, f"{route.method} {route.path or '/'} takes no {name}: nothing was done")
 
 
 def _keyed(once: Once) -> Headers:
