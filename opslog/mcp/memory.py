@@ -4,6 +4,7 @@ what several agents write at once is kept.
 
     entity/NAME                     {"name": …, "entityType": …, "observations": […], "created": …}
     relation/[FROM,TYPE,TO]         {"from": …, "to": …, "relationType": …, "created": …}
+    memory/taken-in                 {"nodes": …, "created": …}: a reference server's file was taken in
 
 `created` orders what is returned: the oldest first, as the reference server has it. Other documents are left alone.
 """
@@ -26,6 +27,8 @@ from opslog.mcp.tools import READS, Hints, Tool, tool
 N = TypeVar("N", bound=msgspec.Struct)
 
 _ENTITY, _RELATION = "entity/", "relation/"
+# Says that a file was taken in: not again, whatever is deleted later.
+_TAKEN_IN = "memory/taken-in"
 
 
 class Entity(msgspec.Struct, frozen=True, rename="camel"):
@@ -250,11 +253,14 @@ class Memory:
     # -- what was kept before
 
     def take_in(self, path: Path) -> int:
-        """Take in the file of a reference server, unless there is something already: how many lines it had. One
-        transaction.
+        """Take in the file of a reference server, once, unless there is something already: how many nodes were taken
+        over. One transaction.
 
         :raises UsageError: it cannot be read.
         """
+        self._operations.store.refresh()
+        if _TAKEN_IN in self._operations.store:
+            return 0  # what became of the file since does not matter
         try:
             lines = [orjson.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
             nodes = [_node(line) for line in lines]
@@ -262,9 +268,12 @@ class Memory:
             raise UsageError(f"{path} is no file of a memory server: {error}") from error
 
         def decide(documents: Documents) -> int:
-            if documents.find(_below(_ENTITY), limit=1) or documents.find(_below(_RELATION), limit=1):
+            if _TAKEN_IN in documents:
                 return 0
-            return sum(self._add(documents, node) for node in nodes)
+            has_some = documents.find(_below(_ENTITY), limit=1) or documents.find(_below(_RELATION), limit=1)
+            count = 0 if has_some else sum(self._add(documents, node) for node in nodes)
+            documents[_TAKEN_IN] = {"nodes": count, "created": format_ts(self._environment.time())}
+            return count
 
         return self._operations.decide(decide)[0]
 

@@ -32,7 +32,8 @@ class Offer(msgspec.Struct, frozen=True):
     :ivar agent: what its sessions' names begin with.
     :ivar tools: the names of those that are offered; None: all.
     :ivar memory: the tools of the memory server instead of those for documents.
-    :ivar memory_file: what a memory server has kept so far, taken in where there is nothing yet.
+    :ivar memory_file: what a memory server has kept so far, taken in once, where there is nothing yet; not where
+        nothing can be written.
     """
 
     url: str
@@ -102,7 +103,7 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
 
     door = Door(begin)
     session = begin(None)  # what was asked for is checked now, and not at the first request
-    if offer.memory_file is not None:
+    if offer.memory_file is not None and not offer.read_only:
         Memory(session.operations).take_in(offer.memory_file)
     name, instructions = ("opslog-memory", None) if offer.memory else ("opslog", INSTRUCTIONS)
     # Who may not get a document by the tool may not get it as a resource.

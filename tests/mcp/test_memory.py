@@ -145,6 +145,37 @@ def test_what_the_reference_server_has_kept_is_taken_in_once(tmp_path: Path) -> 
             assert not store
 
 
+@pytest.mark.parametrize("had_some", [False, True])
+def test_what_was_deleted_is_not_taken_in_again(tmp_path: Path, had_some: bool) -> None:
+    file, store = tmp_path / "memory.jsonl", str(tmp_path / "store")
+    file.write_text(json.dumps({"type": "entity", **ADA}))
+
+    async def run() -> None:
+        if had_some:
+            async with inside(store, memory=True) as call:
+                await call("create_entities", entities=[BOB])
+        async with inside(store, memory=True, memory_file=file) as call:
+            await call("delete_entities", entityNames=["Ada", "Bob"])
+        file.write_text("no json any more")
+        async with inside(store, memory=True, memory_file=file) as call:
+            assert await call("read_graph") == {"entities": [], "relations": []}
+
+    asyncio.run(run())
+
+
+def test_a_server_that_only_reads_takes_nothing_in(tmp_path: Path) -> None:
+    file, store = tmp_path / "memory.jsonl", str(tmp_path / "store")
+    file.write_text(json.dumps({"type": "entity", **ADA}))
+
+    async def run() -> None:
+        async with inside(store, memory=True) as call:
+            await call("create_entities", entities=[BOB])
+        async with inside(store, memory=True, memory_file=file, read_only=True) as call:
+            assert [each["name"] for each in (await call("read_graph"))["entities"]] == ["Bob"]
+
+    asyncio.run(run())
+
+
 def test_the_configuration_of_the_reference_server_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
