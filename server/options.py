@@ -31,6 +31,9 @@ class Options:
         this server write is in its feed at once.
     :ivar feed_snapshot_bytes: a feed gets a new snapshot when the messages behind the last one have become so long, and
         twice as long as that one.
+    :ivar local_stores: whether stores and their feeds are only for those who name this machine: neither for web pages
+        of other sites nor for names that lead here. For a server without tokens at an address that only this machine
+        has.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
     :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
         not, as long as an earlier rotation is under way.
@@ -53,6 +56,7 @@ class Options:
     rotate_keys: bool = False
     feed_seconds: float = 0.5
     feed_snapshot_bytes: int = 4 * 1024 * 1024
+    local_stores: bool = False
     cursors: Cursors = field(default_factory=Cursors)
 
     def __post_init__(self) -> None:

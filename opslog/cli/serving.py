@@ -131,6 +131,7 @@ def serve_command(session: Session, /, **given: Any) -> None:
         rotate_keys=given["rotate_keys"],
         feed_seconds=given["feed_seconds"],
         feed_snapshot_bytes=given["feed_snapshot_bytes"],
+        local_stores=given["tokens"] is None and not given["anyone"],
     )
     tokens = None if given["tokens"] is None else Tokens.load(given["tokens"])
     application = app(

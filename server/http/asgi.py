@@ -13,6 +13,7 @@ from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFai
 from opslog.server.http import requests
 from opslog.server.http.admission import Admission
 from opslog.server.http.budget import Budget
+from opslog.server.http.origins import check_local
 from opslog.server.http.page_routes import PageRoutes
 from opslog.server.http.rates import Rates
 from opslog.server.http.reading import Reading
@@ -137,14 +138,17 @@ class App:
         right: Right = "read" if method in _READING else "write"
         scope["opslog.token"] = self._admission.admit(scope, name, right, wants_token=not carries_own_token(name))
         if name.startswith(FOLDER):
-            await self._check_feed(method, name)
+            await self._check_feed(method, name, scope)
         return await handler(name, scope, receive, send)
 
-    async def _check_feed(self, method: str, name: str) -> None:
+    async def _check_feed(self, method: str, name: str, scope: Scope) -> None:
         """
         :raises Refused: 405, only the server writes a feed. That of a store that is not served any more can be deleted.
+            403, as of its store.
         """
         feed = self._feeds.get(name)
+        if self.options.local_stores and (feed is not None or is_feed(self.streams, name)):
+            check_local(scope)
         if method not in _READING and (feed is not None or (method != "DELETE" and is_feed(self.streams, name))):
             raise Refused(405, "this stream is the feed of a store, and read-only", [(b"allow", b"GET, HEAD, OPTIONS")])
         if feed is not None:

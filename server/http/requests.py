@@ -30,7 +30,7 @@ Fields = dict[bytes, str]
 PATH_BYTES_MAX = 500
 _KNOWN = frozenset(
     b"accept-encoding authorization content-length content-type host idempotency-key if-match if-none-match "
-    b"opslog-agent producer-epoch producer-id producer-seq stream-closed stream-expires-at "
+    b"opslog-agent origin producer-epoch producer-id producer-seq stream-closed stream-expires-at "
     b"stream-fork-offset stream-fork-sub-offset stream-forked-from stream-seq stream-ttl".split()
 )
 _LISTS = frozenset({b"accept-encoding", b"if-match", b"if-none-match"})

@@ -259,6 +259,14 @@ class TestTokens:
             Tokens.load(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(("more", "status"), [([], 403), (["--anyone"], 200)])
+def test_pages_of_other_sites_use_stores_only_where_anyone_may(tmp_path: Path, more: list[str], status: int) -> None:
+    with serving("--memory", "--store", f"tasks={tmp_path / 'tasks'}", *more) as running:
+        address = f"{running.root}/v1/store/tasks/documents"
+        assert http("GET", address).status_code == 200
+        assert http("GET", address, headers={"origin": "https://page.example"}).status_code == status
+
+
 @pytest.mark.parametrize(
     ("host", "refused"),
     [("127.0.0.1", False), ("127.8.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("::", True)],

@@ -21,6 +21,7 @@ from opslog.format.layout import check_agent
 from opslog.server.http import requests
 from opslog.server.http.admission import Admission
 from opslog.server.http.budget import Budget, Holding
+from opslog.server.http.origins import check_local
 from opslog.server.http.replies import NO_STORE, STORE_PREFLIGHT, reply
 from opslog.server.http.requests import Fields, Receive, Scope, Send
 from opslog.server.http.rest import problems
@@ -97,6 +98,8 @@ class Rest:
         try:
             if scope["method"] == "OPTIONS":
                 return await reply(send, 204, STORE_PREFLIGHT)
+            if self._options.local_stores:
+                check_local(scope)
             if scope["path"] == DESCRIPTION:
                 _check_reads(scope["method"])
                 return await self._send(scope, send, Answer(200, self._description), head=head)
