@@ -12,6 +12,7 @@ from opslog.server.options import Options
 from opslog.server.protocol.creation import DEFAULT_CONTENT_TYPE, Create, Created
 from opslog.server.protocol.offsets import format_offset
 from opslog.server.protocol.refusals import Headers, Refused
+from opslog.server.stores.feed import is_feed
 from opslog.server.streams import Streams
 
 _CLOSED = (b"stream-closed", b"true")
@@ -64,6 +65,8 @@ class Writing:
         token: Token | None = scope.get("opslog.token")
         if token is not None and request.fork is not None:
             token.check(request.fork.source, "read")
+        if request.fork is not None and is_feed(self._streams, request.fork.source):
+            raise Refused(403, "this stream is the feed of a store, and cannot be forked: a fork would keep all of it")
         content_type = request.content_type or DEFAULT_CONTENT_TYPE
         if request.fork is not None and request.content_type is None:
             content_type = self._streams.content_type(request.fork.source) or DEFAULT_CONTENT_TYPE

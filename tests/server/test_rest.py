@@ -465,6 +465,16 @@ def test_streams_that_are_no_feeds_stay_open_to_pages_of_any_site(url: str) -> N
     rest.close()
 
 
+def test_a_feed_cannot_be_forked(rest: Rest) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    assert rest.get("stores/tasks").status_code == 200
+    refused = rest.put("mine", headers={"Stream-Forked-From": "/v1/stream/stores/tasks"})
+    assert (refused.status_code, "feed of a store" in refused.text) == (403, True)
+    assert rest.head("mine").status_code == 404
+    assert rest.put("plain").status_code == 201
+    assert rest.put("fork", headers={"Stream-Forked-From": "/v1/stream/plain"}).status_code == 201
+
+
 def test_figures_of_each_store_are_there_for_prometheus(rest: Rest) -> None:
     for number in range(3):
         rest.ask("PUT", f"/documents/{number}", {})
