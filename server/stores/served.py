@@ -35,7 +35,7 @@ _VIEWS = 4
 class ServedStore:
     """One store that is served.
 
-    Everything but construction and `call` blocks.
+    Everything but construction, `call`, `call_for_feed` and `named` blocks.
 
     :ivar storage: for agents elsewhere that have a replica of their own.
     :param name: in addresses.
@@ -83,6 +83,10 @@ class ServedStore:
         now = self._environment.time()
         grace = replica_of(self._store).state.manifest.settings.grace_seconds
         return Once(key, content, now, grace)
+
+    def named(self, message: str) -> str:
+        """A message with the store's name in place of where it is. Does not block."""
+        return message.replace(replica_of(self._store).backend.url, self.name)
 
     def figures(self) -> StoreFigures:
         """Figures of the store, from memory."""

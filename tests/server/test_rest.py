@@ -16,6 +16,7 @@ from openapi_spec_validator import validate
 
 import opslog
 from opslog.doors import problems as doors
+from opslog.doors.operations import Operations
 from opslog.server.http.asgi import App
 from opslog.server.http.rest import problems
 from opslog.server.http.rest.handlers import ROUTES
@@ -473,6 +474,47 @@ def test_a_feed_cannot_be_forked(rest: Rest) -> None:
     assert rest.head("mine").status_code == 404
     assert rest.put("plain").status_code == 201
     assert rest.put("fork", headers={"Stream-Forked-From": "/v1/stream/plain"}).status_code == 201
+
+
+def test_no_problem_says_where_the_store_is(rest: Rest, url: str) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    for method, path, status in (
+        ("GET", "/documents/none", 404),
+        ("DELETE", "/documents/none", 404),
+        ("GET", "/documents?as_of=999999", 400),
+        ("GET", "/archives/none", 404),
+        ("GET", "/changes?since=x", 400),
+    ):
+        answer = rest.ask(method, path)
+        assert answer.status_code == status, answer.text
+        assert url not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (opslog.CorruptError("/secret/place/ops/a.jsonl, byte 7", "ops/a.jsonl"), 500, "unreadable"),
+        (opslog.LockedError("/secret/place is held by process 17"), 503, "locked"),
+        (opslog.WriteFailedError("/secret/place is full"), 507, "unavailable"),
+        (opslog.CommitUnknownError("/secret/place gave no answer"), 500, "unknown"),
+    ],
+)
+def test_faults_of_the_storage_are_told_to_the_log_and_not_to_clients(
+    rest: Rest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: opslog.OpslogError,
+    status: int,
+    code: str,
+) -> None:
+    def fail(self: Operations, *args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Operations, "get", fail)
+    answer = rest.ask("GET", "/documents/a")
+    problem(answer, status, code)
+    assert "secret" not in answer.text
+    assert [record.error for record in caplog.records if hasattr(record, "error")] == [str(error)]
 
 
 def test_figures_of_each_store_are_there_for_prometheus(rest: Rest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,6 +35,14 @@ _CODES: dict[str, tuple[int, str]] = {
     "unreadable": (500, "What is stored cannot be read"),
     "locked": (503, "Another process is in the way"),
     "unavailable": (503, "This cannot be done now"),
+}
+# What clients learn of faults of the server's and its storage. The details, which name files and processes, are in the
+# log.
+_FAULTS = {
+    "unknown": "the storage failed while this was written; the server's log says how",
+    "unreadable": "what is stored cannot be read; the server's log says where",
+    "locked": "another process holds a lock or a name that this needs; the server's log says which",
+    "unavailable": "the store cannot do this now; the server's log says why",
 }
 # Of refusals that come from the server itself, by status.
 _REFUSED = {
@@ -90,8 +99,13 @@ class PreconditionError(Exception):
         self.error = error
 
 
-def document_of(error: OpslogError, status: int | None = None) -> tuple[ProblemDocument, Headers]:
-    """The problem document of an error, and the headers of its answer."""
+def document_of(
+    error: OpslogError, status: int | None = None, named: Callable[[str], str] = str
+) -> tuple[ProblemDocument, Headers]:
+    """The problem document of an error, and the headers of its answer.
+
+    :param named: puts what clients know of the store in place of where it is.
+    """
     if isinstance(error, Refused):
         code, then = _REFUSED.get(error.status, ("unavailable", "Try again later"))
         problem = Problem(code, str(error), then, retry=error.status in {408, 429, 503})
@@ -102,6 +116,8 @@ def document_of(error: OpslogError, status: int | None = None) -> tuple[ProblemD
         found = 507
     if isinstance(error, InvalidDocumentError) and found == 400:
         found = 422
+    detail = _FAULTS[problem.code] if found >= 500 else named(problem.message)
+    problem = msgspec.structs.replace(problem, message=detail)
     return _document(problem, found), [_RETRY_AFTER] if problem.retry and found >= 500 else []
 
 

@@ -112,14 +112,19 @@ class Rest:
                 return await reply(send, 200, [_STORAGE_TYPE, NO_STORE], body)
             return await self._send(scope, send, await self._call(name, path, scope, receive), head=head)
         except PreconditionError as error:
-            document, headers = problems.document_of(error.error, 412)
+            document, headers = problems.document_of(error.error, 412, self._namer(scope))
         except OpslogError as error:
-            document, headers = problems.document_of(error)
+            document, headers = problems.document_of(error, None, self._namer(scope))
             if document.status >= 500:
                 extra = {"method": scope["method"], "path": scope["path"], "error": str(error)}
                 _log.error("a request failed", extra=extra)
         body = msgspec.json.encode(document)
         return await reply(send, document.status, [problems.CONTENT_TYPE, NO_STORE, *headers], body, head=head)
+
+    def _namer(self, scope: Scope) -> Callable[[str], str]:
+        """What keeps messages from saying where the store is that a request is for."""
+        asked = scope.get("opslog.operation")
+        return str if asked is None else self._stores.find(asked[0]).named
 
     def _list(self, scope: Scope) -> dict[str, Any]:
         """The stores that this token may read."""
