@@ -20,12 +20,14 @@ from opslog.errors import UsageError
 from opslog.format.commits import Set
 from opslog.format.documents import Document
 from opslog.lease import PREFIX, Lease
+from opslog.logs import logger
 from opslog.query.conditions import Condition, compiled
 from opslog.query.question import OrderBy, Where, parse, question
 from opslog.replica.deciding import ATTEMPTS
 from opslog.store import replica_of
 
 R = TypeVar("R")
+_log = logger("doors")
 
 # How many leases of others are remembered.
 _REMEMBERED = 100_000
@@ -101,14 +103,14 @@ class Leases:
     def claim_one(self, where: Where, seconds: float, order_by: OrderBy | None = None) -> Claimed:
         """Claim the first document that fulfils a condition and that nobody holds.
 
-        :returns: with an empty id, where there is none.
+        :returns: with an empty id, where there is none. Documents whose lease cannot be read are passed over.
         """
         asked = question(where, order_by, None, 0)
         with self._lock:
             self._operations.store.refresh()
             matches, _ = self._named.replica.questions.matches(asked, self._operations.store.records)
             for id in [record.id for record, _ in matches if not record.id.startswith(PREFIX)]:
-                if self._lease(id, seconds).observe():
+                if self._may_claim(id, seconds):
                     claimed = self._claim(id, seconds, asked.condition)
                     if claimed.claimed:
                         return claimed
@@ -149,6 +151,15 @@ class Leases:
                 now = self._named.record(id)
                 return None if now is None else str(now.stamp)
             return self._named.stamp
+
+    def _may_claim(self, id: str, seconds: float) -> bool:
+        """Whether a claim could succeed now; not where what stands in the place of the lease is none."""
+        lease = self._lease(id, seconds)
+        try:
+            return lease.observe()
+        except UsageError:
+            _log.warning("%s is no lease, so that %s cannot be claimed: delete it", PREFIX + id, id)
+            return False
 
     def _claim(self, id: str, seconds: float, condition: Condition | None) -> Claimed:
         lease = self._lease(id, seconds)

@@ -176,9 +176,10 @@ class Memory:
                 entity = documents.get(_ENTITY + each.entity_name)
                 if entity is None:
                     raise NotFoundError(f"Entity with name {each.entity_name} not found")
-                new = [content for content in each.contents if content not in entity["observations"]]
+                there = _read(Entity, _ENTITY + each.entity_name, entity).observations
+                new = [content for content in each.contents if content not in there]
                 if new:
-                    documents[_ENTITY + each.entity_name] = entity | {"observations": [*entity["observations"], *new]}
+                    documents[_ENTITY + each.entity_name] = entity | {"observations": [*there, *new]}
                 results.append(AddedTo(each.entity_name, new))
             return AddOut(results)
 
@@ -205,8 +206,9 @@ class Memory:
             for each in asked.deletions:
                 entity = documents.get(_ENTITY + each.entity_name)
                 if entity is not None:
-                    kept = [content for content in entity["observations"] if content not in each.observations]
-                    if kept != entity["observations"]:
+                    there = _read(Entity, _ENTITY + each.entity_name, entity).observations
+                    kept = [content for content in there if content not in each.observations]
+                    if kept != there:
                         documents[_ENTITY + each.entity_name] = entity | {"observations": kept}
 
         self._operations.decide(decide)

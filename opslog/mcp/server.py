@@ -20,6 +20,7 @@ import msgspec
 from mcp import MCPError, types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from opslog import __version__
 from opslog.doors.operations import Operations
@@ -94,7 +95,9 @@ class Door:
     def _session(self, context: Context) -> Session:
         """The one of this request. Requests that belong to none share one."""
         headers = getattr(context.request, "headers", None)
-        key = None if headers is None else headers.get("mcp-session-id", "")
+        # Only where there is a handshake does the SDK check that there is such a session: else anybody could name one.
+        has_session = context.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+        key = None if headers is None else headers.get("mcp-session-id", "") if has_session else ""
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = self._begin(key)
@@ -156,8 +159,11 @@ class Door:
         uri = str(params.uri)
         if not uri.startswith(_SCHEME):
             raise MCPError(_NO_RESOURCE, f"there is no resource {uri!r}: they are {_SCHEME}ID", {"uri": uri})
-        operations = self._session(context).operations
-        entry = await _translated(partial(operations.get, unquote(uri.removeprefix(_SCHEME), errors="strict")), uri)
+        try:
+            id = unquote(uri.removeprefix(_SCHEME), errors="strict")
+        except UnicodeDecodeError:
+            raise MCPError(_NO_RESOURCE, f"there is no resource {uri!r}: its id is not UTF-8", {"uri": uri}) from None
+        entry = await _translated(partial(self._session(context).operations.get, id), uri)
         text = msgspec.json.encode(entry).decode()
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
 

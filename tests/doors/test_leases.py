@@ -121,6 +121,22 @@ def test_the_first_that_nobody_holds(sessions: tuple[Operations, Operations], cl
     assert bob.claim_one("status = open", 60).id == "", "they fulfil it no more"
 
 
+def test_what_stands_in_the_place_of_a_lease_stops_only_its_own_document(
+    sessions: tuple[Operations, Operations], caplog: pytest.LogCaptureFixture
+) -> None:
+    ann, _ = map(Leases, sessions)
+    for id in ("t0", "t1"):
+        sessions[0].set(id, {"status": "open"})
+    for broken in ({"holder": 7}, {}):
+        sessions[1].set("lease/t0", broken)
+        mine = ann.claim_one("status = open", 60)
+        assert (mine.claimed, mine.id) == (True, "t1")
+        assert "lease/t0 is no lease" in caplog.text
+        with pytest.raises(opslog.UsageError, match="is no lease"):
+            ann.claim("t0", 60)
+        ann.release("t1", mine.key or "")
+
+
 def test_a_condition_is_judged_when_it_is_claimed(sessions: tuple[Operations, Operations]) -> None:
     ann, bob = map(Leases, sessions)
     sessions[0].set("t", {"status": "done"})

@@ -202,6 +202,14 @@ def test_other_documents_are_left_alone(tmp_path: Path) -> None:
             with pytest.raises(Refused) as refused:
                 await call("read_graph")
             assert refused.value.code == "invalid"
+            for tool, arguments in (
+                ("add_observations", {"observations": [{"entityName": "broken", "contents": ["x"]}]}),
+                ("delete_observations", {"deletions": [{"entityName": "broken", "observations": ["x"]}]}),
+            ):
+                with pytest.raises(Refused) as refused:
+                    await call(tool, **arguments)
+                assert refused.value.code == "invalid"
+                assert "entity/broken" in refused.value.problem["message"]
             await call("delete_entities", entityNames=["broken", "Ada"])
             assert await call("read_graph") == {"entities": [], "relations": []}
 

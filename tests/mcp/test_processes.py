@@ -12,8 +12,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 import opslog
 from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
@@ -139,6 +141,19 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
         asyncio.run(run(url))
     with opslog.open(tmp_path / "store", read_only=True) as store:
         assert all(commit.author.startswith("claude.") for commit in store.ops())
+
+
+def test_who_makes_up_the_name_of_a_session_has_none(tmp_path: Path) -> None:
+    async def run(url: str) -> None:
+        named = httpx2.AsyncClient(headers={"mcp-session-id": "made-up"})
+        async with named, Client(streamable_http_client(url, http_client=named), mode="auto") as client:
+            call = Calls(client)
+            await call("set", id="a", data={})
+            with pytest.raises(Refused, match="give the stamp"):
+                await call("undo")
+
+    with http(str(tmp_path / "store")) as url:
+        asyncio.run(run(url))
 
 
 def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:

@@ -120,7 +120,12 @@ def test_documents_are_resources_and_nothing_else_is(tmp_path: Path, mode: str) 
         for each in listed:
             [contents] = (await call.client.read_resource(each.uri)).contents
             assert json.loads(contents.text)["data"] == {"id": each.name}  # type: ignore[union-attr]  # it is text
-        for uri in ("file:///etc/passwd", "opslog:///documents/nobody", "opslog:///store.json", "http://localhost/"):
+        for uri in (
+            "file:///etc/passwd",
+            "opslog:///documents/nobody",
+            "opslog:///store.json",
+            "opslog:///documents/%ff",
+        ):
             with pytest.raises(MCPError) as error:
                 await call.client.read_resource(uri)
             assert error.value.code in (-32002, -32602)
