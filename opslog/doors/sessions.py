@@ -7,6 +7,7 @@ import re
 import socket
 from typing import Any
 
+from opslog.environment import REAL
 from opslog.errors import InvalidNameError
 from opslog.format.documents import Document
 from opslog.format.layout import check_agent
@@ -17,15 +18,15 @@ _HOST_MAX = 40
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-def session_name(base: str, *more: str) -> str:
-    """The name that a session writes under: base, host, process, and what else distinguishes it here:
-    ``claude.laptop.4711``.
+def session_name(base: str) -> str:
+    """A name that a new session writes under, and no other one: base, host, process, and a nonce, as containers may
+    have the same host and process: ``claude.laptop.4711.5f0c9a2e``.
 
     :raises InvalidNameError: no agent can have such a name.
     """
     host = _UNUSABLE.sub("-", socket.gethostname().partition(".")[0])[:_HOST_MAX] or "host"
     try:
-        return check_agent(".".join([base, host, str(os.getpid()), *more]))
+        return check_agent(".".join([base, host, str(os.getpid()), REAL.nonce()[:8]]))
     except InvalidNameError as error:
         raise InvalidNameError(f"no session can be called {base!r}: {error}") from error
 

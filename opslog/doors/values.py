@@ -229,7 +229,7 @@ class Description(msgspec.Struct, frozen=True):
 
     :ivar documents: how many there are.
     :ivar clock: the greatest clock there is.
-    :ivar agent: in whose name this door writes; None: it only reads.
+    :ivar agent: the name that this door writes in for those who give none; None: it only reads.
     :ivar agents: the ones that wrote last, the newest first.
     :ivar more_agents: how many others there are.
     :ivar fields: what the sampled documents have, most frequent first.

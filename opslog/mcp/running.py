@@ -15,7 +15,6 @@ from mcp.server.stdio import stdio_server
 
 from opslog.doors.operations import Operations
 from opslog.doors.sessions import open_session, session_name
-from opslog.environment import REAL
 from opslog.errors import UsageError
 from opslog.format.documents import Document
 from opslog.mcp.documents import INSTRUCTIONS, Documents
@@ -92,11 +91,11 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
     :raises UsageError: a tool that there is not.
     """
 
+    own = None if offer.read_only else session_name(offer.agent)
+
     def begin(key: str | None) -> Session:
-        author = None
-        if not offer.read_only:
-            # So that sessions undo their own writes.
-            author = session_name(offer.agent, REAL.nonce()[:8]) if key else session_name(offer.agent)
+        # Sessions undo their own writes. Requests without one share a name, as long as this process lives.
+        author = session_name(offer.agent) if key and not offer.read_only else own
         operations = Operations(store, author)
         tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=key != "").tools()
         return Session(operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))

@@ -1,7 +1,8 @@
 """Changes of a store as messages of the State Protocol, and what messages say of a store.
 
-A document is a value: its store's name is the ``type``, its id the ``key``. Every commit is named at least once, by
-its ``txid`` (``AGENT:CLOCK``), so that a client that wrote can wait for it. A change carries the txid of the commit
+A document is a value: its store's name is the ``type``, its id the ``key``. Every commit that is taken in as a change
+is named at least once, by its ``txid`` (``AGENT:CLOCK``), so that a client that wrote can wait for it; not one that a
+snapshot or a difference has taken in. A change carries the txid of the commit
 that made the document what it is now. A commit that left no change behind, because it lost or others followed at
 once, is named by the deletion of a key that never exists, of the type ``opslog:commit``, which clients pass over.
 """

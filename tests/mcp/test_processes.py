@@ -18,6 +18,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 import opslog
+from opslog.doors.sessions import session_name
 from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
 from tests.support.places import DIRECTORY, Place
 
@@ -141,6 +142,10 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
         asyncio.run(run(url))
     with opslog.open(tmp_path / "store", read_only=True) as store:
         assert all(commit.author.startswith("claude.") for commit in store.ops())
+
+
+def test_no_two_sessions_have_one_name() -> None:
+    assert len({session_name("claude") for _ in range(100)}) == 100, "in containers, host and process may be the same"
 
 
 def test_who_makes_up_the_name_of_a_session_has_none(tmp_path: Path) -> None:

@@ -254,6 +254,15 @@ def test_who_undoes_takes_back_their_own_newest_write(rest: Rest) -> None:
     assert rest.ask("GET", "/documents/b").json() == {"n": 2}
 
 
+def test_an_undo_may_name_the_write_that_it_takes_back(rest: Rest) -> None:
+    mine = rest.ask("PUT", "/documents/a", {}).json()["stamp"]
+    newest = rest.ask("PUT", "/documents/b", {}).json()["stamp"]
+    problem(rest.ask("POST", "/undo", {"stamp": mine}), 409, "conflict")
+    problem(rest.ask("POST", "/undo", {"stamp": "no stamp"}), 400, "invalid")
+    assert rest.ask("POST", "/undo", {"stamp": newest}).json()["ids"] == ["b"]
+    assert rest.ask("GET", "/documents/a").status_code == 200
+
+
 def test_what_other_processes_write_is_there_at_once(rest: Rest, url: str) -> None:
     with opslog.open(url, agent="beside") as beside:
         for number in range(3):

@@ -73,6 +73,12 @@ class CompactBody(msgspec.Struct, forbid_unknown_fields=True):
     full: bool = False
 
 
+class UndoBody(msgspec.Struct, forbid_unknown_fields=True):
+    """:ivar stamp: only if the newest commit has this one: where several write in the same name."""
+
+    stamp: str | None = None
+
+
 class Counts(msgspec.Struct):
     """How many documents there are; with `by`, with each value."""
 
@@ -149,7 +155,7 @@ def transact(call: Call) -> Answer:
 
 
 def undo(call: Call) -> Answer:
-    return Answer(200, call.operations.undo())
+    return Answer(200, call.operations.undo(None if call.body is None else call.body.stamp))
 
 
 def history(call: Call) -> Answer:
@@ -379,6 +385,8 @@ ROUTES: tuple[Route, ...] = (
         "undo",
         "Take back the newest commit of the token's agent.",
         undo,
+        body=UndoBody,
+        is_optional=True,
         answers={200: ("What was taken back.", Undone)},
         is_keyed=True,
     ),
