@@ -175,7 +175,7 @@ class App:
                 lambda: self.streams.followers.count,
                 lambda: self.streams.waiting,
                 lambda: self.budget.held,
-                [await store.call(store.figures) for store in self.stores],
+                [await asyncio.to_thread(store.figures) for store in self.stores],
             )
             body = exposition(self.metrics, gauges)
             return await reply(send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], body)

@@ -36,12 +36,15 @@ from opslog.stats import Stats
 
 # How many documents, commits or revisions one answer has, unless the client says otherwise, and at most.
 _ITEMS, _ITEMS_MAX = 100, 1000
+# Of one request.
+_OPS_MAX = 100_000
+Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     """Several writes as one commit."""
 
-    ops: list[Op]
+    ops: Ops
 
 
 class TransactBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +53,7 @@ class TransactBody(msgspec.Struct, forbid_unknown_fields=True):
     :ivar expect: what must be true of documents that are not written, too.
     """
 
-    ops: list[Op] = []
+    ops: Ops = []
     expect: list[Expect] = []
 
 

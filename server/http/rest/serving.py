@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -164,24 +165,26 @@ class Rest:
         id = _decoded(rest)
         with self._budget.holding() as holding:
             data = await self._data(route, headers, receive, holding)
-            body = _body(route, data)
-            once = None
-            if (key := headers.get(b"idempotency-key")) is not None:
-                if not route.is_keyed:
-                    raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key")
-                conditions = [headers.get(b"if-match", ""), headers.get(b"if-none-match", "")]
-                asked = [route.method, path, *conditions, data.decode("latin-1")]
-                once = served.once(key, msgspec.json.encode(asked))
+            key = headers.get(b"idempotency-key")
+            if key is not None and not route.is_keyed:
+                raise Refused(400, f"{route.method} {route.path} takes no Idempotency-Key")
 
             def call() -> Answer:
+                # Bodies are decoded and answers encoded here, too: large ones would hold up everybody else.
+                body, once = _body(route, data), None
                 if given.get("as_of") is not None:
                     with served.as_of(point_of(given["as_of"])) as past:
-                        return route.handler(Call(served, past, id, given, headers, body))
-                return route.handler(Call(served, served.operations(author, once), id, given, headers, body))
+                        return _encoded_answer(route.handler(Call(served, past, id, given, headers, body)))
+                if key is not None:
+                    conditions = [headers.get(b"if-match", ""), headers.get(b"if-none-match", "")]
+                    asked = [route.method, path, *conditions, data.decode("latin-1")]
+                    once = served.once(key, msgspec.json.encode(asked))
+                answer = route.handler(Call(served, served.operations(author, once), id, given, headers, body))
+                if once is not None:
+                    answer.headers.extend(_keyed(once))
+                return _encoded_answer(answer)
 
             answer = await served.call(call)
-        if once is not None:
-            answer.headers.extend(_keyed(once))
         if scope["method"] not in _READING:
             self._wrote(served)
         return answer
@@ -244,6 +247,13 @@ def _check_conditions(route: Route, headers: Fields) -> None:
     for name in ("If-Match", "If-None-Match"):
         if name.lower().encode() in headers and name not in route.conditions:
             raise Refused(400, f"{route.method} {route.path or '/'} takes no {name}: nothing was done")
+
+
+def _encoded_answer(answer: Answer) -> Answer:
+    """An answer whose body is JSON."""
+    if answer.body is None or isinstance(answer.body, bytes):
+        return answer
+    return replace(answer, body=msgspec.json.encode(answer.body))
 
 
 def _keyed(once: Once) -> Headers:
