@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 
@@ -91,10 +92,10 @@ class StorageService:
         return protocol.encode(self._answer(request, client)), isinstance(request.call, protocol.Change)
 
     def _answer(self, request: protocol.Request, client: Client) -> Answer:
-        call = request.call
-        self._sessions.renew(request.sessions)
+        call, sessions = request.call, client.own(request.sessions)
+        self._sessions.renew(sessions)
         if isinstance(call, protocol.Reading):
-            return self._try(request, client)
+            return self._try(client, call, partial(self._read, call))
         with self._mutex:
             lane = self._lanes.get(request.lane)
             if lane is None:
@@ -105,19 +106,14 @@ class StorageService:
                 return lane.answer
             if request.number <= lane.number:
                 raise UsageError("this request comes too late: its client has gone on")
-            lane.answer = self._try(request, client)
+            lane.answer = self._try(client, call, partial(self._change, call, sessions))
             lane.number = request.number
             return lane.answer
 
-    def _try(self, request: protocol.Request, client: Client) -> Answer:
-        call = request.call
+    def _try(self, client: Client, call: protocol.AnyCall, answer: Callable[[], Answer]) -> Answer:
         try:
             client.check(call)
-            if isinstance(call, protocol.Reading):
-                return self._read(call)
-            if isinstance(call, protocol.AppendAt):
-                return self._append_at(call, request.sessions)
-            return self._change(call)
+            return answer()
         except OpslogError as error:
             return protocol.Failure.of(error)
 
@@ -139,7 +135,7 @@ class StorageService:
             case protocol.OpenLane():
                 return self._open_lane()
 
-    def _change(self, call: protocol.Change) -> Answer:  # but for `AppendAt`
+    def _change(self, call: protocol.Change, sessions: Mapping[str, str]) -> Answer:
         match call:
             case protocol.Create():
                 self._create(call)
@@ -154,6 +150,8 @@ class StorageService:
                 return protocol.At((place.segment, place.offset))
             case protocol.CloseLog():
                 self._sessions.close(call)
+            case protocol.AppendAt():
+                return self._append_at(call, sessions)
             case protocol.Lock():
                 with self._locking:
                     self._lock(call)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from opslog.backends.remote.protocol import (
@@ -35,6 +37,11 @@ class Client(msgspec.Struct, frozen=True):
     agent: str | None
     writes: bool
     operates: bool
+
+    def own(self, sessions: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of these sessions, each by its agent, that are its own: what others are called stands in the storage,
+        where it may read it."""
+        return {agent: name for agent, name in sessions.items() if self.agent in (None, agent)}
 
     def check(self, call: AnyCall) -> None:
         """:raises UsageError: it may not make this call."""

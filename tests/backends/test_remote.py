@@ -190,15 +190,21 @@ def test_a_session_goes_on_when_the_server_was_started_anew(served: Served) -> N
     assert log_of(served.open(), "a") == b"0\n1\n2\n"
 
 
+def written_while_it_is_away(served: Served, line: bytes) -> Backend:
+    """Start the server anew, after another process has appended to the log of agent `a`; returns its storage."""
+    served.service.close()
+    own = open_backend(served.url)
+    appender = own.appender("a")
+    appender.append(line)
+    appender.close()
+    served.start()
+    return own
+
+
 def test_a_session_does_not_go_on_behind_what_somebody_else_wrote_there(served: Served) -> None:
     appender = served.open().appender("a")
     appender.append(b"1\n")
-    served.service.close()
-    own = open_backend(served.url)
-    other = own.appender("a")
-    other.append(b"2\n")
-    other.close()
-    served.start()
+    own = written_while_it_is_away(served, b"2\n")
     with pytest.raises(AgentFencedError, match="goes on behind"):
         appender.append(b"late\n")
     assert log_of(own, "a") == b"1\n2\n"
@@ -336,12 +342,7 @@ def test_an_append_that_a_killed_server_has_made_is_durable_before_it_is_acknowl
 def test_a_session_goes_on_behind_a_seal_that_its_client_has_seen(served: Served) -> None:
     appender = served.open().appender("a")
     appender.append(b"1\n")
-    served.service.close()
-    own = open_backend(served.url)
-    sealing = own.appender("a")
-    sealing.append(b"seal\n")
-    sealing.close()
-    served.start()
+    own = written_while_it_is_away(served, b"seal\n")
     with pytest.raises(AgentFencedError) as caught:
         appender.append(b"2\n")
     assert caught.value.path == segment_path("a", 2)

@@ -17,16 +17,19 @@ import pytest
 
 import opslog
 from opslog.backends import Range, open_backend
-from opslog.backends.remote.protocol import Append, AppendAt, Change, Create, Delete, Lock, OpenLog
+from opslog.backends.remote.backend import RemoteBackend
+from opslog.backends.remote.protocol import SESSION_SECONDS, Append, AppendAt, Change, Create, Delete, Lock, OpenLog
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
 from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
+from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.rights import Client
 from opslog.snapshot import runs
 from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import Process, start
+from tests.support.served_storage import Clock, Handing
 from tests.support.servers import Server, serving
 
 
@@ -257,3 +260,25 @@ def test_what_a_token_may_not_forge() -> None:
     for call, why in refused:
         with pytest.raises(UsageError, match=why):
             mine.check(call)
+
+
+def test_nobody_renews_the_session_of_another_agent() -> None:
+    """Who may read finds its name in the storage."""
+    clock = Clock()
+    backend = open_backend("memory://renewed")
+    service = StorageService(backend, clock.environment)
+
+    def open_store(client: Client) -> RemoteBackend:
+        handing = Handing(lambda: service, client)
+        return RemoteBackend("http://server/tasks", transport=handing, environment=clock.environment)
+
+    victim = open_store(Client("victim", writes=True, operates=False))
+    victim.appender("victim")
+    other = open_store(Client("other", writes=False, operates=False))
+    other.channel.sessions |= victim.channel.sessions
+    for _ in range(3):
+        clock.sleep(SESSION_SECONDS / 2)
+        other.list("ops/")
+    service.release_unused()
+    assert backend.is_free("victim")
+    service.close()

@@ -12,18 +12,20 @@ import httpx
 from opslog.environment import REAL
 from opslog.errors import OpslogError
 from opslog.server.stores.remote_storage import StorageService
+from opslog.server.stores.rights import EVERYBODY, Client
 
 
 class Handing(httpx.BaseTransport):
     """Hands requests to the service that is there at the moment."""
 
-    def __init__(self, service: Callable[[], StorageService]) -> None:
+    def __init__(self, service: Callable[[], StorageService], client: Client = EVERYBODY) -> None:
         self._service = service
+        self._client = client
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         body = request.read()
         try:
-            return httpx.Response(200, content=self._service().answer(body)[0])
+            return httpx.Response(200, content=self._service().answer(body, self._client)[0])
         except OpslogError as error:
             return httpx.Response(400, text=str(error))
 
