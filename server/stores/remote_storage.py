@@ -61,10 +61,14 @@ class _Held:
 
 
 class StorageService:
-    """Serves one storage. Everything blocks; safe to use from many threads."""
+    """Serves one storage. Everything blocks; safe to use from many threads.
 
-    def __init__(self, backend: Backend, environment: Environment = REAL) -> None:
+    :param name: stands in messages for where the storage is, which is nobody's business elsewhere.
+    """
+
+    def __init__(self, backend: Backend, name: str, environment: Environment = REAL) -> None:
         self._backend = backend
+        self._name = name
         self._environment = environment
         self._sessions = Sessions(backend, environment)
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
@@ -115,7 +119,8 @@ class StorageService:
             client.check(call)
             return answer()
         except OpslogError as error:
-            return protocol.Failure.of(error)
+            message = str(error).replace(self._backend.url, self._name)
+            return protocol.Failure.of(error.reworded(message))
 
     def _read(self, call: protocol.Reading) -> Answer:
         backend = self._backend

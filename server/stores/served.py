@@ -53,7 +53,7 @@ class ServedStore:
         )
         replica = replica_of(self._store)
         self._feed = Feed(replica.loader, replica.schema.decode)
-        self.storage = StorageService(replica.backend, environment)
+        self.storage = StorageService(replica.backend, name, environment)
         self._threads = ThreadPoolExecutor(_THREADS, f"opslog-store-{name}")
         self._feed_thread = ThreadPoolExecutor(1, f"opslog-feed-{name}")
         self._views: OrderedDict[Point, _View] = OrderedDict()

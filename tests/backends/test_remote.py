@@ -46,7 +46,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        self.service = StorageService(open_backend(self.url), self.clock.environment)
+        self.service = StorageService(open_backend(self.url), "tasks", self.clock.environment)
 
     def restart(self) -> None:
         """As after a kill: what it held is free, and what it remembered is gone."""
@@ -214,8 +214,10 @@ def test_a_session_does_not_go_on_behind_what_somebody_else_wrote_there(served: 
 def test_a_name_that_is_used_on_the_servers_machine_is_in_use(served: Served) -> None:
     own = open_backend(served.url)
     appender = own.appender("a")
-    with pytest.raises(AgentBusyError):
+    with pytest.raises(AgentBusyError, match="agent 'a' of tasks is in use by pid") as caught:
         served.open().appender("a")
+    assert served.url not in str(caught.value), "where the storage is stays on the server"
+    assert caught.value.agent == "a"
     appender.close()
     remote = served.open().appender("a")
     with pytest.raises(AgentBusyError):

@@ -266,7 +266,7 @@ def test_nobody_renews_the_session_of_another_agent() -> None:
     """Who may read finds its name in the storage."""
     clock = Clock()
     backend = open_backend("memory://renewed")
-    service = StorageService(backend, clock.environment)
+    service = StorageService(backend, "tasks", clock.environment)
 
     def open_store(client: Client) -> RemoteBackend:
         handing = Handing(lambda: service, client)
