@@ -12,7 +12,6 @@ new one needs.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from opslog.compaction.compact import Compaction
 from opslog.environment import Environment
 from opslog.errors import (
     AgentBusyError,
@@ -46,14 +45,8 @@ from opslog.errors import (
 )
 from opslog.format.commits import Batch, Commit, Delete, Seal, Set, Stamp, Undo
 from opslog.format.manifest import Settings
-from opslog.history import Revision
-from opslog.lease import Lease
 from opslog.opening import open
-from opslog.query.question import Group
-from opslog.replica.feed import Change, Changes, Effect
-from opslog.replica.questions import Found
-from opslog.replica.transaction import Transaction
-from opslog.stats import Stats
+from opslog.replica.found import Found
 from opslog.store import Store
 
 __version__ = "0.2.0"
@@ -112,12 +105,34 @@ __all__ = [
 
 if _TYPE_CHECKING:
     from opslog import aio as aio
+    from opslog.compaction.compact import Compaction
+    from opslog.history import Revision
+    from opslog.lease import Lease
+    from opslog.query.question import Group
+    from opslog.replica.feed import Change, Changes, Effect
+    from opslog.replica.transaction import Transaction
+    from opslog.stats import Stats
 else:
+    # What is imported when it is used: a program that opens a store, reads and writes needs none of it, and asyncio
+    # takes as long to import as everything else here.
+    _LATER = {
+        "Change": "opslog.replica.feed",
+        "Changes": "opslog.replica.feed",
+        "Compaction": "opslog.compaction.compact",
+        "Effect": "opslog.replica.feed",
+        "Group": "opslog.query.question",
+        "Lease": "opslog.lease",
+        "Revision": "opslog.history",
+        "Stats": "opslog.stats",
+        "Transaction": "opslog.replica.transaction",
+    }
 
     def __getattr__(name: str) -> object:
-        """`opslog.aio`, imported when it is used: asyncio takes as long to import as everything else here."""
         if name == "aio":
             return _import_module("opslog.aio")
+        if name in _LATER:
+            value = globals()[name] = getattr(_import_module(_LATER[name]), name)
+            return value
         raise AttributeError(f"module 'opslog' has no attribute {name!r}")
 
 

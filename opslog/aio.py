@@ -24,7 +24,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from opslog import opening
 from opslog.compaction.compact import Compaction, KeepHistory
@@ -38,11 +38,12 @@ from opslog.log.writer import LogWriter, Pending
 from opslog.options import OpenOptions
 from opslog.query.question import Group, OrderBy, Where
 from opslog.replica import transaction
+from opslog.replica.async_watching import async_waiting
 from opslog.replica.batch import OpenBatch
-from opslog.replica.deciding import ATTEMPTS, check_attempts
 from opslog.replica.feed import Change, Changes
-from opslog.replica.questions import Found
-from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
+from opslog.replica.found import Found
+from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts
+from opslog.replica.transaction import Transaction
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
 
@@ -136,13 +137,6 @@ def _close_opened(opened: asyncio.Future[Store[Any]]) -> None:
         opened.result().close()
 
 
-class _Waiting(NamedTuple):
-    """A task that waits until its commit is durable."""
-
-    pending: Pending
-    waiter: asyncio.Future[None]
-
-
 class AsyncStore(Generic[T]):
     """As `opslog.Store`, with calls that are awaited. Made by `open`."""
 
@@ -150,7 +144,8 @@ class AsyncStore(Generic[T]):
         self._store = store  # for the calls that wait, which are made in threads
         self._replica = replica_of(store)
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Waiting] = deque()
+        # The tasks that wait until their commits are durable, in the order of the queue.
+        self._waiting: deque[tuple[Pending, asyncio.Future[None]]] = deque()
         self._writer = Worker("opslog-aio", self._write, what="writing for tasks", subject="aio")
         self._decider = Worker(
             "opslog-aio-decide", self._decide_all, what="deciding transactions for tasks", subject="aio"
@@ -330,38 +325,42 @@ class AsyncStore(Generic[T]):
             return
         if replica.freshness.is_stale:
             await _in_thread(replica.refresh_if_stale)
-        while (guards := await self._unguarded(commit)) is not None:
-            with suppress(SealedError):  # a transaction may have come in between
-                await self._finish(log, log.queue(commit, guards))
-                break
-        else:
-            await self._decide("set", partial(transaction.write, commit))
-            return
+        while True:
+            guards = replica.unguarded(commit, at_once=True)
+            if guards is None:
+                guards = await self._read(partial(replica.unguarded, commit))
+            if guards is None:
+                await self._decide("set", partial(transaction.write, commit))
+                return
+            try:
+                pending = log.queue(commit, guards)
+                if replica.is_buffered:
+                    await self._make_room(log, pending)
+                else:
+                    await self._written(pending)
+                    if pending.error is not None:
+                        raise pending.error
+            except SealedError:
+                continue  # a transaction may have come in between
+            break
         if replica.compaction.is_far_behind:
             await _in_thread(replica.compaction.wait)
 
-    async def _unguarded(self, commit: Commit) -> int | None:
-        guards = self._replica.unguarded(commit, at_once=True)
-        if guards is not None:
-            return guards
-        return await self._read(partial(self._replica.unguarded, commit))
+    async def _make_room(self, log: LogWriter, pending: Pending) -> None:
+        if log.is_full:
+            await _in_thread(partial(log.finish, pending))
+        else:
+            log.finish(pending)
 
-    async def _finish(self, log: LogWriter, pending: Pending) -> None:
-        if self._replica.is_buffered:
-            if log.is_full:
-                await _in_thread(partial(log.finish, pending))
-            else:
-                log.finish(pending)
-            return
+    def _written(self, pending: Pending) -> asyncio.Future[None]:
+        """Has a result when the outcome of what was queued is known."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(pending, waiter))
+        self._waiting.append((pending, waiter))
         if not self._waking:
             # Not at once: all tasks that are ready now come first, and share the append.
             self._loop.call_soon(self._wake)
             self._waking = True
-        await waiter
-        if pending.error is not None:
-            raise pending.error
+        return waiter
 
     def _wake(self) -> None:
         self._waking = False
@@ -385,8 +384,9 @@ class AsyncStore(Generic[T]):
         deciding.decide_all()
 
     def _wake_waiters(self) -> None:
-        while self._waiting and self._waiting[0].pending.done:
-            waiter = self._waiting.popleft().waiter
+        waiting = self._waiting
+        while waiting and waiting[0][0].done:
+            _, waiter = waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -404,17 +404,21 @@ class AsyncStore(Generic[T]):
     async def watch(self, poll_seconds: float = 0.2) -> AsyncIterator[Commit]:
         """The commits of other agents as they come in, until the store is closed. Errors as of `Store.watch`, and each
         commit once, as there; also when this is left, or cancelled."""
-        while not self._replica.is_closed:
-            try:
-                await _in_thread(self._replica.refresh)
-            except ClosedError:
-                return  # closed while it was reading
-            is_quiet = True
-            while (commit := self._replica.next_news()) is not None:
-                is_quiet = False
-                yield commit
-            if is_quiet:
-                await asyncio.sleep(poll_seconds)
+        replica = self._replica
+        if replica.is_closed:
+            return
+        with async_waiting(replica.backend) as waits:
+            while not replica.is_closed:
+                try:
+                    await _in_thread(replica.refresh)
+                except ClosedError:
+                    return  # closed while it was reading
+                is_quiet = True
+                while (commit := replica.next_news()) is not None:
+                    is_quiet = False
+                    yield commit
+                if is_quiet:
+                    await waits.wait(poll_seconds)
 
     async def changes(self, since: str | None = None, limit: int | None = None) -> AsyncChanges[T]:
         """As `Store.changes`."""
@@ -422,16 +426,20 @@ class AsyncStore(Generic[T]):
 
     async def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> AsyncIterator[AsyncChanges[T]]:
         """As `Store.follow`, until the store is closed."""
-        while not self._replica.is_closed:
-            try:
-                found = await self.changes(since)
-            except ClosedError:
-                return  # closed while it was reading
-            if found.reset or found.token != since:
-                yield found
-            else:
-                await asyncio.sleep(poll_seconds)
-            since = found.token
+        replica = self._replica
+        if replica.is_closed:
+            return
+        with async_waiting(replica.backend) as waits:
+            while not replica.is_closed:
+                try:
+                    found = await self.changes(since)
+                except ClosedError:
+                    return  # closed while it was reading
+                if found.reset or found.token != since:
+                    yield found
+                else:
+                    await waits.wait(poll_seconds)
+                since = found.token
 
     async def ops(self, since: int | None = None) -> list[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps. To follow a store, use

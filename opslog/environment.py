@@ -5,7 +5,6 @@ This is the only module of the package that reads the machine's clocks or its ra
 
 from __future__ import annotations
 
-import math
 import os
 import time as clocks
 from collections.abc import Callable
@@ -43,10 +42,13 @@ REAL = Environment()
 
 def format_ts(seconds: float) -> str:
     """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
-    fraction, whole = math.modf(seconds)
-    # Rounded as datetime does it; what is rounded up to a whole second, or is before 1970, carries over.
-    carry, microseconds = divmod(round(fraction * 1e6), 1_000_000)
-    return f"{_to_the_second(int(whole) + carry)}.{microseconds:06}Z"
+    whole = int(seconds)
+    # Rounded as datetime does it.
+    microseconds = round((seconds - whole) * 1e6)
+    if not 0 <= microseconds < 1_000_000:  # rounded up to a whole second, or before 1970
+        carry, microseconds = divmod(microseconds, 1_000_000)
+        whole += carry
+    return "%s.%06dZ" % (_to_the_second(whole), microseconds)  # noqa: UP031  (takes half as long as an f-string)
 
 
 @lru_cache(maxsize=1)  # asked thousands of times in a row for the same second

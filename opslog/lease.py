@@ -28,6 +28,7 @@ from opslog.environment import Environment
 from opslog.errors import LeaseLostError, UsageError
 from opslog.format.commits import Set, Stamp
 from opslog.format.documents import Document, check_id
+from opslog.format.prepared import prepare
 from opslog.replica.transaction import Transaction
 from opslog.store import replica_of
 
@@ -51,6 +52,9 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder: str
     seconds: float
     claim: str
+
+
+prepare(_Terms)
 
 
 class _Seen(NamedTuple):

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar, Unpack, overload
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from opslog.backends import Appender, open_backend
 from opslog.compaction.automatic import COMPACT_AFTER
 from opslog.environment import REAL, Environment
 from opslog.errors import UsageError
+from opslog.format.commits import Commit
 from opslog.format.documents import Document, Migrate, Schema, check_type, check_version
 from opslog.format.layout import check_agent
 from opslog.format.manifest import Settings
-from opslog.history import Point, conditions, load_as_of
 from opslog.log.session import take_name
 from opslog.log.writer import Buffer
-from opslog.options import OPEN, Durability, Log, OpenOptions, check_storage_options
+from opslog.replica.decoded import CACHE_BYTES
 from opslog.replica.replica import Replica
-from opslog.replica.state import Loader
+from opslog.replica.state import Loader, State
 from opslog.snapshot.manifests import check_settings
 from opslog.store import Store
 
+if TYPE_CHECKING:
+    from opslog.history import Point
+    from opslog.options import Durability, Log, OpenOptions
+
 T = TypeVar("T")
+
+# Threads may open stores of one type at once: see `opslog.format.prepared`.
+_checking_types = threading.Lock()
 
 # The agent of those who name none.
 MAIN = "main"
@@ -49,6 +58,7 @@ def open(
     buffer_seconds: float = 0.1,
     buffer_bytes: int = 64 * 1024,
     compact_after: int | None = COMPACT_AFTER,
+    cache_bytes: int = CACHE_BYTES,
     settings: Settings | None = None,
     environment: Environment = REAL,
     **storage_options: Any,
@@ -75,6 +85,8 @@ def open(
     :param compact_after: compact in the background when so many commits (or 64 MiB, or about a thousand segments) are
         not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
         frees them.
+    :param cache_bytes: how much memory documents may take that were read lately and are kept decoded, so that reading
+        them again costs a copy; 0: none are. A store with a `type` keeps none.
     :param settings: of a store that this call creates. An existing store keeps its own; settings that are
         neither those nor the default are refused.
     :param environment: clocks and random names, for simulations.
@@ -90,11 +102,15 @@ def open(
     if durability not in ("fsync", "buffered"):
         raise UsageError(f'durability is "fsync" or "buffered", not {durability!r}')
     _check_writing(log, durability, buffer_seconds, buffer_bytes, compact_after)
+    if cache_bytes < 0:
+        raise UsageError(f"cache_bytes is a number of bytes from 0 on, not {cache_bytes!r}")
     if version is not None:
         check_version(version)
-    check_type(type)
-    check_storage_options(os.fspath(url), storage_options, "opslog.open", OPEN)
-    included = None if as_of is None else conditions(as_of)[1]
+    with _checking_types:
+        check_type(type)
+    if storage_options:
+        _check_storage(url, storage_options)
+    included = None if as_of is None else _included(as_of)
     writes = not read_only and as_of is None
     if writes:
         check_agent(agent)
@@ -112,7 +128,7 @@ def open(
         read_at = environment.monotonic()
         if settings is not None:
             check_settings(settings, loader.manifests.newest())
-        state = loader.load() if as_of is None else load_as_of(loader, as_of, environment)
+        state = loader.load() if as_of is None else _load_as_of(loader, as_of, environment)
         replica = Replica(
             loader,
             state,
@@ -123,6 +139,7 @@ def open(
             schema=Schema(type, version, migrate),
             buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
             compact_after=compact_after,
+            cache_bytes=cache_bytes,
             environment=environment,
             included=included,
         )
@@ -133,6 +150,28 @@ def open(
             appender.close()
         backend.close()
         raise
+
+
+# What few who open a store come to is imported where it is used: the others need not wait for it.
+
+
+def _check_storage(url: str | os.PathLike[str], given: dict[str, Any]) -> None:
+    from opslog.options import OPEN, check_storage_options
+
+    check_storage_options(os.fspath(url), given, "opslog.open", OPEN)
+
+
+def _included(point: Point) -> Callable[[Commit], bool]:
+    """Says which commits belong to a point in the past."""
+    from opslog.history import conditions
+
+    return conditions(point)[1]
+
+
+def _load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
+    from opslog.history import load_as_of
+
+    return load_as_of(loader, point, environment)
 
 
 def _check_writing(

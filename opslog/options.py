@@ -59,6 +59,7 @@ class OpenOptions(StorageOptions, total=False):
     buffer_seconds: float
     buffer_bytes: int
     compact_after: int | None
+    cache_bytes: int
     settings: Settings | None
     environment: Environment
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from opslog import kernel
 from opslog.format.layout import ARCHIVE
 from opslog.log.reader import list_segments
 from opslog.replica.replica import Replica
@@ -28,6 +29,10 @@ class Stats(msgspec.Struct, frozen=True):
     :ivar archive_bytes: archives on storage.
     :ivar compaction_error: why the last automatic compaction failed, None if it did not.
     :ivar requests: how many requests this store has sent to a server; 0 where there is none.
+    :ivar kernel: what runs the loops over bytes in this process: `C`; or `Python`, where that was not built or is
+        switched off.
+    :ivar cached_documents: how many documents are kept decoded (`cache_bytes` of `opslog.open`).
+    :ivar cached_bytes: about how much memory they take.
     """
 
     documents: int
@@ -44,6 +49,9 @@ class Stats(msgspec.Struct, frozen=True):
     archive_bytes: int
     compaction_error: str | None
     requests: int
+    kernel: str
+    cached_documents: int
+    cached_bytes: int
 
     @classmethod
     def of(cls, replica: Replica[Any]) -> Stats:
@@ -68,6 +76,9 @@ class Stats(msgspec.Struct, frozen=True):
                 archive_bytes=sum(entry.size for entry in archives),
                 compaction_error=replica.compaction.error,
                 requests=replica.backend.requests,
+                kernel=kernel.NAME,
+                cached_documents=len(replica.decoded.by_id),
+                cached_bytes=replica.decoded.bytes,
             )
 
         return replica.read(figures)

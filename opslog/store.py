@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from functools import cached_property, partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
-from opslog import archive, history
-from opslog.compaction import compact as compaction
-from opslog.compaction.compact import Compaction, KeepHistory, Progress
-from opslog.errors import ClosedError, NotFoundError, OpslogError, SealedError, UsageError
-from opslog.format.commits import Batch, Commit, Record, Set
+from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
+from opslog.format.commits import Batch, Commit, Set
 from opslog.format.documents import type_name
 from opslog.format.layout import check_name
-from opslog.history import Revision
-from opslog.notebook import ROWS, documents_table
-from opslog.query.paths import parse_path
-from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
-from opslog.replica import transaction
 from opslog.replica.batch import Block
-from opslog.replica.deciding import ATTEMPTS, Deciding, check_attempts
-from opslog.replica.feed import Changes
-from opslog.replica.questions import Found
+from opslog.replica.found import Found
 from opslog.replica.replica import Replica
-from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
+from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts
 from opslog.replica.views import Items, Values
-from opslog.stats import Stats
 from opslog.tables import table_of, tables_of
 
+# Imported where they are used: many programs open a store to read or write a few documents, and wait for every import.
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import pyarrow as pa
 
+    from opslog.compaction.compact import Compaction, KeepHistory, Progress
+    from opslog.history import Revision
+    from opslog.query.question import Group, OrderBy, Where
+    from opslog.replica.feed import Changes
+    from opslog.replica.transaction import Transaction
+    from opslog.stats import Stats
     from opslog.tables.tables import Tables
 
 T = TypeVar("T")
@@ -64,10 +60,10 @@ class Store(MutableMapping[str, T], Generic[T]):
     # -- reading
 
     def __getitem__(self, id: str) -> T:
-        record = self._replica.record(id)
-        if record is None:
+        document = self._replica.document(id)
+        if document is None:
             raise NotFoundError(f"there is no document {id!r} in {self._replica.backend.url}")
-        return self._replica.schema.decode(record)
+        return document
 
     @overload
     def get(self, id: str, /) -> T | None: ...
@@ -77,8 +73,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def get(self, id: str, /, default: object = None) -> object:
         """The document, or the default where there is none."""
-        record = self._replica.record(id)
-        return default if record is None else self._replica.schema.decode(record)
+        document = self._replica.document(id)
+        return default if document is None else document
 
     def __contains__(self, id: object) -> bool:
         return self._replica.contains(id)
@@ -119,6 +115,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param offset: how many to pass over first.
         :raises QueryError: the condition or a path cannot be read; the message points at the place.
         """
+        from opslog.query.question import question
+
         return self._replica.questions.find(question(where, order_by, limit, offset), self.records)
 
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
@@ -132,6 +130,8 @@ class Store(MutableMapping[str, T], Generic[T]):
             return len(self)
         if callable(where):
             return sum(1 for _, document in self._documents() if where(document))
+        from opslog.query.question import parse
+
         return self._replica.questions.count(parse(where), self.records)
 
     def group(self, by: str, where: Where | None = None) -> list[Group]:
@@ -141,6 +141,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param where: only documents that fulfil this condition, as of `find`.
         :raises QueryError: as of `find`.
         """
+        from opslog.query.question import grouping
+
         return self._replica.questions.group(grouping(by, where), self.records)
 
     def index(self, *paths: str) -> None:
@@ -149,6 +151,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :raises QueryError: as of `find`.
         """
+        from opslog.query.paths import parse_path
+
         for path in map(parse_path, paths):
             self._replica.check_open()
             self._replica.questions.index(path)
@@ -183,6 +187,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         if if_stamp is NO_CONDITION:
             self._commit(self._replica.prepare_set(id, document))
         else:
+            from opslog.replica import transaction
+
             self._replica.deciding_of("set with if_stamp").run(partial(transaction.set_if, id, document, if_stamp))
 
     def delete(self, id: str, *, if_stamp: Condition | Never = NO_CONDITION) -> None:
@@ -194,6 +200,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         if if_stamp is NO_CONDITION:
             self._commit(self._replica.prepare_delete(id))
         else:
+            from opslog.replica import transaction
+
             self._replica.deciding_of("delete with if_stamp").run(partial(transaction.delete_if, id, if_stamp))
 
     __setitem__ = set
@@ -284,6 +292,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :raises ExistsError: it exists; `record` says who wrote it. Nothing was written.
         """
+        from opslog.replica import transaction
+
         self._replica.deciding_of("create").run(partial(transaction.create, id, document))
 
     def modify(self, id: str, function: Callable[[T | None], T | None]) -> T | None:
@@ -294,6 +304,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         :returns: what the function returned last.
         :raises ConflictError: others wrote first in each of `opslog.replica.deciding.ATTEMPTS` attempts.
         """
+        from opslog.replica import transaction
+
         decide = partial(transaction.modify, id, function)
         return self._replica.deciding_of("modify").run(decide, ATTEMPTS)
 
@@ -314,6 +326,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
         :raises ConflictError: at the end of the block: something that it read has changed. Nothing was written.
         """
+        from opslog.replica.in_transaction import InTransaction
+
         return InTransaction(self._replica)
 
     # -- others' writes, and the past
@@ -333,8 +347,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self._replica.news.take_all()
 
     def watch(self, poll_seconds: float = 0.2) -> Iterator[Commit]:
-        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`. The `ids` of a
-        commit are the documents that it changed; of an undo those that it gave back.
+        """The commits of other agents as they come in, without end; refreshes every `poll_seconds`, or, where a
+        server says when something is written, then. The `ids` of a commit are the documents that it changed; of an undo
+        those that it gave back.
 
         Each commit is returned once, by one `watch` or by `refresh`. If a watch is left early, the next one returns the
         commits that it has not returned. Ends when the store is closed.
@@ -342,20 +357,9 @@ class Store(MutableMapping[str, T], Generic[T]):
         :raises HistoryGoneError: commits were collected before they could be read here; the state is right all the
             same, and a new `watch` goes on from it.
         """
-        replica = self._replica
-        while not replica.is_closed:
-            try:
-                replica.refresh()
-            except ClosedError:
-                if replica.is_forked:
-                    raise
-                return  # closed while it was reading
-            is_quiet = True
-            while (commit := replica.next_news()) is not None:
-                is_quiet = False
-                yield commit
-            if is_quiet:
-                replica.environment.sleep(poll_seconds)
+        from opslog.replica.watching import watch
+
+        return watch(self._replica, poll_seconds)
 
     def changes(self, since: str | None = None, limit: int | None = None) -> Changes[T]:
         """The documents that changed since a token, as they are now, and what each commit since then did.
@@ -373,23 +377,13 @@ class Store(MutableMapping[str, T], Generic[T]):
         return self._replica.changes(since, limit)
 
     def follow(self, since: str | None = None, poll_seconds: float = 0.2) -> Iterator[Changes[T]]:
-        """The changes since a token, without end: one `Changes` whenever there is something new; refreshes every
-        `poll_seconds`. A `Changes` may be empty: its token is then valid for longer than the one before. Ends when the
+        """The changes since a token, without end: one `Changes` whenever there is something new; refreshes as
+        `watch`. A `Changes` may be empty: its token is then valid for longer than the one before. Ends when the
         store is closed. Errors as of `changes`.
         """
-        replica = self._replica
-        while not replica.is_closed:
-            try:
-                found = replica.changes(since, None)
-            except ClosedError:
-                if replica.is_forked:
-                    raise
-                return  # closed while it was reading
-            if found.reset or found.token != since:
-                yield found
-            else:
-                replica.environment.sleep(poll_seconds)
-            since = found.token
+        from opslog.replica.watching import follow
+
+        return follow(self._replica, since, poll_seconds)
 
     def ops(self, since: int | None = None) -> Iterator[Commit]:
         """All agents' commits with a clock greater than `since`, in the order of their stamps, read from storage.
@@ -402,13 +396,17 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         self.flush()
         included = self._replica.included
-        commits = history.commits_since(self._replica.backend, since)
+        from opslog.history import commits_since
+
+        commits = commits_since(self._replica.backend, since)
         return commits if included is None else filter(included, commits)
 
     def history(self, id: str) -> list[Revision]:
         """What happened to one document, oldest first, as far as it is retained. Reads all retained logs."""
         self.flush()
-        return history.revisions(self._replica.backend, id, self._replica.included or (lambda commit: True))
+        from opslog.history import revisions
+
+        return revisions(self._replica.backend, id, self._replica.included or (lambda commit: True))
 
     # -- tables
 
@@ -461,12 +459,12 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param progress: called with (records written, records to write at most).
         :raises LockedError: another compaction is running, so nothing needs to be done.
         """
+        from opslog.compaction.compact import compact
+
         replica = self._replica
         replica.check_writable("compact")
         self.flush()
-        done = compaction.compact(
-            replica.backend, replica.environment, full=full, keep_history=keep_history, progress=progress
-        )
+        done = compact(replica.backend, replica.environment, full=full, keep_history=keep_history, progress=progress)
         if done.number is not None:
             replica.compaction.note_manifest(replica.freshness.read_newest())
             replica.forget_compacted()
@@ -484,24 +482,32 @@ class Store(MutableMapping[str, T], Generic[T]):
         :param period: a name for the archive; default the current quarter, ``2026-Q4``.
         :param older_than: only documents that were last written longer ago than this.
         """
-        return archive.archive_documents(self._replica, where, period, older_than)
+        from opslog.archive import archive_documents
+
+        return archive_documents(self._replica, where, period, older_than)
 
     def archives(self) -> list[str]:
         """The periods that have archives, in order."""
+        from opslog.archive import list_periods
+
         self._replica.check_open()
-        return archive.list_periods(self._replica.backend)
+        return list_periods(self._replica.backend)
 
     def load_archive(self, period: str) -> dict[str, T]:
         """The documents of an archive by id, verified.
 
         :raises NotFoundError: nothing was archived under this period.
         """
+        from opslog.archive import read_archive
+
         self._replica.check_open()
-        records = archive.read_archive(self._replica.backend, check_name(period, "period"))
+        records = read_archive(self._replica.backend, check_name(period, "period"))
         return {id: self._replica.schema.decode(record) for id, record in records.items()}
 
     def stats(self) -> Stats:
         """Figures of the store. Costs three listings."""
+        from opslog.stats import Stats
+
         self._replica.check_open()
         return Stats.of(self._replica)
 
@@ -529,6 +535,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def _repr_html_(self) -> str | None:
         """The first documents as a table, for notebooks."""
+        from opslog.notebook import ROWS, documents_table
+
         try:
             pairs = list(islice(self._documents(), ROWS))
         except OpslogError:
@@ -546,45 +554,6 @@ class Store(MutableMapping[str, T], Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class InTransaction(Generic[T]):
-    """What `Store.transaction` gives."""
-
-    def __init__(self, replica: Replica[T]) -> None:
-        self._replica = replica
-        self._deciding: Deciding[T] | None = None
-        self._made: Transaction[T] | None = None
-
-    def record(self, id: str) -> Set | None:
-        assert self._made is not None
-        return self._made.record(id)
-
-    def write(self, record: Record) -> None:
-        assert self._made is not None
-        self._made.write(record)
-
-    def __enter__(self) -> Transaction[T]:
-        if self._made is not None:
-            raise UsageError("this transaction has begun already: call store.transaction() for each")
-        self._deciding = self._replica.deciding_of("transaction")
-        made = self._made = self._deciding.begin()
-        # Weak: should a signal's handler keep the block from being left, it is over when nobody has it any more.
-        self._replica.batches.local.transaction = weakref.ref(self)
-        return made
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        deciding, made = self._deciding, self._made
-        if deciding is None or made is None:
-            raise UsageError("this transaction has not begun")
-        del self._replica.batches.local.transaction
-        try:
-            if kind is None:
-                deciding.commit(made)
-        finally:
-            deciding.leave(made)
 
 
 class OnReplica(Protocol[T]):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from opslog.environment import format_ts
 from opslog.errors import CorruptError
 from opslog.format.commits import (
     CLOCK_MAX,
@@ -211,3 +213,13 @@ def test_a_document_that_decoders_could_read_differently_is_not_handed_out(text:
 def test_what_other_programs_write_is_read_as_it_is_meant(text: bytes, document: dict[str, object] | None) -> None:
     found = Set(TS, 1, "a", "x", msgspec.Raw(text)).document
     assert repr(found) == repr(document) if document is not None else str(found).count("{") == 254
+
+
+@given(st.floats(-1e10, 1e11))
+@example(0.9999996)
+@example(1764000000.9999996)
+@example(-0.25)
+@example(-0.0000001)
+def test_a_time_is_written_as_datetime_writes_it(seconds: float) -> None:
+    written = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+    assert format_ts(seconds) == written.replace("+00:00", "Z")

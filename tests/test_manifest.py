@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from opslog.errors import (
     NotFoundError,
     RetryError,
 )
+from opslog.format import checksum
 from opslog.format.checksum import crc32, decode_checked, encode_checked, sha256
 from opslog.format.layout import manifest_path, part_path
 from opslog.format.manifest import FORMAT, Cut, Manifest, Part, Run, Settings, decode_manifest, encode_manifest
@@ -78,6 +80,26 @@ def test_a_newer_format_says_what_is_needed() -> None:
     with pytest.raises(FormatVersionError, match="upgrade opslog") as caught:
         decode_manifest(encode_checked(Future(FORMAT + 4, {"x": 1})), "m", 7)
     assert caught.value.needed == FORMAT + 4
+
+
+class OtherForm(msgspec.Struct):
+    format: int
+    runs: str = "elsewhere"
+
+
+def test_a_newer_format_may_have_another_form() -> None:
+    with pytest.raises(FormatVersionError, match="upgrade opslog"):
+        decode_manifest(encode_checked(OtherForm(FORMAT + 1)), "m", 7)
+    with pytest.raises(CorruptError, match="the form is not"):
+        decode_manifest(encode_checked(OtherForm(FORMAT)), "m", 7)
+
+
+def test_the_checksum_is_computed_once() -> None:
+    """Whoever opens a large store waits for that: the manifest names each of very many parts."""
+    data = encode_manifest(MANIFEST)
+    with patch.object(checksum, "sha256", wraps=sha256) as computed:
+        decode_manifest(data, "m", 7)
+    assert computed.call_count == 1
 
 
 def test_a_wrong_form_under_a_right_checksum_is_an_error() -> None:

@@ -217,6 +217,24 @@ SLOW_TO_IMPORT = {
 """Modules, ours to load or not, that take a noticeable part of the time in which a store is opened and read."""
 
 
+NOT_FOR_READING = {
+    "opslog.archive",
+    "opslog.compaction.compact",
+    "opslog.compaction.garbage",
+    "opslog.history",
+    "opslog.lease",
+    "opslog.notebook",
+    "opslog.options",
+    "opslog.query.question",
+    "opslog.replica.deciding",
+    "opslog.replica.feed",
+    "opslog.replica.questions",
+    "opslog.replica.transaction",
+    "opslog.stats",
+}
+"""What a program that opens a store and reads a document has no use for."""
+
+
 def loaded_by(code: str, *arguments: str) -> set[str]:
     """The modules that a program loads, beside those that Python starts with."""
     printing = "print(json.dumps(sorted(set(sys.modules) - old)))"
@@ -231,7 +249,16 @@ def test_import_is_light() -> None:
     optional = {"typing_extensions"}  # msgspec takes it where it happens to be installed
     third_party = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - optional - {"opslog"}
     assert third_party == {"msgspec", "orjson"}, "import what only some users need inside the function that needs it"
-    assert not loaded & SLOW_TO_IMPORT, "likewise: these take time, and few programs come to use them"
+    assert not loaded & (SLOW_TO_IMPORT | NOT_FOR_READING), "likewise: these take time, and few programs use them"
+
+
+def test_what_is_imported_later_is_there() -> None:
+    """Also what `import opslog` does not load is a name of the page, once it is asked for."""
+    for name in opslog.__all__:
+        assert getattr(opslog, name) is getattr(opslog, name)
+        assert name in dir(opslog)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        opslog.Nothing  # noqa: B018
 
 
 def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
@@ -240,8 +267,12 @@ def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
     loaded = loaded_by("from opslog.cli import main; main()", "--store", str(tmp_path), "get", "task-1")
     assert "opslog.cli.documents" in loaded
     assert not loaded & SLOW_TO_IMPORT, "import these inside the function that needs them: everybody waits for them"
-    others = {"opslog.aio", "opslog.importers", *(f"opslog.cli.{name}" for name in ("past", "maintenance", "transfer"))}
+    commands = {f"opslog.cli.{name}" for name in ("feed", "listing", "maintenance", "past", "transfer", "query")}
+    others = {"opslog.aio", "opslog.importers", *commands}
     assert not loaded & others, "these belong to other commands"
+    ours = {name for name in loaded if name.partition(".")[0] == "opslog"}
+    assert not ours & NOT_FOR_READING, "a get needs none of these: import them where they are used"
+    assert len(ours) <= 83, f"{len(ours)} of our modules for one get: {sorted(ours)}"
 
 
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:

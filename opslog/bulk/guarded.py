@@ -47,6 +47,7 @@ class GuardedWriter:
             schema=Schema(),
             buffer=None,
             compact_after=None,
+            cache_bytes=0,
             environment=environment,
             included=None,
         )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 from opslog.backends import Backend
-from opslog.compaction import compact as compaction
 from opslog.concurrency.background import Worker
 from opslog.environment import Environment
 from opslog.errors import LockedError, OpslogError
@@ -139,6 +138,8 @@ class AutoCompaction:
         try:
             self.note_manifest(manifests.newest())
             if self._is_due() or self.error is not None:
+                from opslog.compaction import compact as compaction  # few programs come to that
+
                 compaction.compact(self._backend, self._environment)
                 self.note_manifest(manifests.newest())
         finally:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -30,6 +30,7 @@ from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, Writ
 from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
+from opslog.format.scanned import greatest_ts, last_clock
 from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
@@ -41,6 +42,9 @@ from opslog.merge.stamps import outranks
 from opslog.snapshot.identity import ensure_identity
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, merge_rows
+
+if TYPE_CHECKING:
+    from opslog.merge.lines import LineRange
 
 LOCK = "compaction"
 
@@ -234,7 +238,9 @@ class Tail:
     def read(cls, backend: Backend, found: Survey) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(found)
-        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments)))
+        # Where there is a snapshot, each record is compared with it, decoded.
+        scans = not tail.manifest.runs
+        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments, scans=scans)))
         return tail
 
     def input(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> CompactionInput:
@@ -279,13 +285,13 @@ class Tail:
             self._read_on(backend, agent)
         return sealed
 
-    def _noted(self, chunks: Iterable[tuple[str, Chunk]]) -> Iterator[tuple[str, list[Commit]]]:
+    def _noted(self, chunks: Iterable[tuple[str, Chunk]]) -> Iterator[tuple[str, Sequence[Commit]]]:
         for agent, chunk in chunks:
             positions = self._newest_positions[agent]
             if len(positions) < self.merge.window:
                 positions.extendleft(reversed(chunk.positions()[len(positions) - self.merge.window :]))
-            self.clock = max(self.clock, chunk.commits[-1].clock)
-            self.ts = max(self.ts, *(commit.ts for commit in chunk.commits))
+            self.clock = max(self.clock, last_clock(chunk.commits))
+            self.ts = max(self.ts, greatest_ts(chunk.commits))
             yield agent, chunk.commits
 
     def _read_on(self, backend: Backend, agent: str) -> int:
@@ -312,11 +318,20 @@ class _Winners:
         self._progress = progress
         self._uncompacted = tail.merge.contested
         self.documents = 0
+        # None where there is a snapshot.
+        self._lines = tail.merge.lines
+        if self._lines is not None:
+            self._lines.absorb(tail.merge.settled)
         winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
         # In tuples: Python's garbage collector skips a tuple of rows, and would traverse a list of them.
         self._rows = deque(batched(winners, _TOGETHER))
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)
+        if self._lines is not None:
+            count, size = self._lines.size(without=(row.id for some in self._rows for row in some))
+            self.count += count
+            self.bytes += size
+            self.documents += count
 
     def _winners(self, settled: dict[str, Record], runs: list[BlockRun]) -> Iterator[Row]:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
@@ -332,7 +347,11 @@ class _Winners:
         total = self.count + sum(stored.records for stored in merged)
         written = 0
         below = [BlockRun(self._backend, stored).rows() for stored in merged]
-        rows = merge_rows([_taken(self._rows), *below]) if below else _taken(self._rows)
+        rows: Iterable[Row | LineRange] = _taken(self._rows)
+        if self._lines is not None:
+            rows = self._lines.over(_taken(self._rows))
+        elif below:
+            rows = merge_rows([_taken(self._rows), *below])
         for file in build_parts(run, ages.of(rows, self._uncompacted)):
             self._backend.create(file.part.path, file.data)
             self._backend.create(index_path(file.part.path), file.index)

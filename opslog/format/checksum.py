@@ -51,12 +51,28 @@ def decode_checked(data: bytes, type: type[T], path: str) -> T:
 
     :raises CorruptError: the checksum or the form is wrong.
     """
+    return decode_body(checked(data, path), type, path)
+
+
+def checked(data: bytes, path: str) -> bytes:
+    """What `encode_checked` has encoded, without the checksum, as JSON text.
+
+    :raises CorruptError: the checksum is wrong.
+    """
     body, tail = data[:-_TAIL_LENGTH], data[-_TAIL_LENGTH:]
     if tail != _FIELD + sha256(body).encode() + b'"}\n':
         raise CorruptError(
             f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0
         )
+    return body + b"}"
+
+
+def decode_body(body: bytes, type: type[T], path: str) -> T:
+    """What `checked` gave, decoded.
+
+    :raises CorruptError: the form is wrong.
+    """
     try:
-        return msgspec.json.decode(body + b"}", type=type)
+        return msgspec.json.decode(body, type=type)
     except UNREADABLE as error:
         raise CorruptError(f"{path}: the checksum is right but the form is not: {error}", path, 0) from error

@@ -25,6 +25,7 @@ import orjson
 
 from opslog.errors import CorruptError, UsageError
 from opslog.format.exact import UNREADABLE, InexactError, load_document
+from opslog.kernel import set_line
 
 
 class Stamp(NamedTuple):
@@ -303,6 +304,15 @@ def decode_commits(lines: bytes, path: str, offset: int) -> list[Commit]:
     return _decode(_commits, lines, path, offset)
 
 
+def decode_commit(line: bytes) -> Commit | None:
+    """The commit of one line; None where it is none by itself."""
+    try:
+        commit: Commit = _commits.decode(line)
+    except UNREADABLE:
+        return None
+    return commit if _have_ts([commit]) else None
+
+
 def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
     """The records of whole lines of a snapshot or an archive; errors as in `decode_commits`."""
     return _decode(_records, lines, path, offset)
@@ -393,25 +403,10 @@ def encode_commit(commit: Commit, key: str = "") -> bytes:
             f"no commit can follow clock {CLOCK_MAX}, which some log or manifest of this store has reached: no program "
             "counts so far. `opslog ops` shows which commit it is; remove it from a copy of the store"
         )
-    if isinstance(commit, Set):
-        rest = b',"op":"set",' + _set_fields(commit.id, commit.data, commit.v)
-    elif isinstance(commit, Delete):
-        rest = b',"op":"delete",' + _delete_fields(commit.id, commit.archived)
-        if commit.folded is not None:
-            rest += b',"folded":' + orjson.dumps(commit.folded)
-    elif isinstance(commit, Batch):
-        rest = b',"op":"batch","ops":[' + b",".join(map(_encode_op, commit.ops)) + b"]"
-    elif isinstance(commit, Undo):
-        rest = b',"op":"undo","target":%d' % commit.target
-    else:
-        rest = b',"op":"seal"'
-    if key:
-        rest = b',"key":' + orjson.dumps(key) + rest
-    if commit.tx:
-        rest = b',"tx":' + orjson.dumps(commit.tx) + rest
-    if commit.by:
-        rest = b',"by":' + orjson.dumps(commit.by) + rest
-    line = b'{"ts":"%b","clock":%d,"agent":"%b"%b}\n' % (commit.ts.encode(), commit.clock, commit.agent.encode(), rest)
+    plain = None
+    if set_line is not None and type(commit) is Set and not (key or commit.by or commit.tx):
+        plain = set_line(commit.ts, commit.clock, commit.agent, commit.id, commit.data, commit.v)
+    line = _encode(commit, key) if plain is None else plain
     if len(line) > LINE_BYTES_MAX:
         raise UsageError(
             f"one commit would take {len(line)} bytes, and a line of a log has {LINE_BYTES_MAX} at most: make several "
@@ -420,19 +415,39 @@ def encode_commit(commit: Commit, key: str = "") -> bytes:
     return line
 
 
+def _encode(commit: Commit, key: str) -> bytes:
+    head = f'{{"ts":"{commit.ts}","clock":{commit.clock},"agent":"{commit.agent}"'.encode()
+    if commit.by:
+        head += b',"by":' + orjson.dumps(commit.by)
+    if commit.tx:
+        head += b',"tx":' + orjson.dumps(commit.tx)
+    if key:
+        head += b',"key":' + orjson.dumps(key)
+    rest: tuple[bytes, ...]
+    if isinstance(commit, Set):
+        rest = _set_fields(commit)
+    elif isinstance(commit, Delete):
+        rest = (_delete_fields(commit), b"" if commit.folded is None else b',"folded":' + orjson.dumps(commit.folded))
+    elif isinstance(commit, Batch):
+        rest = (b'"op":"batch","ops":[', b",".join(map(_encode_op, commit.ops)), b"]")
+    elif isinstance(commit, Undo):
+        rest = (b'"op":"undo","target":%d' % commit.target,)
+    else:
+        rest = (b'"op":"seal"',)
+    return b"".join((head, b",", *rest, b"}\n"))
+
+
 def _encode_op(op: SetOp | DeleteOp) -> bytes:
-    if isinstance(op, SetOp):
-        return b'{"op":"set",' + _set_fields(op.id, op.data, op.v) + b"}"
-    return b'{"op":"delete",' + _delete_fields(op.id, op.archived) + b"}"
+    fields = _set_fields(op) if isinstance(op, SetOp) else (_delete_fields(op),)
+    return b"".join((b"{", *fields, b"}"))
 
 
-def _set_fields(id: str, data: msgspec.Raw, v: int) -> bytes:
-    if v == 1:
-        return b'"id":%b,"data":%b' % (orjson.dumps(id), data)
-    return b'"id":%b,"data":%b,"v":%d' % (orjson.dumps(id), data, v)
+def _set_fields(op: Set | SetOp) -> tuple[bytes, ...]:
+    """What follows each other in the line, so that a document is copied once, into it."""
+    fields = (b'"op":"set","id":', orjson.dumps(op.id), b',"data":', op.data)
+    return fields if op.v == 1 else (*fields, b',"v":%d' % op.v)
 
 
-def _delete_fields(id: str, archived: str | None) -> bytes:
-    if archived is None:
-        return b'"id":' + orjson.dumps(id)
-    return b'"id":%b,"archived":%b' % (orjson.dumps(id), orjson.dumps(archived))
+def _delete_fields(op: Delete | DeleteOp) -> bytes:
+    fields = b'"op":"delete","id":' + orjson.dumps(op.id)
+    return fields if op.archived is None else fields + b',"archived":' + orjson.dumps(op.archived)

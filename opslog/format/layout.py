@@ -126,6 +126,12 @@ def part_path(run: str, part: int) -> str:
     return f"{SNAPSHOTS}{run}/part-{part:05d}.jsonl"
 
 
+def part_paths(run: str, count: int) -> list[str]:
+    """`part_path` of the first so many parts."""
+    before = f"{SNAPSHOTS}{run}/part-"
+    return [f"{before}{part:05d}.jsonl" for part in range(count)]
+
+
 def index_path(data_path: str) -> str:
     """The block index that lies beside a part or an archive."""
     return data_path.removesuffix(".jsonl") + ".index"

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import msgspec
 
 from opslog.errors import CorruptError, FormatVersionError, InvalidNameError
-from opslog.format.checksum import decode_checked, encode_checked
+from opslog.format.checksum import checked, decode_body, encode_checked
 from opslog.format.commits import CLOCK_MAX
 from opslog.format.hashes import hashes_fault
-from opslog.format.layout import check_name, part_path, run_of
+from opslog.format.layout import check_name, part_path, part_paths, run_of
+from opslog.format.prepared import prepare
 
 # The format version this program writes, and the newest it reads.
 FORMAT = 1
@@ -59,7 +60,7 @@ START = Cut(1, 0, 0)
 _SharedHashes = bytes | msgspec.UnsetType | None
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """One immutable file of a run: its records are those from id `first` to id `last`.
 
     :ivar path: relative to the root.
@@ -93,6 +94,10 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def records(self) -> int:
         return sum(part.records for part in self.parts)
+
+    @property
+    def live(self) -> int:
+        return sum(part.live for part in self.parts)
 
     @property
     def bytes(self) -> int:
@@ -179,7 +184,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Format(msgspec.Struct):
     format: int
-    number: int = 0
+
+
+prepare(Manifest, _Format)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -192,19 +199,27 @@ def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
     :raises FormatVersionError: a newer opslog wrote it.
     :raises CorruptError: it is damaged, or not the one it is named for.
     """
-    form = decode_checked(data, _Format, path)
-    if form.format > FORMAT:
-        raise FormatVersionError(
-            f"{path}: this store has format version {form.format}, and this program reads versions up to {FORMAT}: "
-            "upgrade opslog",
-            form.format,
-        )
-    manifest = decode_checked(data, Manifest, path)
+    body = checked(data, path)
+    try:
+        manifest = decode_body(body, Manifest, path)
+    except CorruptError:
+        _check_format(decode_body(body, _Format, path).format, path)  # a newer one may have another form
+        raise
+    _check_format(manifest.format, path)
     if manifest.number != number:
         raise CorruptError(f"{path}: holds manifest number {manifest.number}: the file was renamed or copied", path, 0)
     for fault in _faults(manifest):
         raise CorruptError(f"{path}: the checksum is right, but {fault}: opslog did not write it", path, 0)
     return manifest
+
+
+def _check_format(format: int, path: str) -> None:
+    if format > FORMAT:
+        raise FormatVersionError(
+            f"{path}: this store has format version {format}, and this program reads versions up to {FORMAT}: "
+            "upgrade opslog",
+            format,
+        )
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
@@ -245,13 +260,16 @@ def _run_faults(run: Run, number: int) -> Iterator[str]:
         yield f"it names run {run.name!r}, which cannot have been written for it"
     if not run.parts:
         yield f"it names no part of run {run.name}"
-    for index, part in enumerate(run.parts):
-        if part.path != part_path(run.name, index):
-            yield f"it names {part.path!r} as part {index} of run {run.name}"
-        if not (0 <= part.live <= part.records and 0 < part.records <= part.bytes and part.first <= part.last):
+    # What holds for each of very many parts is asked in few steps: whoever opens a large store waits for it.
+    paths = part_paths(run.name, len(run.parts))
+    for part, path in zip(run.parts, paths, strict=True):
+        if part.path != path:
+            yield f"it names {part.path!r} in place of {path!r}"
+        records, first, shared = part.records, part.first, part.shared
+        if not (0 <= part.live <= records and 0 < records <= part.bytes and first <= part.last):
             yield f"it says of {part.path} what cannot be: {part}"
-        if isinstance(part.shared, bytes) and (fault := hashes_fault(part.shared, part.records)):
+        if isinstance(shared, bytes) and shared and (fault := hashes_fault(shared, records)):
             yield f"it lists ids of {part.path} that are from the shared log as nobody can: {fault}"
-        if after is not None and part.first <= after:
-            yield f"it says that {part.path} begins with {part.first!r}, and the part before it ends with {after!r}"
+        if after is not None and first <= after:
+            yield f"it says that {part.path} begins with {first!r}, and the part before it ends with {after!r}"
         after = part.last

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,8 +19,10 @@ from opslog.format.commits import Delete, Record, decode_record, decode_records,
 from opslog.format.hashes import encode_hashes, id_hash
 from opslog.format.layout import TRANSACTIONS, index_path, part_path
 from opslog.format.manifest import Part
+from opslog.format.prepared import prepare
 
 T = TypeVar("T")
+L = TypeVar("L", bound="SortedLines")
 
 # A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers.
 BLOCK_BYTES = 64 * 1024
@@ -92,12 +94,32 @@ class Index(msgspec.Struct, frozen=True):
     blocks: list[Block]
 
 
+prepare(Index)
+
+
 class File(msgspec.Struct, frozen=True):
     """A part or an archive ready to be written: first the data, then its index, whose presence means both are whole."""
 
     part: Part
     data: bytes
     index: bytes
+
+
+class SomeLines(NamedTuple):
+    """Lines of sets in order of id, how many they are, and the ids of the first and the last. None is from the shared
+    log."""
+
+    text: bytes
+    records: int
+    first: str
+    last: str
+
+
+class SortedLines(Protocol):
+    """Rows of sets, none of them from the shared log, as lines that are not held one by one."""
+
+    def take(self, room: int) -> SomeLines | None:
+        """The next ones, up to the line with which they have `room` bytes, or the last; None: there are no more."""
 
 
 class _Builder:
@@ -129,6 +151,24 @@ class _Builder:
         if self.pending_bytes >= BLOCK_BYTES:
             self.end_block()
 
+    def add_from(self, lines: SortedLines) -> bool:
+        """Add lines up to the end of a block; whether there were any."""
+        some = lines.take(BLOCK_BYTES - self.pending_bytes)
+        if some is None:
+            return False
+        if not self.records:
+            self.first = some.first
+        if not self.pending:
+            self.pending_first = some.first
+        self.pending.append(some.text)
+        self.pending_bytes += len(some.text)
+        self.records += some.records
+        self.live += some.records
+        self.last = some.last
+        if self.pending_bytes >= BLOCK_BYTES:
+            self.end_block()
+        return True
+
     def end_block(self) -> None:
         if self.pending:
             block = b"".join(self.pending)
@@ -147,14 +187,20 @@ class _Builder:
         return File(part, data, encode_checked(index))
 
 
-def build_parts(run: str, rows: Iterable[Row]) -> Iterator[File]:
+def build_parts(run: str, rows: Iterable[Row | SortedLines]) -> Iterator[File]:
     """The parts of a run from its rows in order of id. Holds one part in memory."""
     builder, number = _Builder(), 0
     for row in rows:
-        builder.add(row)
-        if builder.bytes >= PART_BYTES:
-            yield builder.finish(part_path(run, number))
-            builder, number = _Builder(), number + 1
+        more = True
+        while more:
+            if isinstance(row, Row):
+                builder.add(row)
+                more = False
+            else:
+                more = builder.add_from(row)
+            if builder.bytes >= PART_BYTES:
+                yield builder.finish(part_path(run, number))
+                builder, number = _Builder(), number + 1
     if builder.records:
         yield builder.finish(part_path(run, number))
 
@@ -280,14 +326,14 @@ class Ages(NamedTuple):
     now: str
     expired: str
 
-    def of(self, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
+    def of(self, rows: Iterable[Row | L], uncompacted: Container[str]) -> Iterator[Row | L]:
         """The rows without tombstones that have expired; all others say when they came into a snapshot.
 
         :param uncompacted: documents that commits have which are not compacted. An older set among them must stay
             hidden.
         """
         for row in rows:
-            if row.deleted is None:
+            if not isinstance(row, Row) or row.deleted is None:
                 yield row
             elif row.id in uncompacted or not (row.deleted or self.now) <= self.expired:
                 yield row.stamped(self.now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
@@ -23,6 +23,7 @@ from opslog.errors import CorruptError, MissingFileError, RetryError
 from opslog.format.commits import CLOCK_MAX, Commit, decode_commits, detached
 from opslog.format.layout import log_prefix, segment_of, segment_path
 from opslog.format.manifest import START, Cut
+from opslog.format.scanned import ScannedCommits, first_clock, last_clock, scan_commits
 from opslog.format.torn import last_append, sound_length
 
 T = TypeVar("T")
@@ -58,10 +59,10 @@ Segments = dict[str, list[Segment]]
 
 def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
     """All segments of all logs, or at least those that are not before a cursor. One listing."""
-    return _by_agent(backend.list_logs(_Seen(cursors or {})))
+    return segments_in(backend.list_logs(Seen(cursors or {})))
 
 
-class _Seen(Mapping[str, int]):
+class Seen(Mapping[str, int]):
     """Per agent the segment where its cursor is. Costs nothing for agents that nobody asks about."""
 
     def __init__(self, cursors: Mapping[str, Cursor]) -> None:
@@ -79,10 +80,11 @@ class _Seen(Mapping[str, int]):
 
 def list_log(backend: Backend, agent: str) -> list[Segment]:
     """The segments of one log. One listing."""
-    return _by_agent(backend.list(log_prefix(agent))).get(agent, [])
+    return segments_in(backend.list(log_prefix(agent))).get(agent, [])
 
 
-def _by_agent(entries: Iterable[Entry]) -> Segments:
+def segments_in(entries: Iterable[Entry]) -> Segments:
+    """The segments of a listing, by agent."""
     segments: Segments = {}
     for path, size, modified in entries:
         named = segment_of(path)
@@ -144,7 +146,7 @@ class Chunk(NamedTuple):
     segment: int
     offset: int
     lines: bytes
-    commits: list[Commit]
+    commits: Sequence[Commit]
 
     def positions(self) -> list[tuple[int, int]]:
         """Where each of the commits begins."""
@@ -211,21 +213,24 @@ class Cursor(msgspec.Struct):
             if not source.segments_grow:
                 self.segment, self.offset = number + 1, 0
 
-    def read_newest_first(self, source: LogSource, segments: list[Segment]) -> Iterator[Chunk]:
+    def read_newest_first(self, source: LogSource, segments: list[Segment], *, scans: bool = False) -> Iterator[Chunk]:
         """The same commits in chunks, the newest chunk first, as far as the listing goes; moves the cursor when
         the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
-        forgotten at once. Errors as in `read`."""
+        forgotten at once. Errors as in `read`.
+
+        :param scans: whether the commits of a chunk may be `ScannedCommits`, for those who need few of them.
+        """
         end, clock, later = self.position, self.clock, None
         commits = 0
         for number, size, _ in reversed(coming := self.coming(segments)):
-            for chunk in self._read_segment_back(source, number, size):
+            for chunk in self._read_segment_back(source, number, size, scans):
                 self._check(chunk, later)
                 if later is None:
-                    end, clock = (number, chunk.offset + len(chunk.lines)), chunk.commits[-1].clock
+                    end, clock = (number, chunk.offset + len(chunk.lines)), last_clock(chunk.commits)
                 later = chunk
                 commits += len(chunk.commits)
                 yield chunk
-        if later is not None and later.commits[0].clock <= self.clock:
+        if later is not None and first_clock(later.commits) <= self.clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, self.clock)
         last = coming[-1].number if coming else self.segment
         self.segment, self.offset = end if end[0] == last else (last, 0)
@@ -251,7 +256,7 @@ class Cursor(msgspec.Struct):
             )
         return coming
 
-    def _read_segment_back(self, source: LogSource, number: int, size: int) -> Iterator[Chunk]:
+    def _read_segment_back(self, source: LogSource, number: int, size: int, scans: bool) -> Iterator[Chunk]:
         path, full = segment_path(self.agent, number), _CHUNK_BYTES if source.segments_grow else _READ_BYTES
         want = full
         first, end = self.offset if number == self.segment else 0, size
@@ -265,7 +270,9 @@ class Cursor(msgspec.Struct):
             lines = data[skipped : data.rfind(b"\n") + 1]
             if lines:
                 end = start + skipped
-                yield Chunk(number, end, lines, decode_commits(lines, path, end))
+                scanned = scan_commits(lines, self.agent, path, end) if scans else None
+                commits = decode_commits(lines, path, end) if scanned is None else scanned
+                yield Chunk(number, end, lines, commits)
             elif start == first:
                 return
             # A full read without a whole line is a part of a long one: ask for more of it.
@@ -295,11 +302,14 @@ class Cursor(msgspec.Struct):
     def _check(self, chunk: Chunk, later: Chunk | None) -> None:
         """Whether its commits can be this log's ones before those that come `later`."""
         agent, clock = self.agent, 0
-        for index, commit in enumerate(chunk.commits):
-            if commit.clock <= clock or commit.agent != agent:
-                raise self._misplaced(commit, *chunk.positions()[index], clock)
-            clock = commit.clock
-        if later is not None and later.commits[0].clock <= clock:
+        if isinstance(chunk.commits, ScannedCommits):
+            clock = last_clock(chunk.commits)  # and they are in order
+        else:
+            for index, commit in enumerate(chunk.commits):
+                if commit.clock <= clock or commit.agent != agent:
+                    raise self._misplaced(commit, *chunk.positions()[index], clock)
+                clock = commit.clock
+        if later is not None and first_clock(later.commits) <= clock:
             raise self._misplaced(later.commits[0], later.segment, later.offset, clock)
 
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
@@ -378,18 +388,23 @@ def log_source(
     )
 
 
-def read_logs(backend: Backend, cursors: dict[str, Cursor], segments: Segments) -> Iterator[tuple[str, Chunk]]:
+def read_logs(
+    backend: Backend, cursors: dict[str, Cursor], segments: Segments, *, scans: bool = False
+) -> Iterator[tuple[str, Chunk]]:
     """All logs from the cursors on, in chunks, each with its agent; adds the cursors of new logs. Of each log the
     newest chunk comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
     in groups; each cursor moves when the last chunk of its log was taken. Errors as in `Cursor.read`.
 
     :param segments: a listing with all logs that have a cursor (`all_logs`).
+    :param scans: as of `Cursor.read_newest_first`.
     """
     for agent in segments:
         cursors.setdefault(agent, Cursor(agent))
     source = log_source(backend, cursors, segments, newest_first=True)
-    readers = ((agent, cursors[agent].read_newest_first(source, listed)) for agent, listed in segments.items())
-    return by_turns(source, readers, lambda chunk: chunk.commits[0].clock)
+    readers = (
+        (agent, cursors[agent].read_newest_first(source, listed, scans=scans)) for agent, listed in segments.items()
+    )
+    return by_turns(source, readers, lambda chunk: first_clock(chunk.commits))
 
 
 def by_turns(

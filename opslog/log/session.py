@@ -62,6 +62,7 @@ from opslog.errors import (
 from opslog.format.commits import Commit, Seal, decode_commits, encode_commit
 from opslog.format.layout import TRANSACTIONS, segment_of, segment_path
 from opslog.format.manifest import START, Cut, Manifest
+from opslog.format.prepared import prepare
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segment, list_log
 from opslog.merge.clock import LamportClock
@@ -139,6 +140,7 @@ class WriterSession:
         self.freshness = freshness
         self.clock = clock
         self.last_segment = own.cut.last_segment
+        self._time = freshness.environment.time
         self._backend = backend
         self._appender = appender
         self._in_memory = in_memory
@@ -155,7 +157,7 @@ class WriterSession:
             above everything.
         """
         commit.agent = self.agent
-        commit.ts = format_ts(self.freshness.environment.time())
+        commit.ts = format_ts(self._time())
         if after is None:
             commit.clock = self.clock.tick()
         else:
@@ -313,6 +315,9 @@ class WriterSession:
 
 class _Clock(msgspec.Struct):
     clock: int
+
+
+prepare(_Clock)
 
 
 def _clock_of_last(lines: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from opslog.backends import Backend
+from opslog.backends import Backend, Entry
 from opslog.chunks import batched
 from opslog.errors import MissingFileError
 from opslog.format.commits import Commit
@@ -32,6 +32,7 @@ from opslog.log.reader import (
     cost_after,
     list_segments,
     log_source,
+    segments_in,
 )
 from opslog.snapshot.manifests import ManifestStore
 
@@ -98,13 +99,19 @@ def survey(
 
 
 def list_logs(
-    backend: Backend, manifest: Manifest, cursors: dict[str, Cursor], known: Iterable[str] | None = None
+    backend: Backend,
+    manifest: Manifest,
+    cursors: dict[str, Cursor],
+    known: Iterable[str] | None = None,
+    listed: Iterable[Entry] | None = None,
 ) -> Survey:
     """A survey by one listing, of a manifest that was just found to be the newest. Not accepted yet.
 
     :param known: logs that must be in it; None: all with a cursor.
+    :param listed: the listing, where it was made together with that of the manifests.
     """
-    return Survey(manifest, cursors, all_logs(list_segments(backend, cursors), cursors if known is None else known))
+    segments = list_segments(backend, cursors) if listed is None else segments_in(listed)
+    return Survey(manifest, cursors, all_logs(segments, cursors if known is None else known))
 
 
 def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict[str, Cursor]:

@@ -202,8 +202,9 @@ class LogWriter:
         :raises ClosedError: closed by another thread meanwhile.
         :raises UsageError, CorruptError: as of `encode_commit`; or as of `check_entry`. Nothing was queued.
         """
-        self.check_entry()
-        return self._queueing.run(self._append, commit, guards)
+        if self._alone.holder == threading.get_ident():
+            raise reentered()
+        return self._queueing.run(self._append, commit, guards)  # which asks the same of `_queueing`
 
     def quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
         """What `work` returns, called when all commits so far are in the log and in memory, while others wait. It is

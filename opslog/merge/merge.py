@@ -14,16 +14,20 @@ A commit that no undo can reach any more (`opslog.merge.undo`) is *settled*. Eve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
 from opslog.format.layout import TRANSACTIONS
+from opslog.format.scanned import ScannedCommits, first_clock
 from opslog.merge.stamps import newer, outranks
 from opslog.merge.undo import farthest, reachable_after
+
+if TYPE_CHECKING:
+    from opslog.merge.lines import Lines
 
 # Commits that are their own only record, and say nothing of others.
 _PLAIN = frozenset[type]({Set, Delete})
@@ -56,12 +60,19 @@ class _Loading:
     seen: int = 0
 
 
+def _all_settled(log: _Loading, commits: Sequence[Commit]) -> bool:
+    """Whether each of the next commits is a record, settled, and not cancelled."""
+    return log.seen > log.reach and _PLAIN.issuperset(map(type, commits))
+
+
 @dataclass(slots=True)
 class Merge:
     """The merge of the commits applied so far. Logs may be mixed in any way; each log's commits come in their order.
 
     :ivar window: the store's undo window, in commits of one log.
-    :ivar settled: the winners among settled commits, tombstones included.
+    :ivar settled: the winners among settled commits, tombstones included, but for those that are in `lines` alone.
+    :ivar lines: of settled sets that `load` has not decoded; None: there are none. A record in `settled` outranks the
+        one here.
     :ivar recent: per agent its recent commits, oldest first.
     :ivar contested: per document the uncancelled records of recent commits, in no particular order.
     :ivar settled_by: per author the clock of the newest settled commit in the shared log.
@@ -75,6 +86,7 @@ class Merge:
     contested: dict[str, list[Record]] = field(default_factory=dict)
     settled_by: dict[str, int] = field(default_factory=dict)
     undone: dict[str, dict[str, int]] = field(default_factory=dict)
+    lines: Lines | None = None
 
     def apply(self, commit: Commit) -> Iterable[Record]:
         """Take in the next commit of its log, and return the records it brought or took away (for an undo, which gets
@@ -82,15 +94,15 @@ class Merge:
         log = self.recent.get(commit.agent)
         if log is None:
             log = self.recent[commit.agent] = deque()
-        entry = Recent(commit, commit.records)
-        touched: Iterable[Record] = entry.records
+        records = commit.records
+        touched: Iterable[Record] = records
         if isinstance(commit, Undo):
             touched = self._cancel(log, commit.target)
             commit.note_ids(tuple(record.id for record in touched))
             self._note_undone(touched, commit.agent, commit.clock)
         else:
-            self._contest(entry.records)
-        log.append(entry)
+            self._contest(records)
+        log.append(Recent(commit, records))
         reachable = reachable_after(commit, self.window)
         while len(log) > reachable:
             self._settle(log.popleft())
@@ -103,14 +115,16 @@ class Merge:
         target = self._find(self.recent.get(commit.agent, ()), commit.target)
         return () if target is None else target.records
 
-    def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
+    def load(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> None:
         """Take in whole logs at once. The outcome is that of `apply` for their commits one by one; but a commit that
         was overwritten since costs one lookup, and only what is kept is detached from the bytes it came in. Cheapest if
         on the whole what is newer comes first, whichever log it is from: then hardly anything is kept and replaced.
 
         :param chunks: (agent, commits): some commits of a log in a row, in their order; of each log the newest
-            chunk first, and all of it. Nothing of these logs was applied before.
+            chunk first, and all of it. Nothing of these logs was applied before. What is in `lines` afterwards is what
+            was `ScannedCommits`; without any of these all is in `settled`.
         """
+        scans = self.lines is None
         logs: dict[str, _Loading] = {}
         settled = self.settled
         oldest = 0 if settled else CLOCK_MAX
@@ -119,29 +133,63 @@ class Merge:
             if log is None:
                 recent = self.recent[agent] = deque()
                 log = logs[agent] = _Loading(agent, recent, room=self.window, reach=farthest(-1, self.window))
-            if commits and log.seen > log.reach and _PLAIN.issuperset(map(type, commits)):
-                # Each is settled and not cancelled, and within a log the later one outranks the earlier.
-                if agent == TRANSACTIONS:
-                    for commit in commits:
-                        self._note_author(commit)
-                log.seen += len(commits)
-                found = {commit.id: commit for commit in cast(list[Record], commits)}
-                is_older = commits[-1].clock < oldest  # than all that is settled
-                for id in found.keys() & settled.keys():
-                    if is_older or outranks(settled[id], found[id]):
-                        del found[id]
-                for record in found.values():
-                    detached(record, agent)
-                settled.update(found)
+            decoded = commits
+            if scans and isinstance(commits, ScannedCommits) and self._take(log, commits):
+                decoded = commits.others
+            if decoded and _all_settled(log, decoded):
+                self._settle_all(log, decoded, oldest)
             else:
-                for record in self._settled_in(log, commits):
+                for record in self._settled_in(log, decoded):
                     best = settled.get(record.id)
                     if best is None or outranks(record, best):
                         settled[record.id] = detached(record, agent)
             if commits:
-                oldest = min(oldest, commits[0].clock)
+                oldest = min(oldest, first_clock(commits))
+        if scans:
+            self._settle_lines()
 
-    def _settled_in(self, log: _Loading, commits: list[Commit]) -> Iterator[Record]:
+    def _take(self, log: _Loading, commits: ScannedCommits) -> bool:
+        """Take the sets of a chunk into `lines`, if all of the chunk is settled and not cancelled; but not those of the
+        shared log, of which it is asked who made them. False: they were not taken."""
+        if log.agent == TRANSACTIONS or not _all_settled(log, commits.others):
+            return False
+        if self.lines is None:
+            from opslog.merge.lines import Lines  # only where a log is longer than a chunk
+
+            self.lines = Lines()
+        if not self.lines.take(commits):
+            return False
+        log.seen += len(commits.sets)
+        return True
+
+    def _settle_lines(self) -> None:
+        """From now on what is settled outranks what is in `lines`."""
+        if self.lines is not None:
+            for id in list(self.settled):
+                line = self.lines.get(id)
+                if line is not None and outranks(line, self.settled[id]):
+                    del self.settled[id]
+
+    def _settle_all(self, log: _Loading, commits: Sequence[Commit], oldest: int) -> None:
+        """Take in commits of which each is settled and not cancelled. Within a log the later one outranks the earlier.
+
+        :param oldest: no clock of what is settled is below this one.
+        """
+        if log.agent == TRANSACTIONS:
+            for commit in commits:
+                self._note_author(commit)
+        log.seen += len(commits)
+        settled = self.settled
+        found = {commit.id: commit for commit in cast(Sequence[Record], commits)}
+        is_older = commits[-1].clock < oldest  # than all that is settled
+        for id in found.keys() & settled.keys():
+            if is_older or outranks(settled[id], found[id]):
+                del found[id]
+        for record in found.values():
+            detached(record, log.agent)
+        settled.update(found)
+
+    def _settled_in(self, log: _Loading, commits: Sequence[Commit]) -> Iterator[Record]:
         """The records of those commits that are settled and not cancelled; keeps the recent ones."""
         reach = log.reach
         for back, commit in enumerate(reversed(commits), log.seen):
@@ -171,13 +219,18 @@ class Merge:
 
     def winner(self, id: str) -> Record | None:
         """The record that wins among everything applied, None where no record is left."""
-        best = self.settled.get(id)
+        best = self._best_settled(id)
         for record in self.contested.get(id, ()):
             best = newer(record, best)
         return best
 
+    def _best_settled(self, id: str) -> Record | None:
+        best = self.settled.get(id)
+        return self.lines.get(id) if best is None and self.lines is not None else best
+
     def winners(self) -> dict[str, Record]:
-        """The record that wins of each document that any is left of, tombstones included."""
+        """The record that wins of each document that any is left of, tombstones included, but for documents of which
+        there is a record in `lines` alone."""
         winners = dict(self.settled)
         for id in self.contested:
             winner = self.winner(id)
@@ -235,9 +288,12 @@ class Merge:
             return
         if entry.commit.by:
             self._note_author(entry.commit)
+        settled = self.settled
         for record in entry.records:
             self._withdraw(record)
-            self.settled[record.id] = newer(record, self.settled.get(record.id))
+            best = self._best_settled(record.id)
+            if best is None or outranks(record, best):
+                settled[record.id] = record
 
     def _note_undone(self, records: Iterable[Record], agent: str, clock: int) -> None:
         # New ones, since other threads may be reading the old ones; shared by the documents of a large batch.

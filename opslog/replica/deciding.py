@@ -36,7 +36,6 @@ from opslog.errors import (
     MissingFileError,
     OpslogError,
     RetryError,
-    UsageError,
     WriteFailedError,
 )
 from opslog.format.commits import Commit, Record, Set, Undo
@@ -52,16 +51,6 @@ from opslog.replica.transaction import Reads, Transaction, conflict, is_same, li
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How often a function is called, unless the caller says otherwise. Each time somebody else has got on.
-ATTEMPTS = 100
-
-
-def check_attempts(attempts: int) -> int:
-    """:raises UsageError: no function can be called so often."""
-    if attempts < 1:
-        raise UsageError(f"a transaction takes one attempt at least, not {attempts!r}")
-    return attempts
-
 
 class Replica(Protocol[T]):
     """What deciding needs of an open store."""
@@ -74,11 +63,11 @@ class Replica(Protocol[T]):
     # The thread that calls a user's function.
     deciding: int | None
 
-    questions: Questions[T]
-
     # Whether what this store wrote may be in memory and not in its log yet.
     is_buffered: bool
 
+    @property
+    def questions(self) -> Questions[T]: ...
     def check_open(self) -> None: ...
     def check_may_wait(self) -> None: ...
     def check_not_refreshing(self) -> None: ...

@@ -26,7 +26,7 @@ from opslog.format.manifest import START, Cut, Manifest
 from opslog.log.gaps import missing_segment
 from opslog.log.reader import Segment, Segments, least_first, log_source, until
 from opslog.log.survey import at_cut, list_logs, unread
-from opslog.replica.state import Loader, State
+from opslog.replica.state import Layers, Loader, State
 from opslog.replica.token import Token
 
 T = TypeVar("T")
@@ -174,6 +174,15 @@ class Feed(Generic[T]):
                 if at is not None and (found := self._advance(at, store, newest, ends, limit)) is not None:
                     return found
         return self._reset(store, newest, ends)
+
+    def layers(self) -> Layers:
+        """What a reset says, without decoding most of it. To be called right after one, by whoever has the feed alone.
+
+        :raises MissingFileError: it was replaced and collected meanwhile: ask for the changes again.
+        """
+        if self._last is None:
+            raise UsageError("there are layers only right after a reset")
+        return self._last.state.layers()
 
     def _reset(self, store: str, newest: Manifest, ends: Ends) -> Changes[T] | None:
         def choose() -> Manifest:

@@ -17,14 +17,16 @@ from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, Usage
 from opslog.format.commits import Commit
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.freshness import Freshness
-from opslog.log.reader import Cursor, Segments, cost_after, list_log
+from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on
 from opslog.log.writer import LogWriter
 from opslog.merge.clock import LamportClock
+from opslog.replica.between import read_between
+from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.memory import Memory
 from opslog.replica.news import GAP, News
 from opslog.replica.refresh import Step, refresh_decision
-from opslog.replica.state import Loader, State, View, read_between
+from opslog.replica.state import Loader, State, View
 
 R = TypeVar("R")
 
@@ -43,11 +45,13 @@ class Following(Memory):
     :ivar log: the writer of the agent's log, None where nothing is written.
     :ivar compaction: the automatic one.
     :ivar is_closed: whether somebody has begun to close the store.
+    :ivar decoded: documents of the state that were read lately.
     """
 
     log: LogWriter | None
     compaction: AutoCompaction
     is_closed: bool
+    decoded: DecodedDocuments
 
     def __init__(
         self,
@@ -150,15 +154,15 @@ class Following(Memory):
         """
         self._catch_up()
         at = self.environment.monotonic()
-        newest = self.loader.manifests.newest()
+        state = self.state
+        newest, listed = self.loader.manifests.newest_with_logs(Seen(state.cursors))
         self.freshness.note(newest, at)
         self.compaction.note_manifest(newest)
-        state = self.state
         found: Survey | None = None
         progress = state.progress(self.agent)
         decision = refresh_decision(progress, newest)
         if decision.step is Step.LIST_LOGS:
-            found = state.list_logs(self.backend, newest)
+            found = state.list_logs(self.backend, newest, listed)
             own = found.segments.get(self.agent or "", [])
             has_more = self.log is not None and self.log.session.has_more(own)
             decision = refresh_decision(progress, newest, found.segments, own_has_more=has_more)
@@ -293,6 +297,7 @@ class Following(Memory):
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
             state.take_indexes(self.state)
+            self.decoded.clear()  # before: what an exception leaves of it belongs to the state that is there
             self.state = state
 
         self.change(swap)

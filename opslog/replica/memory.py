@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from opslog.errors import MissingFileError, UsageError
-from opslog.format.commits import Commit
+from opslog.format.commits import Commit, Record
 from opslog.replica.state import State
 
 R = TypeVar("R")
@@ -60,6 +60,24 @@ class Memory:
                         self._in_state = outer
             self.replace(state, missing)
 
+    def winner(self, id: str) -> Record | None:
+        """Who wins the document in the tail, where that is newer than the whole snapshot, and nobody is changing the
+        state; otherwise None, and `read` has the answer. Takes no lock.
+
+        Whoever changes the state is in it for as long. So a caller who sees a part of a change is as late as the
+        change is, and its next call waits for the rest. A state that was replaced meanwhile loses its winners, and no
+        winner is none: what it still has is what it had when the call began.
+        """
+        if self._in_state:
+            return None
+        state = self.state
+        winner = state.winners.get(id)
+        if winner is None and (lines := state.lines) is not None:
+            winner = lines.get(id)
+        if winner is None or winner.clock <= state.manifest.clock or state.is_torn:
+            return None
+        return winner
+
     def change(self, call: Callable[[State], R]) -> R:
         """What a call makes of the state, while no other thread reads or changes it. The state may be torn."""
         with self._state_lock:
@@ -71,7 +89,12 @@ class Memory:
 
     def apply(self, commits: Iterable[Commit]) -> None:
         """Take in the next commits of one's own log. What ends this early leaves the state to be loaded anew."""
-        self.change(lambda state: state.apply(commits))
+        with self._state_lock:  # as `change`, which every buffered set would enter by two more calls
+            outer, self._in_state = self._in_state, True
+            try:
+                self.state.apply(commits)
+            finally:
+                self._in_state = outer
 
     def invalidate(self) -> None:
         """Nobody may read the state as it is; it has to be loaded anew."""
@@ -83,6 +106,8 @@ class Memory:
 
         :raises UsageError: called by the handler of a signal that came while its own thread was in the state.
         """
+        if not self._in_state:
+            return  # nobody is, so this thread is not
         with self._state_lock:
             if self._in_state:
                 raise UsageError(

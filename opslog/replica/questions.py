@@ -7,16 +7,13 @@ they are, is read in one step, under the lock of the state; everything else is d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
-
-from opslog.errors import MissingFileError, RetryError, UsageError
+from opslog.errors import MissingFileError, RetryError
 from opslog.format.commits import Record, Set
 from opslog.format.documents import Document, Schema
-from opslog.notebook import documents_table
 from opslog.query.conditions import EVERYTHING, Condition, compiled
 from opslog.query.index import Index
 from opslog.query.paths import Path
@@ -33,59 +30,17 @@ from opslog.query.question import (
     parse,
 )
 from opslog.replica.following import Following
+from opslog.replica.found import SCAN, Found
 from opslog.replica.indexes import Building, Indexes
 from opslog.replica.state import State, View
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 T = TypeVar("T")
 A = TypeVar("A")
 R = TypeVar("R")
 
-SCAN = "every document was read"
-
 # An index is used for so many documents, and this share of all, at the most: to read more one by one takes longer than
 # to read all.
 _LOOKUPS_MAX, _LOOKED_UP_SHARE = 1000, 20
-
-
-class Found(list[tuple[str, T]], Generic[T]):
-    """What `find` returns: a list of (id, document) pairs. For Arrow, and for notebooks, it is a table.
-
-    :ivar explain: what the question used: an index, or every document.
-    """
-
-    explain: str = SCAN
-    # Set by `opslog.store`, which knows tables.
-    table_of: ClassVar[Callable[[Callable[[Set], bytes | msgspec.Raw], Sequence[Set]], pa.Table]]
-
-    def __init__(
-        self, pairs: Iterable[tuple[str, T]] = (), source: tuple[Schema[T], Sequence[Set]] | None = None
-    ) -> None:
-        super().__init__(pairs)
-        self._source = source
-
-    def to_arrow(self) -> pa.Table:
-        """The documents that were found, in their order, with the columns of `Store.to_arrow`; whatever became of the
-        list since.
-
-        :raises UsageError: this is a copy, such as one from another process: it does not know who wrote what.
-        """
-        if self._source is None:
-            raise UsageError("this is a copy of what find returned, and only that itself is a table: ask again")
-        schema, records = self._source
-        return type(self).table_of(schema.text, records)
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
-
-    def _repr_html_(self) -> str:
-        """The first pairs as a table, for notebooks."""
-        return documents_table(f"find: {self.explain}", self, len(self))
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"explain": self.explain, "_source": None}
 
 
 class _TooMany(Exception):

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
-from functools import partial
-from typing import Generic, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -42,20 +42,28 @@ from opslog.log.shared import SharedLog
 from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.logs import logger
 from opslog.replica.batch import Batches
-from opslog.replica.deciding import Deciding
-from opslog.replica.feed import EVERYTHING, Changes, Feed
+from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
 from opslog.replica.keys import Keys
-from opslog.replica.questions import Questions
 from opslog.replica.state import Loader, State
-from opslog.replica.transaction import write
 from opslog.snapshot.identity import make_identity, read_identity
+
+# Imported where they are used: many programs open a store to read or write a few documents, and wait for every import.
+if TYPE_CHECKING:
+    from opslog.replica.deciding import Deciding
+    from opslog.replica.feed import Changes, Feed
+    from opslog.replica.questions import Questions
 
 T = TypeVar("T")
 
 
 def _count(state: State, overlay: dict[str, Record]) -> int:
     return state.documents + sum(isinstance(record, Set) - state.contains(id) for id, record in overlay.items())
+
+
+def _look_up(state: State, id: str) -> tuple[State, Record | None, Record | None]:
+    winner = state.winners.get(id)
+    return state, winner, state.record_over(id, winner)
 
 
 class Undoable(Enum):
@@ -80,7 +88,7 @@ class Replica(Following, Generic[T]):
     :param appender: of the agent's name, closed by `close`; None: this store has no log of its own.
     :param author: as of `Following`. Without an `appender` all that is written goes to the shared log.
     :param buffer: None: whoever writes waits until it is durable.
-    :param compact_after: as of `opslog.open`.
+    :param compact_after: as of `opslog.open`; `cache_bytes` too.
     :ivar is_buffered: whether there is a buffer.
     """
 
@@ -96,6 +104,7 @@ class Replica(Following, Generic[T]):
         schema: Schema[T],
         buffer: Buffer | None,
         compact_after: int | None,
+        cache_bytes: int,
         environment: Environment,
         included: Callable[[Commit], bool] | None,
     ) -> None:
@@ -103,10 +112,10 @@ class Replica(Following, Generic[T]):
             loader, state, read_at=read_at, agent=agent, author=author, environment=environment, included=included
         )
         self.schema = schema
+        # (Values of a type would have to be made anew each time.)
+        self.decoded = DecodedDocuments(cache_bytes if schema.type is None else 0)
         self.batches = Batches()
-        self.feed = Feed(loader, schema.decode)
         self.keys = Keys(loader.backend)
-        self.questions: Questions[T] = Questions(self, schema, self._batched)
         self._id = ""
         # The point of a view of the past, to be shown.
         self.as_of: object = None
@@ -122,6 +131,8 @@ class Replica(Following, Generic[T]):
             session = WriterSession(self.backend, appender, own, self.freshness, self.clock)
             self.log = LogWriter(session, self, buffer)
         if author:
+            from opslog.replica.deciding import Deciding
+
             self.transactions = Deciding(self, SharedLog(self.backend, self.freshness, self.clock, author))
         self.compaction = AutoCompaction(
             self.backend,
@@ -134,30 +145,95 @@ class Replica(Following, Generic[T]):
         if self.is_buffered:
             exiting.write_at_exit(self)
 
+    @cached_property
+    def questions(self) -> Questions[T]:
+        """Answers questions."""
+        from opslog.replica.questions import Questions
+
+        return Questions(self, self.schema, self._batched)
+
+    @cached_property
+    def feed(self) -> Feed[T]:
+        """Computes changes."""
+        from opslog.replica.feed import Feed
+
+        return Feed(self.loader, self.schema.decode)
+
     # -- reading: the state, with this thread's batch over it
 
     def record(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
         self.check_open()
-        batch = self.batches.current
-        if batch is not None:
+        if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 record = batch.overlay[id]
                 return record if isinstance(record, Set) else None
             if (outer := self.batches.transaction) is not None:
                 return outer.record(id)
-        return self.read(State.get, id)
+        winner = self.winner(id)
+        if winner is None:
+            return self.read(State.get, id)
+        return winner if type(winner) is Set else None
+
+    def document(self, id: str) -> T | None:
+        """A document, the caller's own; None where there is none. Errors as of `Schema.decode`."""
+        self.check_open()
+        if self.batches.local.batch is not None and self.batches.current is not None:
+            written = self.record(id)
+            return None if written is None else self.schema.decode(written)
+        if not self._in_state:  # as `winner`, without its call
+            state = self.state
+            winner = state.winners.get(id)  # before `by_id`: a state loses its winners after that was cleared
+            known = self.decoded.by_id.get(id)
+            if known is not None and known.winner is winner and not state.is_torn:
+                own: T = known.copy()
+                return own
+        state, winner, record = self._looked_up(id)
+        if not isinstance(record, Set):
+            return None
+        try:
+            document = self.schema.decode(record)
+            if self.decoded.admits() and self.schema.is_current(record):
+                return self._kept(state, winner, record, document)
+        except MemoryError:
+            with self._state_lock:
+                self.decoded.clear()
+            return self.schema.decode(record)
+        return document
+
+    def _looked_up(self, id: str) -> tuple[State, Record | None, Record | None]:
+        """What counts for a document, with the state and the winner of the tail on which that rests."""
+        state, record = self.state, self.winner(id)
+        if record is None:
+            return self.read(_look_up, id)
+        # A set that is kept as a line is not in `winners`: it counts as long as nothing is there. Whether it is this
+        # very one is asked, since who wins may have changed meanwhile.
+        is_line = state.lines is not None and state.lines.get(id) is record
+        return state, None if is_line else record, record
+
+    def _kept(self, state: State, winner: Record | None, record: Set, document: T) -> T:
+        """A copy of a document, which is kept itself, unless it may have changed since it was looked up."""
+        id = record.id
+        with self._state_lock:
+            if self._in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
+                return document
+            self.decoded.keep(id, winner, document, len(record.data))
+            known = self.decoded.by_id.get(id)
+            own: T = document if known is None else known.copy()
+            return own
 
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
-        batch = self.batches.current
-        if batch is not None:
+        if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 return isinstance(batch.overlay[id], Set)
             if isinstance(id, str) and (outer := self.batches.transaction) is not None:
                 return outer.record(id) is not None
-        return isinstance(id, str) and self.read(State.contains, id)
+        if not isinstance(id, str):
+            return False
+        winner = self.winner(id)
+        return self.read(State.contains, id) if winner is None else type(winner) is Set
 
     def count(self) -> int:
         """How many documents there are."""
@@ -183,7 +259,8 @@ class Replica(Following, Generic[T]):
         :raises ReadOnlyError: the store was opened for reading.
         """
         self.check_open()
-        self.check_not_in_state()
+        if self._in_state:
+            self.check_not_in_state()
         if call is not None:
             self.batches.check_none(call)
         if self.transactions is None:
@@ -200,13 +277,14 @@ class Replica(Following, Generic[T]):
         """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
         batch. Errors as of `Store.set`."""
         check_id(id)
-        encoded = self.schema.encode(document)
-        replaced = self.record(id) if self.schema.reads_replaced else None
-        self.schema.check_known(encoded, replaced)
+        schema = self.schema
+        encoded = schema.encode(document)
+        v = schema.version or 1
+        if schema.reads_replaced and (replaced := self.record(id)) is not None:
+            schema.check_known(encoded, replaced)
+            v = schema.version or replaced.v
         data = msgspec.Raw(encoded)
-        v = self.schema.version or (replaced.v if replaced is not None else 1)
-        batch = self.batches.current
-        if batch is None:
+        if self.batches.local.batch is None or (batch := self.batches.current) is None:
             return Set("", 0, "", id, data, v)
         self.check_open()
         batch.set(id, data, v)
@@ -268,6 +346,8 @@ class Replica(Following, Generic[T]):
 
     def decide_plain(self, commit: Commit) -> None:
         """Write what a plain commit writes, in the order of the shared log, whatever is there."""
+        from opslog.replica.transaction import write
+
         self.deciding_of("set").run(partial(write, commit))
 
     def undo(self) -> tuple[str, ...] | None:
@@ -377,6 +457,8 @@ class Replica(Following, Generic[T]):
                 return changes
 
     def _changes(self, since: str | None, limit: int | None, feed: Feed[T]) -> Changes[T] | None:
+        from opslog.replica.feed import EVERYTHING
+
         own: dict[str, tuple[int, int]] = {}
         if self.log is not None:
             # Where each append is a segment, the end is where the next one will be.

@@ -7,35 +7,51 @@ locking of its own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import suppress
-from operator import attrgetter
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
 
-from opslog.backends import Backend
-from opslog.errors import MissingFileError, RetryError, UsageError
-from opslog.format.commits import Commit, Delete, Record, Set, Undo
+from opslog.backends import Backend, Entry
+from opslog.errors import UsageError
+from opslog.format.commits import Commit, Delete, Record, Set
 from opslog.format.layout import TRANSACTIONS
-from opslog.format.manifest import START, Cut, Manifest, Run
-from opslog.log.reader import Chunk, Cursor, Segment, list_log, read_logs
+from opslog.format.manifest import Manifest, Run
+from opslog.format.scanned import greatest_ts, last_clock
+from opslog.log.reader import Chunk, Cursor, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
-from opslog.merge.undo import Reachable
-from opslog.replica.indexes import Indexes
+from opslog.replica.live import LinesOverRuns, live_records, retained
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_run, newest_records
 from opslog.snapshot.shared_ids import SharedIds
 
+if TYPE_CHECKING:
+    from opslog.merge.lines import Lines
+    from opslog.replica.indexes import Indexes
+
 R = TypeVar("R")
 
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
+
+
+class Layers(NamedTuple):
+    """All documents, of which most are not decoded: one run as it is stored, and what differs from it.
+
+    :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. Verified as they are read.
+        Raises RetryError: it was replaced and collected.
+    :ivar has_tombstones: whether deletes are among them.
+    :ivar above: per document that was written since, what counts for it.
+    """
+
+    lines: Iterator[bytes]
+    has_tombstones: bool
+    above: dict[str, Record]
 
 
 class State:
@@ -46,6 +62,8 @@ class State:
     :ivar passed: the newest manifest that asked for no other load. Everything up to its cut was read.
     :ivar winners: who wins among the commits of the tail, per document, tombstones included; the snapshot may know
         better.
+    :ivar lines: winners of the tail as well, all of them sets: of documents that are not in `winners`. (What is in both
+        is outdated here.) None: there are none. Does not change.
     :ivar cursors: per agent how far its log was read; `clock`.
     :ivar commits: the greatest clock and the number of commits, compacted ones included.
     :ivar tail_cost: what it takes to read the logs after the manifest's cut (`cost_after`), when it was loaded.
@@ -64,6 +82,7 @@ class State:
         self.runs = runs
         self.merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
         self.winners: dict[str, Record] = {}
+        self.lines: Lines | None = None
         self.clock = manifest.clock
         self.commits = manifest.commits
         self.tail_cost = found.log_cost
@@ -98,7 +117,8 @@ class State:
         :param then: called when all of them are in, as a part of it.
         :raises UsageError: as of `check_idle`; nothing has changed.
         """
-        self.check_idle()
+        if self._is_busy:
+            self.check_idle()  # raises
         if self.is_torn:
             return
         self._is_busy = True
@@ -147,7 +167,8 @@ class State:
 
     def _apply(self, commit: Commit) -> None:
         before = self.clock
-        self.clock = max(before, commit.clock)
+        if commit.clock > before:
+            self.clock = commit.clock
         self.commits += 1
         if commit.agent == TRANSACTIONS:
             self.shared_ts = max(self.shared_ts, commit.ts)
@@ -170,18 +191,19 @@ class State:
             if (view := held()) is not None:
                 view.keep(id, self.winners.get(id))
 
-    def load(self, chunks: Iterable[tuple[str, list[Commit]]]) -> None:
+    def load(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> None:
         """Take in whole logs at once, before anything else; see `Merge.load`."""
         self.merge.load(self._count(chunks))
         self.winners = self.merge.winners()
+        self.lines = self.merge.lines
 
-    def _count(self, chunks: Iterable[tuple[str, list[Commit]]]) -> Iterator[tuple[str, list[Commit]]]:
+    def _count(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> Iterator[tuple[str, Sequence[Commit]]]:
         for agent, commits in chunks:
             self.commits += len(commits)
             if commits:
-                self.clock = max(self.clock, commits[-1].clock)
+                self.clock = max(self.clock, last_clock(commits))
                 if agent == TRANSACTIONS:
-                    self.shared_ts = max(self.shared_ts, *(commit.ts for commit in commits))
+                    self.shared_ts = max(self.shared_ts, greatest_ts(commits))
             yield agent, commits
 
     @property
@@ -194,6 +216,8 @@ class State:
         self._is_busy = True
         try:
             if not self._counts_loaded:
+                if self.lines is not None:
+                    self._documents += self._count_lines(self.lines)
                 for id in in_order(self.winners):
                     self._recount(id)
                 self._counts_loaded = True
@@ -207,9 +231,18 @@ class State:
     def _recount(self, id: str) -> None:
         before = self._counted.get(id)
         if before is None:
-            before = bool(self._stored_live(id))
+            before = isinstance(self.record_over(id, None), Set) if self._in_lines(id) else bool(self._stored_live(id))
         now = self._counted[id] = self.contains(id)
         self._documents += now - before
+
+    def _count_lines(self, lines: Lines) -> int:
+        """How many more documents there are by what stands in `lines`, whatever `winners` say."""
+        if not self.runs:
+            return len(lines)
+        return sum(isinstance(self.record_over(id, None), Set) - bool(self._stored_live(id)) for id in lines.ids())
+
+    def _in_lines(self, id: str) -> bool:
+        return self.lines is not None and id in self.lines
 
     def ask(self, query: Callable[[State], R]) -> R:
         """What a query says that corrects the indexes.
@@ -235,21 +268,24 @@ class State:
             if not isinstance(run, LoadedRun):
                 indexes.drop()
                 return
-            indexes.note_all(run.lines)
-        indexes.note_all(before.winners)
-        indexes.note_all(self.winners)
+            indexes.note_all(run.by_id)
+        for state in (before, self):
+            indexes.note_all(state.winners)
+            if state.lines is not None:
+                indexes.note_all(state.lines.ids())
         self.indexes = indexes
 
     @property
     def has_many_winners(self) -> bool:
         """Whether so much is in memory that it pays to check whether some of it is in a snapshot by now."""
-        return len(self.winners) > _WINNERS_MAX
+        return len(self.winners) + (0 if self.lines is None else len(self.lines)) > _WINNERS_MAX
 
     def empty(self) -> None:
         """Let go of everything, when nobody uses this state any more. Record by record: to free a million of them at
         once would hold up all threads for as long."""
         if any(held() is not None for held in self._views):
             return  # somebody does, for the time of a transaction
+        self.lines = self.merge.lines = None
         for held in (self.winners, self.merge.settled, self._counted):
             while held:
                 held.popitem()
@@ -272,13 +308,16 @@ class State:
             is_torn=self.is_torn,
         )
 
-    def list_logs(self, backend: Backend, newest: Manifest) -> Survey:
+    def list_logs(self, backend: Backend, newest: Manifest, listed: Iterable[Entry] | None = None) -> Survey:
         """The logs behind what was read, by a manifest that asks for no other load. From now on, until everything is
-        read, what is in this listing must be there."""
+        read, what is in this listing must be there.
+
+        :param listed: the listing, where it was made together with that of the manifests.
+        """
         if newest.number != self.passed.number:
             at_cut(newest, self.cursors)
             self.passed = newest
-        found = list_logs(backend, newest, self.cursors, self.listed)
+        found = list_logs(backend, newest, self.cursors, self.listed, listed)
         self.listed = frozenset(found.segments)
         return found
 
@@ -289,6 +328,8 @@ class State:
 
     def contains(self, id: str) -> bool:
         winner = self.winners.get(id)
+        if winner is None and self.lines is not None:
+            winner = self.lines.get(id)
         if winner is None:
             return bool(self._stored_live(id))
         return isinstance(winner if self._outranks_all(winner) else self.record(id), Set)
@@ -301,7 +342,11 @@ class State:
         for run in self.runs:
             run.hold()
         overlay = overlay or {}
-        return _retained(live_records(list(self.runs), self.winners | overlay, frozenset(overlay)))
+        return retained(live_records(self.below(), self.winners | overlay, frozenset(overlay)))
+
+    def below(self) -> Sequence[SortedRecords]:
+        """What the `winners` stand over. The runs must be held."""
+        return list(self.runs) if self.lines is None else [LinesOverRuns(self.lines, list(self.runs))]
 
     def freeze(self) -> View:
         """This state as it is now, for as long as somebody has the view, or until `View.release`."""
@@ -355,7 +400,12 @@ class State:
         return self.record_over(id, self.winners.get(id))
 
     def record_over(self, id: str, winner: Record | None) -> Record | None:
-        """What counts for a document: this winner of the tail, or what the snapshot says, whichever is newer."""
+        """What counts for a document: this winner of the tail, or what the snapshot says, whichever is newer.
+
+        :param winner: of `winners`; None: there is none.
+        """
+        if winner is None and self.lines is not None:
+            winner = self.lines.get(id)
         if winner is not None and winner.clock > self.manifest.clock:  # `_outranks_all`, without a call
             return winner
         for run in self.runs:
@@ -372,8 +422,28 @@ class State:
         """
         for run in self.runs:
             run.hold()
-        runs, winners = list(self.runs), dict(self.winners)
-        return lambda: _retained(live_records(runs, winners))
+        below, winners = self.below(), dict(self.winners)
+        return lambda: retained(live_records(below, winners))
+
+    def layers(self) -> Layers:
+        """All documents, as they are at this call. Costs what was written since the oldest run.
+
+        :raises MissingFileError: the snapshot was replaced and collected.
+        """
+        for run in self.runs:
+            run.hold()
+        above = {record.id: record for record in newest_records(self.runs[:-1])}
+        for id, winner in self.winners.items():
+            above[id] = self.record_over(id, winner) or winner
+        if not self.runs:
+            lines: Iterator[bytes] = iter(()) if self.lines is None else self.lines.texts()
+            return Layers(lines, has_tombstones=False, above=above)
+        if self.lines is not None:
+            for id in self.lines.ids():
+                if id not in self.winners and (record := self.record_over(id, None)) is not None:
+                    above[id] = record
+        oldest = self.runs[-1]
+        return Layers(retained(oldest.lines()), oldest.run.live < oldest.run.records, above)
 
     def _outranks_all(self, winner: Record) -> bool:
         """Whether it is newer than the whole snapshot, so that nothing has to be looked up."""
@@ -430,50 +500,12 @@ class View:
         agents.update(winner.agent for winner in winners.values() if isinstance(winner, Delete))
         for run in self.state.runs:
             run.hold()
-        return live_records(list(self.state.runs), winners | overlay, frozenset(overlay))
+        return live_records(self.state.below(), winners | overlay, frozenset(overlay))
 
     def release(self) -> None:
         """Nobody reads this any more. Idempotent."""
         self.is_released = True
         self.state.release(self)
-
-
-def _retained(records: Iterator[Set]) -> Iterator[Set]:
-    """:raises RetryError: the snapshot was replaced and collected before its end was reached."""
-    try:
-        yield from records
-    except MissingFileError as error:
-        raise RetryError(
-            f"{error.path} was replaced and collected before this iteration came to it: begin it again"
-        ) from error
-
-
-def live_records(
-    runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str] = ()
-) -> Iterator[Set]:
-    """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
-    `State.records`.
-
-    :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
-    :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
-    """
-    # Sorted as records: another lookup of each of very many costs as much as to sort their ids.
-    above = iter(sorted(winners.values(), key=attrgetter("id")))
-    winner = next(above, None)
-    for stored in newest_records(runs):
-        record: Record | None = stored
-        while winner is not None and winner.id <= stored.id:
-            if winner.id == stored.id:
-                record = winner if winner.id in overlaid else newer(winner, stored)
-            elif isinstance(winner, Set):
-                yield winner
-            winner = next(above, None)
-        if isinstance(record, Set):
-            yield record
-    while winner is not None:
-        if isinstance(winner, Set):
-            yield winner
-        winner = next(above, None)
 
 
 class Loader:
@@ -506,13 +538,15 @@ class Loader:
         :raises MissingFileError: something was collected since.
         """
         state = State(found, self._load_runs(found.manifest.runs))
-        chunks = self._with_progress(read_logs(self.backend, found.cursors, found.segments), found.log_bytes)
+        chunks = self._with_progress(
+            read_logs(self.backend, found.cursors, found.segments, scans=included is None), found.log_bytes
+        )
         if included is not None:
             chunks = ((agent, list(filter(included, commits))) for agent, commits in chunks)
         state.load(chunks)
         return state
 
-    def _with_progress(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, list[Commit]]]:
+    def _with_progress(self, read: Iterator[tuple[str, Chunk]], total: int) -> Iterator[tuple[str, Sequence[Commit]]]:
         done = 0
         for agent, chunk in read:
             yield agent, chunk.commits
@@ -525,64 +559,3 @@ class Loader:
         loaded = {run.name: self._runs.get(run.name) or load_run(self.backend, run) for run in runs}
         self._runs = loaded
         return list(loaded.values())
-
-
-def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
-    """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
-    and whether these are all, or some were compacted and collected before they could be read.
-
-    :param skip: an agent whose log is left alone.
-    """
-
-    def begin(_: Manifest) -> dict[str, Cursor]:
-        # Copies: if this fails half-way, it begins again where it began.
-        return {agent: msgspec.structs.replace(old.get(agent) or Cursor(agent)) for agent in state.cursors}
-
-    def read(found: Survey) -> tuple[list[Commit], bool]:
-        commits: list[Commit] = []
-        complete = True
-        for agent, end in state.cursors.items():
-            start = found.cursors[agent]
-            if agent != skip and end.commits > start.commits:
-                first = found.manifest.cut.get(agent, START)
-                some, all_there = _read_between(backend, start, end, first, found.segments[agent])
-                _note_ids(backend, agent, first, some, found.manifest.settings.undo_window)
-                commits += some
-                complete = complete and all_there
-        return commits, complete
-
-    # While one and the same manifest is the oldest, nothing after its cut is collected.
-    manifests = ManifestStore(backend)
-    return survey(manifests, read, choose=manifests.oldest, begin=begin)
-
-
-def _read_between(
-    backend: Backend, start: Cursor, end: Cursor, first: Cut, segments: list[Segment]
-) -> tuple[list[Commit], bool]:
-    """:param first: before it there may be segments by a delayed write under a number that was used."""
-    seen = start.commits
-    if start.segment >= first.segment:
-        with suppress(MissingFileError):
-            return [
-                commit for position, commit in start.read(backend, segments) if position.commits < end.commits
-            ], True
-    # Some of it was collected: take what is left, and count from the end.
-    retained: list[Commit] = []
-    with suppress(MissingFileError):
-        cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
-        retained = [commit for at, commit in cursor.read(backend, segments) if at.position < end.position]
-    collected = end.commits - len(retained)
-    return retained[max(0, seen - collected) :], collected <= seen
-
-
-def _note_ids(backend: Backend, agent: str, first: Cut, commits: list[Commit], window: int) -> None:
-    """Have the undos among these commits know what they gave back: that may lie before them."""
-    undos = {commit.clock: commit for commit in commits if isinstance(commit, Undo)}
-    if not undos:
-        return
-    reachable = Reachable(window)
-    with suppress(MissingFileError):  # collected meanwhile: then it is not known
-        for _, commit in Cursor.at(agent, first).read(backend, list_log(backend, agent)):
-            reachable.note(commit)
-            if isinstance(commit, Undo) and commit.clock in undos:
-                undos[commit.clock].note_ids(commit.ids)

@@ -17,6 +17,7 @@ import msgspec
 
 from opslog.errors import UsageError
 from opslog.format.manifest import START, Manifest
+from opslog.format.prepared import prepare
 from opslog.log.reader import Cursor
 
 # Nothing that a program keeps as a token is longer, and nobody can make this process unpack more.
@@ -103,3 +104,6 @@ class Token(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"{str(text)[:40]!r} is no token of changes: keep the text of `Changes.token` as it is ({error})"
             ) from error
+
+
+prepare(Token)

@@ -7,8 +7,7 @@ stamps, and the documents that a query matched.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from enum import Enum
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +17,9 @@ from opslog.format.documents import Schema, check_id
 from opslog.log.reader import Cursor
 from opslog.query import conditions
 from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
-from opslog.replica.questions import Found, Frozen, Questions, matcher
+from opslog.replica.found import Found
+from opslog.replica.questions import Frozen, Questions, matcher
+from opslog.replica.terms import Condition
 from opslog.replica.views import Items, Values
 
 T = TypeVar("T")
@@ -321,18 +322,6 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
 
 # -- what the calls of a store decide
-
-
-class Never(Enum):
-    """Stands for a condition that was not given."""
-
-    GIVEN = "given"
-
-
-NO_CONDITION: Final = Never.GIVEN
-
-# The stamp that a document must have, or its text; None: there must be no document.
-Condition = Stamp | tuple[int, str] | str | None
 
 
 def check_stamp(record: Set | None, id: str, condition: Condition) -> None:

@@ -12,6 +12,7 @@ from opslog.backends import Backend
 from opslog.errors import AlreadyExistsError, MissingFileError
 from opslog.format.checksum import decode_checked, encode_checked
 from opslog.format.layout import STORE
+from opslog.format.prepared import prepare
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -21,6 +22,9 @@ class Identity(msgspec.Struct, frozen=True):
     """
 
     id: str
+
+
+prepare(Identity)
 
 
 def read_identity(backend: Backend) -> str | None:

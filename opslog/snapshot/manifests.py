@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -69,9 +69,7 @@ class ManifestStore:
 
     def entries(self, after: int = 0) -> list[tuple[int, Entry]]:
         """(number, entry) of every manifest with a number greater than `after`, oldest first."""
-        listed = self.backend.list(MANIFESTS, manifest_path(after) if after else "")
-        numbered = ((manifest_number(entry.path), entry) for entry in listed)
-        return [(number, entry) for number, entry in numbered if number is not None]
+        return _numbered(self.backend.list(MANIFESTS, _path_before(after)))
 
     def retained(self) -> list[tuple[int, Entry]]:
         """(number, entry) of the newest manifest and those before it that are retained, oldest first.
@@ -100,10 +98,13 @@ class ManifestStore:
 
     def newest_number(self) -> int:
         """The number of the live manifest, 0 where there is none."""
-        # The newest that is known is looked for, too: it may be gone with all others.
-        known = self._newest.number - 1 if self._newest is not None else 0
-        entries = self.entries(known) or self.entries()
+        entries = self.entries(self._before_known) or self.entries()
         return entries[-1][0] if entries else 0
+
+    @property
+    def _before_known(self) -> int:
+        """After which number to list. The newest that is known is looked for, too: it may be gone with all others."""
+        return self._newest.number - 1 if self._newest is not None else 0
 
     def newest(self) -> Manifest:
         """The live manifest.
@@ -124,6 +125,19 @@ class ManifestStore:
                 return self._take(number)
             except MissingFileError:
                 continue  # superseded and collected between the listing and the read
+
+    def newest_with_logs(self, seen: Mapping[str, int]) -> tuple[Manifest, Sequence[Entry] | None]:
+        """The live manifest, and the logs as they were listed after it; None in their place where that would be another
+        request.
+
+        :param seen: as of `Backend.list_logs`.
+        :raises OpslogError: as of `newest`.
+        """
+        listed, logs = self.backend.list_with_logs(MANIFESTS, _path_before(self._before_known), seen)
+        if entries := _numbered(listed):
+            with suppress(MissingFileError):  # superseded and collected between the listing and the read
+                return self._take(entries[-1][0]), logs
+        return self.newest(), None
 
     def _take(self, number: int) -> Manifest:
         """Read the newest one, unless it is known."""
@@ -209,3 +223,13 @@ class ManifestStore:
         return MissingStoreError(
             f"no store at {self.backend.url}: open it for writing to create one, or check the name", self.backend.url
         )
+
+
+def _path_before(number: int) -> str:
+    """After which path manifests with a greater number are."""
+    return manifest_path(number) if number else ""
+
+
+def _numbered(listed: Iterable[Entry]) -> list[tuple[int, Entry]]:
+    numbered = ((manifest_number(entry.path), entry) for entry in listed)
+    return [(number, entry) for number, entry in numbered if number is not None]

@@ -106,6 +106,9 @@ class StoredRun(SortedRecords, Protocol):
 
     run: Run
 
+    def lines(self) -> Iterator[bytes]:
+        """Everything as it is stored, verified: some whole lines at a time, in order of id, tombstones included."""
+
     def get(self, id: str) -> Record | None:
         """The record of a document in this run, None where it has none."""
 
@@ -122,30 +125,33 @@ class StoredRun(SortedRecords, Protocol):
 class LoadedRun:
     """A run in memory.
 
-    :ivar lines: per document its line.
+    :ivar by_id: per document its line.
     :ivar dead: the documents whose line is a tombstone.
     """
 
     def __init__(self, backend: Backend, run: Run) -> None:
         self.run = run
-        self.lines: dict[str, bytes] = {}
+        self.by_id: dict[str, bytes] = {}
         self.dead: set[str] = set()
         for part in run.parts:
             for data, offset in read_part(backend, part):
                 for row in decode_rows(data, part.path, offset):
-                    self.lines[row.id] = row.line
+                    self.by_id[row.id] = row.line
                     if row.deleted is not None:
                         self.dead.add(row.id)
 
     def get(self, id: str) -> Record | None:
-        line = self.lines.get(id)
+        line = self.by_id.get(id)
         return None if line is None else decode_record(line)
 
     def is_live(self, id: str) -> bool | None:
-        return id not in self.dead if id in self.lines else None
+        return id not in self.dead if id in self.by_id else None
 
     def records(self) -> Iterator[Record]:
-        return map(decode_record, self.lines.values())
+        return map(decode_record, self.by_id.values())
+
+    def lines(self) -> Iterator[bytes]:
+        yield b"".join(self.by_id.values())
 
     def hold(self) -> None:
         """It is in memory."""
@@ -162,7 +168,8 @@ class BlockRun:
         self.run = run
         self._backend = backend
         self._firsts = [part.first for part in run.parts]
-        self._parts = [_StoredPart(backend, part) for part in run.parts]
+        # Each is made when it is first used: of very many parts few are, and whoever opens the store waits for all.
+        self._parts: list[_StoredPart | None] = [None] * len(run.parts)
         self._opened: dict[tuple[int, int], _OpenBlock] = {}
         self._remembered = 0
 
@@ -170,7 +177,7 @@ class BlockRun:
         number = bisect.bisect_right(self._firsts, id) - 1
         if number < 0 or id > self.run.parts[number].last:
             return None
-        block_number = self._parts[number].block_of(id)
+        block_number = self._part(number).block_of(id)
         block = self._opened.get((number, block_number))
         return (block or self._open(number, block_number)).find(id)
 
@@ -198,13 +205,17 @@ class BlockRun:
         for part, data, offset in self._data():
             yield from decode_records(data, part.path, offset)
 
+    def lines(self) -> Iterator[bytes]:
+        for part in self._all_parts():
+            yield b"".join(data for data, _ in part.data())
+
     def rows(self) -> Iterator[Row]:
         """All records as rows, in order of id."""
         for part, data, offset in self._data():
             yield from decode_rows(data, part.path, offset)
 
     def hold(self) -> None:
-        if all(part.hold() for part in self._parts):
+        if all(part.hold() for part in self._all_parts()):
             return
         there = {entry.path for entry in self._backend.list(f"{SNAPSHOTS}{self.run.name}/")}
         for part in self.run.parts:
@@ -213,12 +224,21 @@ class BlockRun:
 
     def _data(self) -> Iterator[tuple[Part, bytes, int]]:
         """Everything, verified: whole lines of a part, and where they begin in it."""
-        for part in self._parts:
+        for part in self._all_parts():
             for data, offset in part.data():
                 yield part.part, data, offset
 
+    def _part(self, number: int) -> _StoredPart:
+        part = self._parts[number]
+        if part is None:
+            part = self._parts[number] = _StoredPart(self._backend, self.run.parts[number])
+        return part
+
+    def _all_parts(self) -> Iterator[_StoredPart]:
+        return map(self._part, range(len(self._parts)))
+
     def _open(self, number: int, block_number: int) -> _OpenBlock:
-        block = self._opened[number, block_number] = self._parts[number].open(block_number)
+        block = self._opened[number, block_number] = self._part(number).open(block_number)
         self._remembered += block.size
         while self._remembered > _REMEMBERED_BYTES and len(self._opened) > 1:
             oldest = next(iter(self._opened))
@@ -307,9 +327,14 @@ class _OpenBlock:
         self._path, self._offset = path, offset - start
         self._buffer = buffer
         self._starts = list(itertools.accumulate(lengths, initial=start))
-        self._ids = [
-            self._decode(group[0] + b"\n", first)[0].id for group, first in zip(groups, self._starts, strict=False)
-        ]
+        firsts = [group[0] for group in groups]
+        try:
+            # Together: each by itself takes several times as long.
+            self._ids = [record.id for record in self._decode(b"\n".join(firsts) + b"\n", start)]
+        except CorruptError:
+            for first, at in zip(firsts, self._starts, strict=False):
+                self._decode(first + b"\n", at)  # raises, with the offset
+            raise
         self.size = len(self._ids) * 100 + (len(data) if buffer is data else 0)
 
     def find(self, id: str) -> Record | None:

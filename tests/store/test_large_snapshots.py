@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opslog
-from opslog.backends import open_backend
+from opslog.backends import Backend, open_backend
 from opslog.format import snapshot
 from opslog.format.commits import Set, encode_commit
+from opslog.format.manifest import Part
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
 from tests.support.bucket import BUCKETS
@@ -75,6 +76,26 @@ def test_a_lookup_costs_a_block_and_opening_nothing() -> None:
         assert of_the_snapshot(start) == 2
         assert dict(store.items()) == documents
         assert of_the_snapshot(start) == 2 + 1 + len(part_paths(url)), "a listing, and each part whole"
+
+
+def test_only_the_parts_that_are_read_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many parts a program reads few, and whoever opens the store waits for all that is done for each."""
+    documents = fill(str(tmp_path))
+    assert len(part_paths(str(tmp_path))) > 3
+    prepared: list[str] = []
+    make = runs._StoredPart.__init__
+
+    def noted(self: runs._StoredPart, backend: Backend, part: Part) -> None:
+        prepared.append(part.path)
+        make(self, backend, part)
+
+    monkeypatch.setattr(runs._StoredPart, "__init__", noted)
+    with opslog.open(tmp_path, read_only=True) as store:
+        assert prepared == []
+        assert store["100"] == documents["100"]
+        assert len(prepared) == 1
+        assert dict(store.items()) == documents
+        assert sorted(prepared) == sorted(part_paths(str(tmp_path))), "each once"
 
 
 @given(written=st.dictionaries(st.text(max_size=4), st.booleans(), min_size=1), decoy=st.text(max_size=4))

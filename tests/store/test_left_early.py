@@ -395,14 +395,14 @@ class Gate:
 
     def __init__(self, store: opslog.aio.AsyncStore[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.came, self.open = threading.Event(), threading.Event()
-        read = replica_of(store).loader.manifests.newest
+        read = replica_of(store).loader.manifests.newest_with_logs
 
-        def newest() -> Any:
+        def newest(seen: Any) -> Any:
             self.came.set()
             self.open.wait()
-            return read()
+            return read(seen)
 
-        monkeypatch.setattr(replica_of(store).loader.manifests, "newest", newest)
+        monkeypatch.setattr(replica_of(store).loader.manifests, "newest_with_logs", newest)
 
 
 def test_what_a_cancelled_refresh_brings_the_next_one_returns(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

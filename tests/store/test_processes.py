@@ -17,7 +17,7 @@ import pytest
 import opslog
 from opslog.format.layout import manifest_path
 from tests.support import programs
-from tests.support.places import DIRECTORY, SERVERS, Place
+from tests.support.places import DIRECTORY, REMOTE, SERVERS, Place
 from tests.support.processes import start
 
 # repeats, sets per process
@@ -85,15 +85,15 @@ def test_processes_writing_at_once_lose_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sets", [pytest.param(25, id="short"), pytest.param(500, id="long", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", SERVERS, indirect=True)
+@pytest.mark.parametrize("place", [REMOTE, *SERVERS], indirect=True)
 def test_processes_on_a_server_lose_nothing(place: Place, sets: int) -> None:
-    opslog.open(place.url(), agent="first", settings=opslog.Settings(grace_seconds=0, undo_window=4)).close()
+    opslog.open(place.url(), agent="first", settings=opslog.Settings(grace_seconds=0, undo_window=8)).close()
     write_at_once(place.url(), 8, sets, {"compact_after": 150}, compactor=True)
 
 
 @pytest.mark.parametrize("repeats", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "place", [DIRECTORY, *(pytest.param(place, marks=pytest.mark.long) for place in SERVERS)], indirect=True
+    "place", [DIRECTORY, *(pytest.param(place, marks=pytest.mark.long) for place in (REMOTE, *SERVERS))], indirect=True
 )
 def test_processes_that_create_a_store_at_once_agree_on_its_settings(place: Place, repeats: int) -> None:
     for repeat in range(repeats):

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
+from opslog.format.commits import Set
 from opslog.store import replica_of
-from tests.support.places import DIRECTORY, SERVERS, Place
+from tests.support.places import DIRECTORY, REMOTE, SERVERS, Place
 
 Store = opslog.Store[dict[str, Any]]
 
 THREADS = 16
 MARKS = {
+    REMOTE: pytest.mark.long,
     "moto-s3fs": pytest.mark.long,
     "moto-obstore": pytest.mark.slow,
     "ceph-s3fs": pytest.mark.slow,
@@ -28,7 +31,7 @@ EVERYWHERE = pytest.mark.parametrize(
     "place",
     [
         DIRECTORY,
-        *(pytest.param(place, marks=MARKS.get(place, ())) for place in SERVERS),
+        *(pytest.param(place, marks=MARKS.get(place, ())) for place in (REMOTE, *SERVERS)),
     ],
     indirect=True,
 )
@@ -181,7 +184,7 @@ def test_a_batch_is_seen_by_its_own_thread_alone(tmp_path: Path) -> None:
 
 @EVERYWHERE
 def test_each_commit_is_undone_once_by_concurrent_undos(place: Place) -> None:
-    with opslog.open(place.url(), agent="a", compact_after=None) as store:
+    with opslog.open(place.url("0"), agent="a", compact_after=None) as store:
         for number in range(40):
             store["x"] = {"number": number}
         # The window of 32 commits counts the undos, too: the 16th still reaches what was set 31 commits before it.
@@ -190,7 +193,7 @@ def test_each_commit_is_undone_once_by_concurrent_undos(place: Place) -> None:
         targets = [commit.target for commit in store.ops() if isinstance(commit, opslog.Undo)]
         assert targets == list(range(40, 24, -1))
         assert store.undo() is False
-    with opslog.open(place.url(), read_only=True) as fresh:
+    with opslog.open(place.url("0"), read_only=True) as fresh:
         assert fresh["x"] == {"number": 23}
 
 
@@ -295,3 +298,40 @@ def test_a_set_that_a_close_overtakes_is_refused(tmp_path: Path, durability: Any
         store["after"] = {}
     with opslog.open(tmp_path, agent="a") as again:
         assert set(again) == {"before"}
+
+
+def test_a_get_waits_for_a_change_under_way_and_for_nothing_else(tmp_path: Path) -> None:
+    """Who sees one half of a change sees the other half in the next call; who holds the lock and changes nothing holds
+    up nobody who asks for what is in memory."""
+    with opslog.open(tmp_path, compact_after=None) as store:
+        store["a"], store["b"] = {"n": 1}, {"n": 1}
+        replica = replica_of(store)
+        half, asking, answered = threading.Event(), threading.Event(), threading.Event()
+
+        def in_two_steps() -> Iterator[Set]:
+            for id in ("a", "b"):
+                clock = replica.clock.tick()
+                yield Set("2026-11-24T12:00:00.000000Z", clock, "main", id, msgspec.Raw(b'{"n":2}'))
+                half.set()
+                if id == "a":
+                    assert asking.wait(60)
+                    answered.wait(0.2)  # a get that does not wait would answer now, from between the two
+
+        def read() -> tuple[bool, bool, Any]:
+            assert half.wait(60)
+            asking.set()
+            try:
+                return store["a"] == {"n": 2}, store["b"] == {"n": 2}, "b" in store
+            finally:
+                answered.set()
+
+        assert at_once(lambda: replica.apply(in_two_steps()), read)[1] == (True, True, True)
+
+        def held() -> None:
+            with replica._state_lock:
+                half.set()
+                assert answered.wait(60)
+
+        half.clear()
+        answered.clear()
+        assert at_once(held, read)[1] == (True, True, True)

@@ -1,0 +1,100 @@
+"""Chunks of a log that are not decoded line by line. Pure.
+
+Most lines of a log are sets of the usual form, of which most have been overwritten. `opslog.kernel` reads those; the
+others are decoded here. What it makes of a chunk is what `decode_commits` makes of it, for any bytes: where one of the
+other lines cannot be read by itself, or is not where it belongs, `decode_commits` has the word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+from opslog.format.commits import Commit, decode_commit, decode_commits
+from opslog.kernel import scan
+
+if TYPE_CHECKING:
+    from opslog.kernel._kernel import Sets
+
+
+class ScannedCommits(Sequence[Commit]):
+    """The commits of whole lines of one log, which are decoded when somebody asks for one.
+
+    :ivar sets: those that the kernel has read.
+    :ivar others: the other ones, decoded.
+    :ivar clocks: of the first and the last of all of them.
+    """
+
+    __slots__ = ("_commits", "_lines", "_offset", "_path", "clocks", "others", "sets")
+
+    def __init__(self, lines: bytes, path: str, offset: int, sets: Sets, others: list[Commit]) -> None:
+        self._lines, self._path, self._offset = lines, path, offset
+        self._commits: list[Commit] | None = None
+        self.sets, self.others = sets, others
+        first, last = sets.clocks
+        if others:
+            first, last = min(first, others[0].clock), max(last, others[-1].clock)
+        self.clocks = first, last
+
+    @property
+    def ts(self) -> str:
+        """The greatest one."""
+        return max([self.sets.ts, *(commit.ts for commit in self.others)])
+
+    def __len__(self) -> int:
+        return len(self.sets) + len(self.others)
+
+    @overload
+    def __getitem__(self, index: int) -> Commit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Commit]: ...
+    def __getitem__(self, index: int | slice) -> Commit | list[Commit]:
+        return self._decoded()[index]
+
+    def __iter__(self) -> Iterator[Commit]:
+        return iter(self._decoded())
+
+    def __reversed__(self) -> Iterator[Commit]:
+        return reversed(self._decoded())
+
+    def _decoded(self) -> list[Commit]:
+        if self._commits is None:
+            self._commits = decode_commits(self._lines, self._path, self._offset)
+        return self._commits
+
+
+def scan_commits(lines: bytes, agent: str, path: str, offset: int) -> ScannedCommits | None:
+    """The commits of whole lines of an agent's log, in which they follow each other: clocks ascend, and all are the
+    agent's. None where that is not so, where a line cannot be read, and where the kernel declines. `path` and `offset`
+    say where `lines` begins.
+    """
+    found = None if scan is None else scan(lines, agent)
+    if found is None:
+        return None
+    sets, places = found
+    others: list[Commit] = []
+    clock = 0
+    for start, stop, before, after in places:
+        commit = decode_commit(lines[start:stop])
+        if commit is None or commit.agent != agent or commit.clock <= max(before, clock):
+            return None
+        clock = commit.clock
+        if after and clock >= after:
+            return None
+        others.append(commit)
+    return ScannedCommits(lines, path, offset, sets, others)
+
+
+def first_clock(commits: Sequence[Commit]) -> int:
+    """The clock of the first of some commits of a log, decoding none."""
+    return commits.clocks[0] if isinstance(commits, ScannedCommits) else commits[0].clock
+
+
+def last_clock(commits: Sequence[Commit]) -> int:
+    """Likewise of the last."""
+    return commits.clocks[1] if isinstance(commits, ScannedCommits) else commits[-1].clock
+
+
+def greatest_ts(commits: Sequence[Commit]) -> str:
+    """The greatest `ts` of some commits, decoding none."""
+    return commits.ts if isinstance(commits, ScannedCommits) else max([commit.ts for commit in commits])

@@ -1,0 +1,30 @@
+"""What moves bytes, in C, where that was built.
+
+Python decides, and is the reference. Whoever uses something of this module has a Python path beside it that does the
+same, and takes that wherever the name is None here, or the call returns None. With `OPSLOG_KERNEL=0` in the environment
+of the process all of it is None.
+"""
+
+from __future__ import annotations
+
+import os
+
+# What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
+_INTERFACE = 3
+
+try:
+    from opslog.kernel import _kernel
+
+    IS_USED = _kernel.INTERFACE == _INTERFACE and os.environ.get("OPSLOG_KERNEL") != "0"
+except ImportError:  # no compiler was there at the install, or this Python has no stable ABI
+    _kernel = None  # type: ignore[assignment]
+    IS_USED = False
+
+# What `stats()` says.
+NAME = "C" if IS_USED else "Python"
+
+encode = _kernel.encode if IS_USED else None
+copy = _kernel.copy if IS_USED else None
+set_line = _kernel.set_line if IS_USED else None
+scan = _kernel.scan if IS_USED else None
+Table = _kernel.Table if IS_USED else None

@@ -1,0 +1,120 @@
+"""Settled sets that stay the lines that they are, in memory of the kernel's. Pure.
+
+A record as an object takes three times the memory of its line, and most that are loaded are never asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opslog.format.commits import Record, Set, decode_records, encode_commit
+from opslog.format.layout import TRANSACTIONS
+from opslog.format.scanned import ScannedCommits, scan_commits
+from opslog.format.snapshot import Row, SomeLines
+from opslog.kernel import Table
+
+if TYPE_CHECKING:
+    from opslog.kernel import _kernel
+
+# How many records are decoded at once when all of them are wanted.
+_BATCH = 512
+# How many of those that were asked for are kept decoded.
+_KEPT = 4096
+
+
+class LineRange:
+    """Some lines in a row; see `opslog.format.snapshot.SortedLines`."""
+
+    def __init__(self, table: _kernel.Table, start: int, stop: int) -> None:
+        self._table, self._start, self._stop = table, start, stop
+
+    def take(self, room: int) -> SomeLines | None:
+        start = self._start
+        if start == self._stop:
+            return None
+        text, after = self._table.block(start, self._stop, room)
+        self._start = after
+        return SomeLines(text, after - start, *self._table.ids(start, start + 1), *self._table.ids(after - 1, after))
+
+
+class Lines:
+    """Of each document the set with the greatest stamp, among those that were taken in. Any number of threads may read
+    them once all are in; nothing else is ever done with them."""
+
+    def __init__(self) -> None:
+        assert Table is not None, "only the kernel scans lines"
+        self._table = Table()
+        self._kept: dict[str, Set] = {}
+
+    def take(self, commits: ScannedCommits) -> bool:
+        """Take in the sets of a chunk. False: they were not taken in."""
+        return self._table.add(commits.sets)
+
+    def get(self, id: str) -> Set | None:
+        """The set of a document; the same object again, for a while."""
+        kept = self._kept.get(id)
+        if kept is not None:
+            return kept
+        found = self._table.get(id)
+        if found is None:
+            return None
+        ts, clock, agent, data, v = found
+        record = Set(ts, clock, agent, id, msgspec.Raw(data), v)
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        self._kept[id] = record
+        return record
+
+    def absorb(self, settled: dict[str, Record]) -> None:
+        """Take in, and out of `settled`, the sets there that lines can hold. They outrank what is here."""
+        for record in list(settled.values()):
+            if isinstance(record, Set) and record.agent != TRANSACTIONS:
+                scanned = scan_commits(encode_commit(record), record.agent, "a record in memory", 0)
+                if scanned is not None and not scanned.others and self.take(scanned):
+                    del settled[record.id]
+
+    def over(self, rows: Iterable[Row]) -> Iterator[Row | LineRange]:
+        """All of them in order of id, with rows over them that are in this order, and outrank those of the same id."""
+        place = 0
+        for row in rows:
+            below = self._table.rank(row.id)
+            if below > place:
+                yield LineRange(self._table, place, below)
+            yield row
+            place = below + (row.id in self._table)
+        if place < len(self._table):
+            yield LineRange(self._table, place, len(self._table))
+
+    def size(self, without: Iterable[str]) -> tuple[int, int]:
+        """How many they are, and how many bytes they have, without those of some documents."""
+        count, size = len(self._table), self._table.size(0, len(self._table))
+        for id in without:
+            if id in self._table:
+                place = self._table.rank(id)
+                count -= 1
+                size -= self._table.size(place, place + 1)
+        return count, size
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def ids(self) -> Iterator[str]:
+        """All ids in order."""
+        for start in range(0, len(self._table), _BATCH):
+            yield from self._table.ids(start, start + _BATCH)
+
+    def records(self) -> Iterator[Record]:
+        """All records in order of id."""
+        for text in self.texts():
+            yield from decode_records(text, "lines in memory", 0)
+
+    def texts(self) -> Iterator[bytes]:
+        """All lines in order of id, some at a time."""
+        for start in range(0, len(self._table), _BATCH):
+            yield self._table.lines(start, start + _BATCH)

@@ -1,0 +1,78 @@
+"""What a store that was loaded anew took in at once, for those who follow it: commits between two of its states."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from opslog.backends import Backend
+from opslog.errors import MissingFileError
+from opslog.format.commits import Commit, Undo
+from opslog.format.manifest import START, Cut, Manifest
+from opslog.log.reader import Cursor, Segment, list_log
+from opslog.log.survey import Survey, survey
+from opslog.merge.undo import Reachable
+from opslog.replica.state import State
+from opslog.snapshot.manifests import ManifestStore
+
+
+def read_between(backend: Backend, old: dict[str, Cursor], state: State, skip: str | None) -> tuple[list[Commit], bool]:
+    """What a state that was loaded anew took in at once: the commits after the `old` cursors, up to the state's own;
+    and whether these are all, or some were compacted and collected before they could be read.
+
+    :param skip: an agent whose log is left alone.
+    """
+
+    def begin(_: Manifest) -> dict[str, Cursor]:
+        # Copies: if this fails half-way, it begins again where it began.
+        return {agent: msgspec.structs.replace(old.get(agent) or Cursor(agent)) for agent in state.cursors}
+
+    def read(found: Survey) -> tuple[list[Commit], bool]:
+        commits: list[Commit] = []
+        complete = True
+        for agent, end in state.cursors.items():
+            start = found.cursors[agent]
+            if agent != skip and end.commits > start.commits:
+                first = found.manifest.cut.get(agent, START)
+                some, all_there = _read_between(backend, start, end, first, found.segments[agent])
+                _note_ids(backend, agent, first, some, found.manifest.settings.undo_window)
+                commits += some
+                complete = complete and all_there
+        return commits, complete
+
+    # While one and the same manifest is the oldest, nothing after its cut is collected.
+    manifests = ManifestStore(backend)
+    return survey(manifests, read, choose=manifests.oldest, begin=begin)
+
+
+def _read_between(
+    backend: Backend, start: Cursor, end: Cursor, first: Cut, segments: list[Segment]
+) -> tuple[list[Commit], bool]:
+    """:param first: before it there may be segments by a delayed write under a number that was used."""
+    seen = start.commits
+    if start.segment >= first.segment:
+        with suppress(MissingFileError):
+            return [
+                commit for position, commit in start.read(backend, segments) if position.commits < end.commits
+            ], True
+    # Some of it was collected: take what is left, and count from the end.
+    retained: list[Commit] = []
+    with suppress(MissingFileError):
+        cursor = Cursor(start.agent, max(first.segment, segments[0].number if segments else end.segment))
+        retained = [commit for at, commit in cursor.read(backend, segments) if at.position < end.position]
+    collected = end.commits - len(retained)
+    return retained[max(0, seen - collected) :], collected <= seen
+
+
+def _note_ids(backend: Backend, agent: str, first: Cut, commits: list[Commit], window: int) -> None:
+    """Have the undos among these commits know what they gave back: that may lie before them."""
+    undos = {commit.clock: commit for commit in commits if isinstance(commit, Undo)}
+    if not undos:
+        return
+    reachable = Reachable(window)
+    with suppress(MissingFileError):  # collected meanwhile: then it is not known
+        for _, commit in Cursor.at(agent, first).read(backend, list_log(backend, agent)):
+            reachable.note(commit)
+            if isinstance(commit, Undo) and commit.clock in undos:
+                undos[commit.clock].note_ids(commit.ids)

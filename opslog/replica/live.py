@@ -1,0 +1,82 @@
+"""All documents of a store: the winners of the tail, merged with the snapshot below them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+from opslog.errors import MissingFileError, RetryError
+from opslog.format.commits import Record, Set
+from opslog.merge.stamps import newer
+from opslog.snapshot.runs import SortedRecords, newest_records
+
+if TYPE_CHECKING:
+    from opslog.merge.lines import Lines
+
+R = TypeVar("R")
+
+
+class LinesOverRuns:
+    """The lines of a tail and the snapshot, newest run first: of each document the newer record."""
+
+    def __init__(self, lines: Lines, runs: Sequence[SortedRecords]) -> None:
+        self._lines = lines
+        self._runs = runs
+
+    def records(self) -> Iterator[Record]:
+        if not self._runs:
+            yield from self._lines.records()
+            return
+        lines = self._lines.records()
+        line = next(lines, None)
+        for stored in newest_records(self._runs):
+            while line is not None and line.id < stored.id:
+                yield line
+                line = next(lines, None)
+            if line is not None and line.id == stored.id:
+                yield newer(line, stored)
+                line = next(lines, None)
+            else:
+                yield stored
+        if line is not None:
+            yield line
+            yield from lines
+
+
+def retained(records: Iterator[R]) -> Iterator[R]:
+    """:raises RetryError: the snapshot was replaced and collected before its end was reached."""
+    try:
+        yield from records
+    except MissingFileError as error:
+        raise RetryError(
+            f"{error.path} was replaced and collected before this iteration came to it: begin it again"
+        ) from error
+
+
+def live_records(
+    runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str] = ()
+) -> Iterator[Set]:
+    """The documents' records in order of id, given the snapshot, newest run first, and who wins in the tail; see
+    `State.records`.
+
+    :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
+    :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
+    """
+    # Sorted as records: another lookup of each of very many costs as much as to sort their ids.
+    above = iter(sorted(winners.values(), key=attrgetter("id")))
+    winner = next(above, None)
+    for stored in newest_records(runs):
+        record: Record | None = stored
+        while winner is not None and winner.id <= stored.id:
+            if winner.id == stored.id:
+                record = winner if winner.id in overlaid else newer(winner, stored)
+            elif isinstance(winner, Set):
+                yield winner
+            winner = next(above, None)
+        if isinstance(record, Set):
+            yield record
+    while winner is not None:
+        if isinstance(winner, Set):
+            yield winner
+        winner = next(above, None)

@@ -1,0 +1,219 @@
+"""The kernel encodes and copies documents as Python does, or declines."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections import OrderedDict
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from opslog.errors import InvalidDocumentError
+from opslog.format import commits, documents
+from opslog.format.commits import CLOCK_MAX, Set, encode_commit
+
+_kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was not built")
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Name(str):
+    __slots__ = ()
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63) - 2, 2**64 + 1)
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=8)
+)
+ODD = st.sampled_from([(1,), Number.ONE, Name("x"), OrderedDict(a=1), b"x", {1}, 1j, msgspec.Raw(b"1")])
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    SCALARS | ODD,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.just(1) | st.just(Name("k")), inner)
+    ),
+    max_leaves=12,
+)
+
+
+def nested(depth: int, inner: Any = None) -> Any:
+    """So many levels of dicts and lists in turn, a dict outermost."""
+    value: Any = {} if depth % 2 else [inner]
+    for level in range(depth - 1, 0, -1):
+        value = {"a": value} if level % 2 else [value]
+    return value
+
+
+def by_python(document: Any, monkeypatch: pytest.MonkeyPatch) -> bytes | None:
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "encode_plain", None)
+        try:
+            return documents.encode(document)
+        except InvalidDocumentError:
+            return None
+
+
+class TestEncode:
+    @settings(suppress_health_check=[HealthCheck.too_slow])  # its first inputs, on a busy machine
+    @given(document=VALUES | st.dictionaries(st.text(max_size=4), VALUES))
+    def test_what_the_kernel_takes_is_what_python_writes(self, document: Any) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            text = _kernel.encode(document, orjson.dumps)
+            expected = by_python(document, monkeypatch)
+        assert text is None or text == expected
+        if expected is not None and text is None:
+            pytest.fail(f"the kernel declines {document!r}, which is a document")
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, (1,), Number.ONE, Name("x"), 2**64, "\ud800", b"x", {1: 2}])
+    def test_what_would_not_come_back_is_declined(self, value: Any) -> None:
+        for document in ({"a": value}, {"a": [value]}, {"a": {"b": [{"c": value}]}}):
+            assert _kernel.encode(document, orjson.dumps) is None
+            with pytest.raises(InvalidDocumentError):
+                documents.encode(document)
+
+    def test_levels_are_limited_as_the_format_says(self) -> None:
+        assert _kernel.encode(nested(254), orjson.dumps) == orjson.dumps(nested(254))
+        assert _kernel.encode(nested(255), orjson.dumps) is None
+        assert _kernel.encode(nested(100_000), orjson.dumps) is None
+        cyclic: dict[str, Any] = {}
+        cyclic["a"] = [cyclic]
+        assert _kernel.encode(cyclic, orjson.dumps) is None
+
+    def test_what_is_no_dict_is_declined(self) -> None:
+        others: list[object] = [[], "x", None, 1, OrderedDict()]
+        assert [_kernel.encode(value, orjson.dumps) for value in others] == [None] * 5
+
+    def test_an_error_that_is_not_the_documents_gets_out(self) -> None:
+        def interrupt(document: Any) -> bytes:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            _kernel.encode({}, interrupt)
+
+
+class TestCopy:
+    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        document=st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        )
+    )
+    def test_a_copy_is_equal_in_types_and_order_and_shares_nothing_that_can_change(self, document: Any) -> None:
+        copied = _kernel.copy(document)
+        assert repr(copied) == repr(copy.deepcopy(document))
+        ours, theirs = containers(copied), containers(document)
+        assert len(ours) == len(theirs)
+        assert not {id(value) for value in ours} & {id(value) for value in theirs}
+
+    def test_what_is_no_json_is_refused(self) -> None:
+        for value in ((), {1: 2}, {"a": [object()]}, Name("x"), [b"x"], OrderedDict()):
+            with pytest.raises(TypeError):
+                _kernel.copy(value)
+
+    def test_levels_are_limited(self) -> None:
+        assert _kernel.copy(nested(254)) == nested(254)
+        with pytest.raises(RecursionError):
+            _kernel.copy(nested(255))
+
+
+def containers(value: Any) -> list[Any]:
+    if type(value) is dict:
+        return [value, *(inner for item in value.values() for inner in containers(item))]
+    if type(value) is list:
+        return [value, *(inner for item in value for inner in containers(item))]
+    return []
+
+
+TS = "2026-11-24T12:00:00.123456Z"
+
+
+class TestLine:
+    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        commit=st.builds(
+            Set,
+            st.just(TS),
+            st.integers(1, CLOCK_MAX),
+            st.just("planner"),
+            st.text(st.characters(codec="utf-8")),
+            st.binary().map(msgspec.Raw),
+            st.just(1) | st.integers(1, CLOCK_MAX),
+            by=st.just("") | st.text("ab"),
+            tx=st.just("") | st.text("ab"),
+        ),
+        key=st.just("") | st.text("ab"),
+    )
+    def test_a_line_is_the_one_that_python_writes(self, commit: Set, key: str) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(commits, "set_line", None)
+            expected = encode_commit(commit, key)
+            monkeypatch.setattr(commits, "set_line", _kernel.set_line)
+            assert encode_commit(commit, key) == expected
+
+    def test_an_id_that_has_to_be_escaped_is_declined(self) -> None:
+        for id in ("\n", '"', "\\", "\x1f", "a\x00"):
+            assert _kernel.set_line(TS, 1, "a", id, b"{}", 1) is None
+        assert _kernel.set_line(TS, 1, "a", "ü🚀\x7f", b"{}", 1) is not None
+
+    def test_what_is_no_text_is_an_error(self) -> None:
+        with pytest.raises(UnicodeEncodeError):
+            _kernel.set_line(TS, 1, "a", "\ud800", b"{}", 1)
+        with pytest.raises(TypeError):
+            _kernel.set_line(TS, 1, "a", "id", "{}", 1)
+
+
+def test_nothing_is_leaked() -> None:
+    document = {"a": [1, "two", {"three": [None, 4.5]}], "b": {"c": {}}}
+
+    def work() -> None:
+        _kernel.encode(document, orjson.dumps)
+        _kernel.encode({"a": math.nan}, orjson.dumps)
+        _kernel.encode({"a": 2**70}, orjson.dumps)
+        _kernel.copy(document)
+        _kernel.set_line(TS, 1, "a", "id", b"{}", 2)
+        _kernel.set_line(TS, 1, "a", "\n", b"{}", 2)
+        bads: list[dict[str, Any]] = [{"a": [[], {}, ()]}, {"a": {"b": [{1: 2}]}}]
+        for bad in bads:
+            with pytest.raises(TypeError):
+                _kernel.copy(bad)
+
+    work()
+    inside = [document["a"], document["b"], orjson.dumps]
+    before = [sys.getrefcount(value) for value in inside]
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            work()
+        gc.collect()
+        start = tracemalloc.get_traced_memory()[0]
+        for _ in range(2000):
+            work()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - start < 20_000
+    finally:
+        tracemalloc.stop()
+    assert [sys.getrefcount(value) for value in inside] == before
+
+
+@pytest.mark.parametrize(("value", "name"), [("0", "Python"), ("1", "C"), ("", "C")])
+def test_the_environment_switches_it_off(value: str, name: str) -> None:
+    code = "import opslog.kernel as k; print(k.NAME, k.IS_USED, k.copy is None)"
+    environment = {**os.environ, "OPSLOG_KERNEL": value}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [name, str(name == "C"), str(name == "Python")]

@@ -1,0 +1,33 @@
+"""Agents whose logs are read in chunks of a few lines, so that most of these are kept as lines, whatever goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from opslog.format import scanned
+from opslog.log import reader
+from opslog.merge.lines import Lines
+from tests.simulation.scenario import random_scenario, run
+
+_kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was not built")
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_all_invariants_hold(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr(reader, "_CHUNK_BYTES", 400)
+    monkeypatch.setattr(reader, "_READ_BYTES", 400)
+    monkeypatch.setattr(scanned, "scan", _kernel.scan)
+    monkeypatch.setattr("opslog.merge.lines.Table", _kernel.Table)
+    taken = 0
+    take = Lines.take
+
+    def counted(lines: Lines, commits: scanned.ScannedCommits) -> bool:
+        nonlocal taken
+        taken += 1
+        return take(lines, commits)
+
+    monkeypatch.setattr(Lines, "take", counted)
+    for seed in range(part, 12, 2):
+        outcome = run(random_scenario(50_000 + seed))
+        assert outcome.violation is None, (seed, outcome.violation)
+    assert taken > 20
