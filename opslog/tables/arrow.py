@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from opslog.chunks import packed
-from opslog.format.commits import Set
 
 # How much text a chunk of a column has; Arrow's strings have less than 2 GiB.
 _CHUNK_BYTES = 64 * 1024 * 1024
+_NEWLINE = 10
 
-# The columns that are no fields of documents, each with what it says of a record.
-RECORD_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Set], object]]] = {
-    "id": (pa.string(), lambda record: record.id),
-    # What is not committed yet has none of these.
-    "clock": (pa.int64(), lambda record: record.clock or None),
-    "agent": (pa.string(), lambda record: record.agent or None),
-    "author": (pa.string(), lambda record: record.author or None),
-    "ts": (pa.timestamp("us", "UTC"), lambda record: record.ts or None),
-}
 # The document as JSON text.
 DATA = "data"
 
 
-def record_column(name: str, records: Iterable[Set]) -> pa.ChunkedArray:
-    """One of `RECORD_COLUMNS`."""
-    kind, value = RECORD_COLUMNS[name]
-    values = list(map(value, records))
-    return pa.chunked_array([times(values) if pa.types.is_timestamp(kind) else pa.array(values, kind)])
+def lines_column(texts: Iterable[bytes]) -> pa.ChunkedArray:
+    """Lines as a column of strings, each with its newline. Nothing is copied.
+
+    :param texts: some whole lines each, of less than 2 GiB together.
+    :raises pyarrow.ArrowInvalid: one is not UTF-8.
+    """
+    return pa.chunked_array([_lines(text) for text in texts if text], pa.string())
+
+
+def packed_lines(lines: Iterable[bytes]) -> pa.ChunkedArray:
+    """The same of lines that come one by one."""
+    return lines_column(b"".join(some) for some in packed(lines, len, _CHUNK_BYTES))
+
+
+def _lines(text: bytes) -> pa.Array:
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    offsets = np.zeros(len(ends) + 1, np.int32)
+    np.add(ends, 1, out=offsets[1:], casting="same_kind")
+    lines = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text))
+    lines.validate(full=True)
+    return lines
+
+
+def bytes_of(lines: pa.Array) -> bytes:
+    """Lines as they were before `lines_column`."""
+    return b"".join(lines.cast(pa.binary()).to_pylist())
 
 
 def times(values: Sequence[object]) -> pa.Array:
@@ -54,6 +68,31 @@ def texts(values: Sequence[bytes | msgspec.Raw | None]) -> pa.Array:
     if len(present) < len(values):
         valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
     return pa.StringArray.from_buffers(len(values), offsets, pa.py_buffer(b"".join(present)), valid)
+
+
+def without(column: pa.ChunkedArray, rows: Sequence[int]) -> pa.ChunkedArray:
+    """A column without some rows. Chunks that have none of them are not copied.
+
+    :param rows: their numbers, ascending.
+    """
+    gone = np.asarray(rows, np.int64)
+    chunks, start = [], 0
+    for chunk in column.chunks:
+        first, last = np.searchsorted(gone, (start, start + len(chunk)))
+        if first < last:
+            mask = np.ones(len(chunk), np.bool_)
+            mask[gone[first:last] - start] = False
+            chunks.append(chunk.filter(pa.array(mask)))
+        else:
+            chunks.append(chunk)
+        start += len(chunk)
+    return pa.chunked_array(chunks, column.type)
+
+
+def rows_of(column: pa.ChunkedArray, values: Iterable[str]) -> list[int]:
+    """The numbers of the rows that have one of these values, ascending."""
+    found = pc.indices_nonzero(pc.is_in(column, value_set=pa.array(list(values), pa.string())))
+    return list(found.to_pylist())
 
 
 def appended(column: pa.ChunkedArray, more: pa.ChunkedArray) -> pa.ChunkedArray:

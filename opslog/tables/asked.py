@@ -34,18 +34,23 @@ def asked(parsed: dict[str, Any], tables: frozenset[str]) -> Asked:
         return Asked(tables, None)
     texts: set[str] = set()
     named_tables: set[str] = set()
-    columns: set[str] = set()
+    names: set[str] = set()
+    firsts: set[str] = set()
     takes_all = False
     for node in _nodes(parsed["statements"]):
         texts.update(text.casefold() for text in _texts(node))
         if node.get("type") == "BASE_TABLE":
             named_tables.update(text.casefold() for text in (node["table_name"], node["alias"]))
         elif node.get("class") == "COLUMN_REF":
-            columns.update(name.casefold() for name in node["column_names"][:1])
+            firsts.add(node["column_names"][0].casefold())
+            names.update(name.casefold() for name in node["column_names"])
+        names.update(name.casefold() for name in node.get("using_columns", ()))
         takes_all |= node.get("class") == "STAR" or node.get("ref_type") == "NATURAL"
+        # Names for columns by their places.
+        takes_all |= bool(node.get("column_name_alias"))
     # A table's name where a column could be is a whole row.
-    takes_all |= bool(columns & named_tables)
-    return Asked(tables & texts, None if takes_all else frozenset(texts))
+    takes_all |= bool(firsts & named_tables)
+    return Asked(tables & texts, None if takes_all else frozenset(names))
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

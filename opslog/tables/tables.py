@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -14,12 +15,14 @@ import pyarrow as pa
 
 from opslog import archive, history
 from opslog.errors import UsageError
-from opslog.format.commits import Commit, Record, Set, Undo
+from opslog.format.commits import Commit, Record, Set, Undo, decode_records, encode_commit
 from opslog.replica.feed import Feed
 from opslog.replica.replica import Replica
-from opslog.tables.arrow import DATA, RECORD_COLUMNS, texts, times
+from opslog.replica.state import Layers, State
+from opslog.tables.arrow import DATA, lines_column, packed_lines, texts, times
 from opslog.tables.asked import Asked, asked
 from opslog.tables.documents import Documents
+from opslog.tables.reading import RECORD_COLUMNS, record_columns, sets_among
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,10 +52,10 @@ class Tables(Generic[T]):
     def to_arrow(self, schema: pa.Schema | Iterable[str] | None) -> pa.Table:
         """As `Store.to_arrow`."""
         if schema is None:
-            return self._one_at_a_time("to_arrow", lambda: self._current().table(None, sort=True))
+            return self._one_at_a_time("to_arrow", lambda: self._table(None, sort=True))
         names = list(schema.names if isinstance(schema, pa.Schema) else schema)
         wanted = {name.casefold() for name in names}
-        table = self._one_at_a_time("to_arrow", lambda: self._current().table(wanted | {"id"}, sort=True))
+        table = self._one_at_a_time("to_arrow", lambda: self._table(wanted | {"id"}, sort=True))
         columns = {name.casefold(): column for name, column in zip(table.column_names, table.columns, strict=True)}
         nothing = pa.nulls(len(table))
         found = pa.table({name: columns.get(name.casefold(), nothing) for name in names})
@@ -61,7 +64,7 @@ class Tables(Generic[T]):
     def sql(self, query: str, parameters: Parameters | None) -> pa.Table:
         """As `Store.sql`."""
         makers: dict[str, Callable[[Asked], pa.Table]] = {
-            "documents": lambda found: self._current().table(found.names),
+            "documents": lambda found: self._table(found.names),
             "commits": lambda found: self._commits(),
             "archive": lambda found: self._archive(),
         }
@@ -94,27 +97,49 @@ class Tables(Generic[T]):
             finally:
                 self._is_busy = False
 
+    def _table(self, names: AbstractSet[str] | None, *, sort: bool = False) -> pa.Table:
+        try:
+            return self._current().table(names, sort=sort)
+        except (duckdb.Error, pa.ArrowInvalid):
+            for _ in self._replica.records():
+                """Raises, with file and offset, where what is stored is damaged."""
+            raise
+
     def _current(self) -> Documents:
         """The table of documents as they are now."""
         replica = self._replica
         if replica.included is not None:
             if self._documents is None:  # the past does not change
-                self._documents = Documents(self._connection, self._text, replica.records())
+                self._documents = self._made(replica.read(State.layers))
             return self._documents
         changes = replica.changes(self._token, None, self._feed)
-        found = ((id, record if isinstance(record, Set) else None) for id, record in changes.records())
         if changes.reset or self._documents is None:
             self._documents = None
             self._token = None
-            self._documents = Documents(self._connection, self._text, (record for _, record in found if record))
+            self._documents = self._made(self._feed.layers())
         else:
-            self._documents.update(dict(found))
+            self._update(self._documents, dict(changes.records()))
         self._token = changes.token
         return self._documents
 
-    @property
-    def _text(self) -> Callable[[Set], bytes]:
-        return self._replica.schema.text
+    def _made(self, layers: Layers) -> Documents:
+        if self._replica.schema.migrates:
+            stored = (record for text in layers.lines for record in decode_records(text, "", 0))
+            merged = {record.id: record for record in stored} | layers.above
+            return Documents(self._connection, self._lines(merged[id] for id in sorted(merged)))
+        lines = lines_column(layers.lines)
+        if not len(lines):
+            return Documents(self._connection, self._lines(layers.above[id] for id in sorted(layers.above)))
+        documents = Documents(self._connection, sets_among(self._connection, lines) if layers.has_tombstones else lines)
+        self._update(documents, layers.above)
+        return documents
+
+    def _update(self, documents: Documents, records: Mapping[str, Record | None]) -> None:
+        documents.update(records.keys(), self._lines(records.values()))
+
+    def _lines(self, records: Iterable[Record | None]) -> pa.ChunkedArray:
+        text = self._replica.schema.text
+        return packed_lines(_line(text, record) for record in records if isinstance(record, Set))
 
     def _commits(self) -> pa.Table:
         """A row for each document that a commit wrote, and one for each undo; as far as they are retained."""
@@ -146,12 +171,7 @@ class Tables(Generic[T]):
             for record in archive.read_archive(backend, period).values()
         ]
         records = [record for _, record in rows]
-        columns = {
-            name: times([record.ts for record in records])
-            if name == "ts"
-            else pa.array(list(map(value, records)), kind)
-            for name, (kind, value) in RECORD_COLUMNS.items()
-        }
+        columns = record_columns(self._connection, packed_lines(map(encode_commit, records)), RECORD_COLUMNS)
         periods = pa.array([period for period, _ in rows], pa.string())
         return pa.table({"period": periods, **columns, DATA: texts([record.data for record in records])})
 
@@ -162,7 +182,13 @@ def table_of(text: Callable[[Set], bytes | msgspec.Raw], records: Iterable[Set])
     :param text: gives the JSON text of a record.
     """
     with duckdb.connect(":memory:") as connection:
-        return Documents(connection, text, records).table(None)
+        lines = packed_lines(_line(text, record) for record in records)
+        return Documents(connection, lines, is_sorted=False).table(None)
+
+
+def _line(text: Callable[[Set], bytes | msgspec.Raw], record: Set) -> bytes:
+    data = text(record)
+    return encode_commit(record if data is record.data else msgspec.structs.replace(record, data=msgspec.Raw(data)))
 
 
 def _rows(commit: Commit) -> Sequence[Record | None]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import opslog
-from opslog.replica.questions import Found
+from opslog.replica.found import Found
 
 
 @dataclass
