@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from opslog.server.protocol.model import Stream
@@ -23,6 +24,18 @@ class Answer(NamedTuple):
     stop: int
 
 
+class LiveReader:
+    """Somebody who reads a stream live, over one connection.
+
+    :ivar kind: how: sse or long-poll.
+    :ivar position: up to which it was sent the stream.
+    """
+
+    def __init__(self, kind: str, position: int) -> None:
+        self.kind = kind
+        self.position = position
+
+
 # How many followers are woken at once: between two such turns the loop takes appends and other requests.
 _TURN = 32
 
@@ -34,6 +47,7 @@ class Followers:
         self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
         self._following: dict[str, int] = {}
         self._newest: dict[str, Stream] = {}
+        self._readers: dict[str, set[LiveReader]] = {}
         self._answers: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self.count = 0
         self.stopped = False
@@ -67,6 +81,23 @@ class Followers:
             waiting.discard(woken)
             if not waiting and self._waiting.get(path) is waiting:
                 del self._waiting[path]
+
+    @contextmanager
+    def reading(self, path: str, kind: str, position: int) -> Iterator[LiveReader]:
+        """Somebody reads a stream live, as long as this is entered, and keeps its position up to date."""
+        reader = LiveReader(kind, position)
+        self._readers.setdefault(path, set()).add(reader)
+        try:
+            yield reader
+        finally:
+            readers = self._readers[path]
+            readers.discard(reader)
+            if not readers:
+                del self._readers[path]
+
+    def readers(self, path: str) -> Collection[LiveReader]:
+        """Who reads a stream live now."""
+        return self._readers.get(path, ())
 
     def wake(self, path: str, stream: Stream | None = None) -> None:
         """Something happened to the stream: it became `stream`, or None if that has to be read."""

@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ import opslog.demo
 import opslog.format.commits
 from opslog.demo.check import Documents, check, compare
 from opslog.demo.journal import Begin, Call, Change, End
+from opslog.demo.page import PageServer
 from opslog.demo.spark import replay
 from opslog.demo.tasks import TakenOver, TaskFindings, check_tasks
 from opslog.demo.workers import DemoError
 from opslog.format.commits import Commit
 from tests.cli.calling import at_terminal
+from tests.support.waiting import until
 
 CODE = (
     "import pathlib, sys, opslog.demo as demo; "
@@ -421,6 +425,74 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ended by itself with exit code 1" in done.stderr
     assert str(tmp_path / "run") in done.stderr
+
+
+def _demo(tmp_path: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    """A demo without a terminal."""
+    known = {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}}
+    command = [sys.executable, "-m", "opslog", "demo", "--agents", "2", "--no-spark", "--directory", *options]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**known, **environment},
+    )
+
+
+ADDRESS = re.compile(r"the page of the store (is open|can be opened): (http://127\.0\.0\.1:\d+)/#/store/demo\n")
+
+
+@pytest.mark.parametrize("has_screen", [False, True])
+def test_the_page_of_its_store_is_served_while_the_agents_work(tmp_path: Path, has_screen: bool) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened.part; mv {tmp_path}/opened.part {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    environment = {"DISPLAY": ":7", "BROWSER": str(browser)} if has_screen else {}
+    with _demo(tmp_path, "run", "--seconds", "3", "--page", **environment) as demo:
+        assert demo.stdout is not None
+        found = ADDRESS.match(demo.stdout.readline())
+        assert found is not None
+        assert found[1] == ("is open" if has_screen else "can be opened")
+        described = json.loads(urllib.request.urlopen(f"{found[2]}/v1/store/demo", timeout=60).read())
+        assert described["documents"] > 0
+        assert urllib.request.urlopen(found[2], timeout=60).headers["content-type"].startswith("text/html")
+        last = demo.stdout.read()
+    assert demo.returncode == 0, last
+    if has_screen:
+        assert (tmp_path / "opened").read_text() == f"{found[2]}/#/store/demo\n"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(found[2], timeout=60)
+    assert last.endswith(
+        "To see its store: opslog serve --store demo=run/store\nand open http://127.0.0.1:4437/#/store/demo\n"
+    )
+    assert (tmp_path / "run" / "store").is_dir()
+
+
+def test_the_server_of_the_page_ends_with_a_demo_that_is_killed(tmp_path: Path) -> None:
+    with _demo(tmp_path, "run", "--seconds", "60", "--page") as demo:
+        assert demo.stdout is not None
+        found = ADDRESS.match(demo.stdout.readline())
+        assert found is not None
+        demo.kill()
+        demo.stdout.read()  # which its processes share: to their end
+
+    def is_gone() -> bool:
+        try:
+            urllib.request.urlopen(found[2], timeout=60)
+        except OSError:
+            return True
+        return False
+
+    until(is_gone)
+
+
+def test_a_page_that_cannot_be_served_is_said(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("no store")
+    with pytest.raises(DemoError, match="the page could not be served"):
+        PageServer(tmp_path / "store", tmp_path / "page.txt")
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:

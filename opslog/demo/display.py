@@ -87,6 +87,13 @@ class Display:
             sys.stdout.write(sentence + "\n")
             sys.stdout.flush()
 
+    def note(self, sentence: str) -> None:
+        """Something to know, above the table."""
+        if self._live is not None:
+            self._live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        elif not self._quiet:
+            self.say(sentence)
+
     def busy(self, sentence: str) -> None:
         """What is under way now, and takes a while; for a person, since it takes the place of the sentence before."""
         if self._quiet or not sys.stdout.isatty():

@@ -15,6 +15,7 @@ import msgspec
 from opslog.demo.check import Findings, check
 from opslog.demo.display import Display, describe
 from opslog.demo.journal import Call
+from opslog.demo.page import PageServer, advice
 from opslog.demo.spark import replay
 from opslog.demo.summary import AgentSummary, InFlight, Summary
 from opslog.demo.workers import REPORT, STAY, STOP, DemoError, Status, Worker
@@ -29,16 +30,24 @@ _TICK_SECONDS = 0.1
 
 
 def main(
-    *, seconds: float = 12, agents: int = 4, directory: Path | None = None, spark: bool = True, json: bool = False
+    *,
+    seconds: float = 12,
+    agents: int = 4,
+    directory: Path | None = None,
+    spark: bool = True,
+    json: bool = False,
+    page: bool = False,
 ) -> int:
     """Run the demo, show it, and say what came of it.
 
     :param seconds: how long the agents write.
     :param agents: how many.
-    :param directory: work there and leave everything in place; must be empty or not exist. None: a temporary directory,
-        which stays only if something was wrong.
+    :param directory: work there; must be empty or not exist. None: a temporary directory. Everything stays in place; of
+        a temporary directory with `json` only if something was wrong.
     :param spark: let Spark replay the store at the end, where it is installed and there is a Java.
     :param json: print nothing but the summary, as JSON.
+    :param page: show the store live on the page of a server, in a browser if there is a screen; at a terminal until
+        somebody interrupts it.
     :returns: the exit code: 0 when nothing was lost and everybody agrees, else 1. Also 1 when the demo could not end (a
         worker died, the store could not be read): then there is no summary, and stderr says why.
     """
@@ -48,10 +57,11 @@ def main(
         raise UsageError(f"seconds must be between 1 and 3600, not {seconds}")
     work = _working_directory(directory)
     with Display(seconds, quiet=json) as display:
-        demo = _Demo(work, seconds, agents, display)
+        demo = _Demo(work, seconds, agents, display, page=page)
         try:
-            summary = demo.run(keep=directory is not None, spark=spark)
+            summary = demo.run(keep=directory is not None or not json, spark=spark)
         except (DemoError, OpslogError) as error:
+            demo.end_all()
             sys.stderr.write(f"the demo stopped: {error}\nEverything it wrote is in {work}\n")
             return 1
         except KeyboardInterrupt:
@@ -60,8 +70,15 @@ def main(
                 shutil.rmtree(work)
             raise
         finally:
-            demo.end_all()
-    sys.stdout.write(msgspec.json.encode(summary).decode() + "\n" if json else describe(summary))
+            demo.end_workers()
+    try:
+        sys.stdout.write(msgspec.json.encode(summary).decode() + "\n" if json else describe(summary))
+        sys.stdout.write("" if json else advice(work / "store"))
+        sys.stdout.flush()
+        if not json and sys.stdin.isatty():
+            demo.show_page()
+    finally:
+        demo.end_all()
     return 0 if summary.ok else 1
 
 
@@ -78,13 +95,15 @@ def _working_directory(directory: Path | None) -> Path:
 class _Demo:
     """A run of the demo, in a directory of its own."""
 
-    def __init__(self, directory: Path, seconds: float, agents: int, display: Display) -> None:
+    def __init__(self, directory: Path, seconds: float, agents: int, display: Display, *, page: bool) -> None:
         self._directory = directory
         self._seconds = seconds
         self._display = display
         self._names = [f"agent-{number}" for number in range(1, agents + 1)]
         self._agents: dict[str, Worker] = {}
         self._compactor: Worker | None = None
+        self._has_page = page
+        self._page: PageServer | None = None
         self._sessions = Counter[str]()
         self._started = REAL.monotonic()
         self._kills = 0
@@ -98,6 +117,10 @@ class _Demo:
         for name in self._names:
             self._start(name)
         self._wait_for([*self._agents.values(), compactor], "running", _START_SECONDS)
+        if self._has_page:
+            self._page = PageServer(self._directory / "store", self._directory / "errors" / "page.txt")
+            how = "is open" if self._page.show() else "can be opened"
+            self._display.note(f"the page of the store {how}: {self._page.address}")
         begun = REAL.monotonic()
         self._display.begin()
         self._write_and_kill(begun, compactor)
@@ -121,8 +144,20 @@ class _Demo:
             shutil.rmtree(self._directory)
         return summary
 
+    def show_page(self) -> None:
+        """Serve the page until somebody interrupts it, if there is one."""
+        if self._page is not None:
+            sys.stdout.write(f"The page is served until Ctrl-C: {self._page.address}\n")
+            sys.stdout.flush()
+            self._page.wait()
+
     def end_all(self) -> None:
         """Leave no process behind."""
+        self.end_workers()
+        if self._page is not None:
+            self._page.end()
+
+    def end_workers(self) -> None:
         for worker in (*self._agents.values(), self._compactor):
             if worker is not None:
                 worker.kill()

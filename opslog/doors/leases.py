@@ -23,7 +23,7 @@ from opslog.lease import PREFIX, Lease
 from opslog.logs import logger
 from opslog.query.conditions import Condition, compiled
 from opslog.query.question import OrderBy, Where, parse, question
-from opslog.replica.deciding import ATTEMPTS
+from opslog.replica.terms import ATTEMPTS
 from opslog.store import replica_of
 
 R = TypeVar("R")

@@ -19,6 +19,7 @@ import msgspec
 
 from opslog.archive import archive_documents, read_archive
 from opslog.compaction.compact import Compaction
+from opslog.doors.activity import Activity, activity
 from opslog.doors.once import Once
 from opslog.doors.values import (
     AgentSeen,
@@ -50,11 +51,11 @@ from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, Path, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
 from opslog.query.values import MISSING
-from opslog.replica.deciding import ATTEMPTS
 from opslog.replica.feed import Change
 from opslog.replica.keys import Done
 from opslog.replica.replica import Undoable, not_ours
 from opslog.replica.state import State
+from opslog.replica.terms import ATTEMPTS
 from opslog.replica.transaction import Transaction, check_stamp, create
 from opslog.stats import Stats
 from opslog.store import Store, replica_of
@@ -334,21 +335,23 @@ class Operations:
         """What changed since a token, as of `Store.changes`.
 
         :param limit: stop after so many commits; a reset has no limit.
-        :param most: how many documents to return at the most; of the others the ids alone, in `omitted`, and of a reset
-            nothing.
+        :param most: how many documents to return at the most; of the others the ids alone, in `omitted`. Of a reset
+            with more documents none is returned, and the answer is not `complete`.
         """
         found = self._store.changes(since, limit)
         each: Iterator[Change[Document]] = iter(found)
         changes = [_changed(change) for change in islice(each, most)]
+        is_complete = not found.reset or next(each, None) is None
         return ChangesPage(
             found.token,
             found.reset,
-            changes,
+            changes if is_complete else [],
             [
                 Committed(str(commit.stamp), commit.author, commit.ts, commit.op, list(commit.ids), commit.won)
                 for commit in found.commits
             ],
             [] if found.reset else [change.id for change in each],
+            is_complete,
         )
 
     def ops(self, since: int | None = None, limit: int | None = None) -> CommitsPage:
@@ -363,6 +366,14 @@ class Operations:
             found.append(commit)
         return CommitsPage([msgspec.Raw(described_line(each).rstrip()) for each in found])
 
+    def activity(self, most: int) -> Activity:
+        """Who did what lately, and which writes lost. Reads all retained logs, and takes memory for `most` commits.
+
+        :param most: how many commits, and writes that lost, to return at the most.
+        """
+        self._refresh()
+        return activity(self._store.ops(), self._replica.read(_last_clocks), most)
+
     def stats(self) -> Stats:
         """Figures of the store, as of `Store.stats`."""
         self._refresh()
@@ -374,10 +385,20 @@ class Operations:
         """The periods that have archives."""
         return Periods(self._store.archives())
 
-    def archived(self, period: str) -> Page:
-        """The documents of an archive; errors as of `Store.load_archive`."""
+    def archived(self, period: str, limit: int | None = None, cursor: str | None = None) -> Page:
+        """The documents of an archive, which is read whole; errors as of `Store.load_archive`.
+
+        :param limit: how many to return at the most; None: all of them.
+        :param cursor: that of the page before.
+        :raises UsageError: this is none.
+        """
+        if cursor is not None and not cursor.startswith(_AFTER):
+            raise UsageError("this is no cursor of an archive: use the one that the page before gave")
         records = read_archive(self._replica.backend, check_name(period, "period"))
-        return Page([entry_of(records[id]) for id in sorted(records)])
+        behind = None if cursor is None else cursor.removeprefix(_AFTER)
+        ids = sorted(id for id in records if behind is None or id > behind)
+        shown = ids[:limit]
+        return Page([entry_of(records[id]) for id in shown], f"{_AFTER}{shown[-1]}" if len(shown) < len(ids) else None)
 
     def archive(self, where: Where, period: str | None = None, *, older_than: timedelta | None = None) -> Archived:
         """Move documents into an archive, as of `Store.archive`."""

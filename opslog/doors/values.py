@@ -166,6 +166,8 @@ class ChangesPage(msgspec.Struct, frozen=True):
     :ivar token: to go on from, once all of this was taken in.
     :ivar reset: whether these are all documents there are, in place of everything known before.
     :ivar omitted: the ids of those that changed, too, and are left out here because they are too many.
+    :ivar complete: False: this is a reset, and all documents are left out because they are too many. Forget what you
+        have, read the pages of a list, and go on from the token: what is written meanwhile comes with the next changes.
     """
 
     token: str
@@ -173,6 +175,7 @@ class ChangesPage(msgspec.Struct, frozen=True):
     changes: list[Changed]
     commits: list[Committed]
     omitted: list[str] = []
+    complete: bool = True
 
 
 class CommitsPage(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from opslog.server.http.rates import Rates
 from opslog.server.http.reading import Reading
 from opslog.server.http.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
 from opslog.server.http.requests import DisconnectedError, Receive, Scope, Send
+from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.serving import Rest
 from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
 from opslog.server.http.tokens import Right, Tokens
@@ -76,7 +77,7 @@ class App:
         delivery = Delivery(allow_loopback=options.webhook_loopback)
         self.subscriptions = Subscriptions(self.streams, delivery, environment, rotate_keys=options.rotate_keys)
         self._control = SubscriptionRoutes(self.subscriptions, options, environment.time, self.budget)
-        self._page = PageRoutes(self.streams, options)
+        self._page = PageRoutes(self.streams, self.subscriptions, options)
         self.stores = stores or ServedStores({}, "")
         self._feeds: dict[str, Feed] = {}
         self._rest = Rest(
@@ -85,6 +86,7 @@ class App:
             admission=self._admission,
             budget=self.budget,
             metrics=self.metrics,
+            announcing=Announcing(self.streams, options),
             wrote=self._wake_feed,
         )
         writing = Writing(self.streams, options, self.metrics, self.budget)
@@ -165,9 +167,8 @@ class App:
         if method not in _READING:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
         if path in self._page.paths:
-            if path not in self._page.public:
-                self._check_reads_all(scope)
-            return await self._page.answer(path, scope, receive, send)
+            token = None if path in self._page.public else self._admission.token(scope)
+            return await self._page.answer(path, scope, receive, send, token)
         if path == "/metrics":
             self._check_reads_all(scope)
             gauges = Gauges(

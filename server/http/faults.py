@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from opslog.format.prepared import prepare
 from opslog.server.http import requests
 from opslog.server.http.asgi import App
 from opslog.server.http.replies import refuse, reply
@@ -60,6 +61,9 @@ class Fault(msgspec.Struct, frozen=True, rename="camel"):
         return any(change is not None for change in changes) or bool(
             self.delay_ms or self.drop_connection or self.corrupt_body
         )
+
+
+prepare(Fault)
 
 
 class FaultyApp:

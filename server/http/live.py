@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from opslog.errors import OpslogError
-from opslog.server.followers import Answer
+from opslog.server.followers import Answer, LiveReader
 from opslog.server.http.replies import begin
 from opslog.server.http.requests import DisconnectedError, Message, Receive, Send
 from opslog.server.options import Options
@@ -92,16 +92,23 @@ class Live:
     async def follow(self, stream: Stream, position: int, cursor: str | None, receive: Receive, send: Send) -> int:
         """Send what there is and what comes, until the stream ends, the client goes, or it has been long enough.
 
+        :raises Refused: 400, no message begins at this position; as a read that is not live says. An answer without
+            events would not tell the client, which would come back with the same offset for ever.
+
         A client that takes nothing for too long is left: what it did not read it gets when it comes back.
         """
         headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         if not sse.is_text(stream):
             headers.append((b"stream-sse-data-encoding", b"base64"))
+        if position < stream.tail:
+            self._next(stream, position, cursor)
         await begin(send, 200, headers)
+        reading = self._streams.followers.reading(stream.path, "sse", position)
         async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
             try:
-                async for events in self._events(stream, position, cursor, gone):
-                    await patient.send({"type": "http.response.body", "body": events, "more_body": True})
+                with reading as reader:
+                    async for events in self._events(stream, reader, cursor, gone):
+                        await patient.send({"type": "http.response.body", "body": events, "more_body": True})
             except Refused:  # it was deleted or has expired: there is no more to say
                 pass
             except OpslogError as error:  # the client comes back, and gets the error then
@@ -110,8 +117,9 @@ class Live:
         return 200
 
     async def _events(
-        self, stream: Stream, position: int, cursor: str | None, gone: asyncio.Future[object]
+        self, stream: Stream, reader: LiveReader, cursor: str | None, gone: asyncio.Future[object]
     ) -> AsyncIterator[bytes]:
+        position = reader.position
         followers, monotonic = self._streams.followers, asyncio.get_running_loop().time
         end = monotonic() + self._options.sse_seconds
         sent = False
@@ -120,6 +128,7 @@ class Live:
                 events, position = self._next(stream, position, cursor)
                 sent = True
                 yield events
+                reader.position = position
                 if stream.closed and position == stream.tail:
                     return
             else:

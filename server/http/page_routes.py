@@ -1,16 +1,22 @@
 """The page for people, at ``/``: its files, and what it asks beside the protocol.
 
-The page reads streams as every other client does. Three things the protocol has no words for: which streams there are,
-who produces into one, and what happens anywhere; they are here, below ``/page/``, and may change with the page.
+The page reads streams and stores as every other client does. Three things the protocol has no words for: which streams
+there are, who produces into one and follows it, and what happens anywhere; they are here, below ``/page/``, and may
+change with the page. A token sees of them what it may read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from itertools import islice
-from typing import Any
+from pathlib import PurePath
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,40 +24,74 @@ import msgspec
 from opslog.environment import format_ts
 from opslog.server.http.live import Patience, watching
 from opslog.server.http.replies import NO_STORE, begin, reply
-from opslog.server.http.requests import Receive, Scope, Send
+from opslog.server.http.requests import Receive, Scope, Send, fields
+from opslog.server.http.tokens import Token
 from opslog.server.options import Options
+from opslog.server.protocol import conditional
 from opslog.server.protocol.model import Stream
-from opslog.server.protocol.offsets import format_offset
+from opslog.server.protocol.offsets import format_offset, parse_offset
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.protocol.transaction import Events
 from opslog.server.streams import Streams
+from opslog.server.subscriptions.service import Subscriptions
 
-_FILES = {
-    "/": ("index.html", b"text/html; charset=utf-8"),
-    "/page/script.js": ("script.js", b"text/javascript; charset=utf-8"),
-    "/page/style.css": ("style.css", b"text/css; charset=utf-8"),
+_TYPES = {
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".svg": b"image/svg+xml",
 }
-# Whatever a stream holds or is called, nothing but these files runs, and nothing is fetched from elsewhere.
+# Whatever a stream or document holds or is called, nothing but these files runs, and nothing is fetched from elsewhere.
 _POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'"
 )
 
 # How many streams one answer names.
 _STREAMS = 500
 
-_PRODUCERS = 100
-# What happens within this time is one event: a busy server does not make a busy page.
+_PRODUCERS = _FOLLOWERS = 100
+# What a token has to read to see subscriptions.
+SUBSCRIPTIONS = "__ds"
+# What happens within this time behind an event is one more event: a busy server does not make a busy page.
 _EVENT_SECONDS = 0.25
 
 # When more streams changed within that time, the page is asked to fetch all again.
 _PATHS_MAX = 1000
 
 
-class Watcher:
-    """What happened since a page was sent an update."""
+class _File(NamedTuple):
+    """A file of the page.
 
-    def __init__(self) -> None:
+    :ivar tag: differs whenever the file does.
+    """
+
+    data: bytes
+    media_type: bytes
+    tag: str
+
+
+@cache
+def _files() -> dict[str, _File]:
+    """The files of the page, by path."""
+    found = {}
+    for entry in files("opslog.server.page").iterdir():
+        media_type = _TYPES.get(PurePath(entry.name).suffix)
+        if media_type is not None:
+            data = entry.read_bytes()
+            path = "/" if entry.name == "index.html" else f"/page/{entry.name}"
+            found[path] = _File(data, media_type, sha256(data).hexdigest()[:32])
+    return found
+
+
+class Watcher:
+    """What happened since a page was sent an update.
+
+    :ivar token: of whoever asked for them.
+    """
+
+    def __init__(self, token: Token | None) -> None:
+        self.token = token
         self.paths: set[str] = set()
         self.woken = asyncio.Event()
 
@@ -63,58 +103,74 @@ class PageRoutes:
     :ivar public: those of them without anything of the streams in it.
     """
 
-    paths = frozenset({*_FILES, "/page/streams", "/page/stream", "/page/events"})
-    public = frozenset(_FILES)
-
-    def __init__(self, streams: Streams, options: Options) -> None:
+    def __init__(self, streams: Streams, subscriptions: Subscriptions, options: Options) -> None:
+        self.public = frozenset(_files())
+        self.paths = self.public | {"/page/streams", "/page/stream", "/page/events"}
         self._streams = streams
+        self._subscriptions = subscriptions
         self._options = options
         self._watchers: set[Watcher] = set()
         streams.observers.append(self._observe)
 
-    async def answer(self, path: str, scope: Scope, receive: Receive, send: Send) -> int:
-        """:raises Refused: there is no such stream, or the method is not possible."""
+    async def answer(self, path: str, scope: Scope, receive: Receive, send: Send, token: Token | None) -> int:
+        """
+        :param token: of whoever asks; None: none is wanted.
+        :raises Refused: there is no such stream, or the method is not possible, or the token does not allow it.
+        """
         head = scope["method"] == "HEAD"
-        if path in _FILES:
-            name, kind = _FILES[path]
-            headers: Headers = [
-                (b"content-type", kind),
-                (b"content-security-policy", _POLICY),
-                (b"referrer-policy", b"no-referrer"),
-                (b"cache-control", b"no-cache"),
-            ]
-            return await reply(send, 200, headers, files("opslog.server.page").joinpath(name).read_bytes(), head=head)
+        if path in self.public:
+            return await _file(_files()[path], scope, send, head=head)
         given = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         if path == "/page/streams":
-            return await _json(send, self._list(given.get("after", "")), head=head)
+            return await _json(send, self._list(given.get("after", ""), token), head=head)
         if path == "/page/stream":
-            return await _json(send, self._one(given.get("path", "")), head=head)
+            asked = given.get("path", "")
+            if token is not None:
+                token.check(asked, "read")
+            return await _json(send, self._one(asked, token), head=head)
         if head:
             raise Refused(405, "events have no head", [(b"allow", b"GET")])
-        return await self._events(receive, send)
+        return await self._events(receive, send, token)
 
-    def _list(self, after: str) -> dict[str, Any]:
+    def _list(self, after: str, token: Token | None) -> dict[str, Any]:
         """Streams by path, behind `after`; the deleted ones that forks need, too."""
         shards = self._streams.storage.shards
         merged = heapq.merge(*(shard.streams(after) for shard in shards), key=lambda stream: stream.path.encode())
-        found = list(islice(merged, _STREAMS + 1))
+        readable = (stream for stream in merged if _may_read(token, stream.path))
+        found = list(islice(readable, _STREAMS + 1))
         more = len(found) > _STREAMS
-        shown = [described for stream in found[:_STREAMS] if (described := self._described(stream)) is not None]
+        shown = [described for stream in found[:_STREAMS] if (described := self._described(stream, token)) is not None]
         return {"root": self._options.root, "streams": shown, "after": found[_STREAMS - 1].path if more else None}
 
-    def _one(self, path: str) -> dict[str, Any]:
+    def _one(self, path: str, token: Token | None) -> dict[str, Any]:
         shard = self._streams.storage.shards[self._streams.shard_number(path)]
         stream = shard.stream(path)
-        described = None if stream is None else self._described(stream)
+        described = None if stream is None else self._described(stream, token)
         if stream is None or described is None:
             raise Refused(404, "there is no such stream")
         producers = [
             {"id": id, "epoch": producer.epoch, "seq": producer.seq}
             for id, producer in shard.producers(stream.id, _PRODUCERS)
         ]
-        return {**described, "producers": producers}
+        return {**described, "producers": producers, "followers": self._followers(stream, token)}
 
-    def _described(self, stream: Stream) -> dict[str, Any] | None:
+    def _followers(self, stream: Stream, token: Token | None) -> list[dict[str, Any]]:
+        """Who follows a stream, and how far behind its end they are. Readers of one kind at one place are one entry;
+        the farthest behind come first."""
+        counts = Counter((reader.kind, reader.position) for reader in self._streams.followers.readers(stream.path))
+        found: list[tuple[int, dict[str, Any]]] = [
+            (max(0, stream.tail - position), {"kind": kind, "id": None, "readers": readers})
+            for (kind, position), readers in counts.items()
+        ]
+        if token is None or token.covers(SUBSCRIPTIONS, "read"):
+            for subscription, link in self._subscriptions.followers(stream.path):
+                acked = parse_offset(link.acked_offset) or 0
+                lag = max(0, stream.tail - acked) if link.stream_id == stream.id else stream.tail
+                found.append((lag, {"kind": subscription.config.type, "id": subscription.id, "readers": 1}))
+        found.sort(key=lambda follower: -follower[0])
+        return [{**follower, "lag_bytes": lag} for lag, follower in found[:_FOLLOWERS]]
+
+    def _described(self, stream: Stream, token: Token | None) -> dict[str, Any] | None:
         try:
             self._streams.stream(stream.path)
         except Refused:
@@ -130,27 +186,32 @@ class PageRoutes:
             "created": format_ts(stream.created),
             "ttl": stream.ttl,
             "expires_at": stream.expires_at,
-            "source": stream.fork.source if stream.fork else None,
+            "source": stream.fork.source if stream.fork and _may_read(token, stream.fork.source) else None,
             "forked_at": format_offset(stream.base) if stream.fork else None,
             "forks": stream.forks,
         }
 
     def _observe(self, events: Events) -> None:
+        paths = {*events.appended, *(stream.path for stream in (*events.created, *events.deleted))}
         for watcher in self._watchers:
-            watcher.paths.update(events.appended, (stream.path for stream in (*events.created, *events.deleted)))
-            watcher.woken.set()
+            seen = {path for path in paths if _may_read(watcher.token, path)}
+            if seen:
+                if len(watcher.paths) <= _PATHS_MAX:  # of more the page is not sent the names
+                    watcher.paths |= seen
+                watcher.woken.set()
 
     def stop(self) -> None:
         """End all events; `Streams.followers` is stopped already."""
         for watcher in self._watchers:
             watcher.woken.set()
 
-    async def _events(self, receive: Receive, send: Send) -> int:
+    async def _events(self, receive: Receive, send: Send, token: Token | None) -> int:
         headers: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await begin(send, 200, headers)
-        watcher = Watcher()
+        watcher = Watcher(token)
+        # Before the answer begins: what a page asks for once it has begun, and what it is sent, leave no gap.
         self._watchers.add(watcher)
         try:
+            await begin(send, 200, headers)
             async with watching(receive) as gone, Patience(send, self._options.send_seconds) as patient:
                 gone.add_done_callback(lambda _: watcher.woken.set())
                 await self._send_changes(watcher, patient.send, gone)
@@ -163,25 +224,46 @@ class PageRoutes:
         event = b": hello\n\n"
         while True:
             await send({"type": "http.response.body", "body": event, "more_body": True})
+            if event.startswith(b"data:"):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_EVENT_SECONDS):
+                        await asyncio.wait([gone])
             event = b": still here\n\n"
+            if self._streams.followers.stopped:  # since before this watcher was there to be woken
+                return
             try:
                 async with asyncio.timeout(self._options.long_poll_seconds):
                     await watcher.woken.wait()
-                await asyncio.sleep(0 if gone.done() else _EVENT_SECONDS)
             except TimeoutError:
                 continue
             if gone.done() or self._streams.followers.stopped:
                 return
             watcher.woken.clear()
             paths, watcher.paths = watcher.paths, set()
-            event = b"data: " + msgspec.json.encode(self._changed(paths)) + b"\n\n"
+            event = b"data: " + msgspec.json.encode(self._changed(paths, watcher.token)) + b"\n\n"
 
-    def _changed(self, paths: set[str]) -> dict[str, Any]:
+    def _changed(self, paths: set[str], token: Token | None) -> dict[str, Any]:
         """What became of these streams; None for those that are no more."""
         if len(paths) > _PATHS_MAX:
             return {"again": True}
         found = {path: self._streams.storage.shards[self._streams.shard_number(path)].stream(path) for path in paths}
-        return {"streams": {path: stream and self._described(stream) for path, stream in found.items()}}
+        return {"streams": {path: stream and self._described(stream, token) for path, stream in found.items()}}
+
+
+def _may_read(token: Token | None, path: str) -> bool:
+    return token is None or token.covers(path, "read")
+
+
+async def _file(file: _File, scope: Scope, send: Send, *, head: bool) -> int:
+    headers: Headers = [
+        (b"referrer-policy", b"no-referrer"),
+        (b"cache-control", b"no-cache"),
+        (b"etag", f'"{file.tag}"'.encode()),
+    ]
+    known = fields(scope["headers"]).get(b"if-none-match")
+    if known is not None and conditional.matches(known, file.tag):
+        return await reply(send, 304, headers, policy=_POLICY)
+    return await reply(send, 200, [(b"content-type", file.media_type), *headers], file.data, head=head, policy=_POLICY)
 
 
 async def _json(send: Send, value: dict[str, Any], *, head: bool) -> int:

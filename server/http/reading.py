@@ -69,10 +69,11 @@ class Reading:
             return await self._nothing_yet(stream, send)
         if asked.live is not None:
             if position == stream.tail and not stream.closed:
-                async with live.watching(receive) as gone:
-                    await self._streams.wait(stream, self._options.long_poll_seconds, gone)
-                    if gone.done():
-                        raise DisconnectedError
+                with self._streams.followers.reading(path, "long-poll", position):
+                    async with live.watching(receive) as gone:
+                        await self._streams.wait(stream, self._options.long_poll_seconds, gone)
+                        if gone.done():
+                            raise DisconnectedError
                 stream = self._streams.again(stream)
             if position == stream.tail:
                 return await self._nothing_came(stream, asked, send)

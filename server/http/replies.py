@@ -20,6 +20,11 @@ _COMMON: Headers = [
     (b"access-control-expose-headers", _EXPOSED),
 ]
 
+# Streams are of whatever type their writers say, and have the origin of the page and of the stores. A browser that is
+# led to one runs no script of it, and counts what it shows as of no origin.
+CONTENT_POLICY = b"default-src 'none'; sandbox"
+_POLICY_NAME = b"content-security-policy"
+
 METHODS = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _PREFLIGHT: Headers = [
     (
@@ -38,18 +43,25 @@ NO_STORE = (b"cache-control", b"no-store")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
-async def begin(send: Send, status: int, headers: Headers) -> None:
-    """Send the head of an answer: what every answer carries, and `headers`."""
-    await send({"type": "http.response.start", "status": status, "headers": [*_COMMON, *headers]})
+async def begin(send: Send, status: int, headers: Headers, policy: bytes = CONTENT_POLICY) -> None:
+    """Send the head of an answer: what every answer carries, and `headers`.
+
+    :param policy: what a browser lets it do, if it is shown as a page.
+    """
+    all_headers = [*_COMMON, (_POLICY_NAME, policy), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
 
 
-async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False) -> int:
+async def reply(
+    send: Send, status: int, headers: Headers, body: bytes = b"", *, head: bool = False, policy: bytes = CONTENT_POLICY
+) -> int:
     """A whole answer; returns its status. `headers` are those beside what every answer carries.
 
     :param head: leave the body out, but send its length.
+    :param policy: as of `begin`.
     """
     length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
-    await begin(send, status, [*headers, *length])
+    await begin(send, status, [*headers, *length], policy)
     await send({"type": "http.response.body", "body": b"" if head else body})
     return status
 
@@ -57,7 +69,14 @@ async def reply(send: Send, status: int, headers: Headers, body: bytes = b"", *,
 def refusal(refused: Refused) -> tuple[int, Headers, bytes]:
     """The status, all headers and the body of the answer."""
     body = str(refused).encode() + b"\n"
-    headers = [*_COMMON, TEXT, NO_STORE, *refused.headers, (b"content-length", b"%d" % len(body))]
+    headers = [
+        *_COMMON,
+        (_POLICY_NAME, CONTENT_POLICY),
+        TEXT,
+        NO_STORE,
+        *refused.headers,
+        (b"content-length", b"%d" % len(body)),
+    ]
     return refused.status, headers, body
 
 

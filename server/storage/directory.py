@@ -25,6 +25,7 @@ from opslog.backends.local import flock
 from opslog.backends.posix import fsync_directory, write_all
 from opslog.environment import REAL, Environment
 from opslog.errors import CorruptError, FormatVersionError, LockedError, UsageError
+from opslog.format.prepared import prepare
 from opslog.server.protocol.storage import Shard
 from opslog.server.storage.lmdb_shard import LmdbShard
 
@@ -46,6 +47,9 @@ class Layout(msgspec.Struct, frozen=True):
     shards: int
     hash: str
     name: str
+
+
+prepare(Layout)
 
 
 class DirectoryStorage:

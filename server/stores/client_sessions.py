@@ -37,8 +37,9 @@ from opslog.errors import (
     OpslogError,
     WriteFailedError,
 )
-from opslog.format.layout import LOCKS, check_agent, log_prefix, segment_of, segment_path
+from opslog.format.layout import LOCKS, check_name, log_prefix, segment_of, segment_path
 from opslog.format.manifest import START, Cut
+from opslog.format.prepared import prepare
 from opslog.format.torn import sound_length
 from opslog.snapshot.manifests import ManifestStore
 
@@ -56,6 +57,9 @@ class _Record(msgspec.Struct):
 
     session: str
     holder: str
+
+
+prepare(_Record)
 
 
 class _Session:
@@ -94,7 +98,7 @@ class Sessions:
         :raises AgentBusyError: another one lasts, or somebody else has the name.
         :raises OpslogError: as of `Backend.appender`.
         """
-        check_agent(call.agent)
+        check_name(call.agent, "agent")
         return self._alone(call.agent, lambda: self._open(call))
 
     def append(self, call: Append) -> Position:
@@ -102,7 +106,7 @@ class Sessions:
 
         :raises AgentFencedError: also if the session was replaced. Nothing was written.
         """
-        check_agent(call.agent)
+        check_name(call.agent, "agent")
         return self._alone(call.agent, lambda: self._append(call))
 
     def close(self, call: CloseLog) -> None:

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from opslog.errors import ClosedError, OpslogError, UsageError
 from opslog.format.commits import Set
+from opslog.format.prepared import prepare
 from opslog.replica.feed import Changes
 from opslog.server.background import Background
 from opslog.server.protocol.model import JSON, Stream
@@ -73,6 +74,9 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     stream: int
     start: int = 0
     stop: int = 0
+
+
+prepare(Kept)
 
 
 class _Step(msgspec.Struct):

@@ -126,13 +126,16 @@ class StorageService:
         backend = self._backend
         match call:
             case protocol.ListFiles(prefix, after):
-                return _entries(backend.list(prefix, after))
+                return protocol.Entries(_files(backend.list(prefix, after)))
             case protocol.ListLogs(seen):
-                return _entries(backend.list_logs(seen))
+                return protocol.Entries(_files(backend.list_logs(seen)))
+            case protocol.ListWithLogs(prefix, after, seen):
+                listed, logs = backend.list_with_logs(prefix, after, seen)
+                return protocol.FilesAndLogs(_files(listed), _files(backend.list_logs(seen) if logs is None else logs))
             case protocol.Read(ranges):
                 return protocol.Contents(self._read_some([Range(*part) for part in ranges]))
             case protocol.Describe():
-                return protocol.Storage(backend.segments_grow)
+                return protocol.Storage(backend.segments_grow, lists_with_logs=True, announces=True)
             case protocol.Now():
                 return protocol.Value(backend.now())
             case protocol.IsFree(agent):
@@ -262,5 +265,5 @@ class StorageService:
             self._locks.popitem()[1].stack.close()
 
 
-def _entries(listed: Sequence[Entry]) -> Answer:
-    return protocol.Entries([(entry.path, entry.size, entry.modified) for entry in listed])
+def _files(listed: Sequence[Entry]) -> list[tuple[str, int, float]]:
+    return [(entry.path, entry.size, entry.modified) for entry in listed]

@@ -19,7 +19,7 @@ from opslog.backends.remote.protocol import (
     Unlock,
 )
 from opslog.errors import DataError, UsageError
-from opslog.format.commits import decode_commits
+from opslog.format.commits import Seal, decode_commits
 from opslog.format.layout import ARCHIVE, TRANSACTIONS
 from opslog.log.session import SEALING_LOCK
 from opslog.replica.queueing import LOCK as DECIDING_LOCK
@@ -47,7 +47,9 @@ class Client(msgspec.Struct, frozen=True):
         """:raises UsageError: it may not make this call."""
         match call:
             case OpenLog(agent) | CloseLog(agent):
-                self._check_writes(agent)
+                # A compaction seals the logs of others.
+                if not self.operates:
+                    self._check_writes(agent)
             case Append() | AppendAt():
                 self._check_lines(call)
             case Persist():
@@ -66,13 +68,16 @@ class Client(msgspec.Struct, frozen=True):
 
     def _check_lines(self, call: Append | AppendAt) -> None:
         """One line that is no commit would keep everybody from reading the log."""
-        self._check_writes(self.agent if call.agent == TRANSACTIONS and self.agent else call.agent)
         if self.agent is None:
+            self._check_writes(call.agent)
             return
         try:
             commits = decode_commits(call.data, call.agent, 0)
         except DataError as error:
             raise UsageError(f"what is to be appended are no lines of a log: {error}") from error
+        if self.operates and commits and all(isinstance(commit, Seal) for commit in commits):
+            return
+        self._check_writes(self.agent if call.agent == TRANSACTIONS else call.agent)
         for commit in commits:
             self._check_writes(commit.by if commit.agent == call.agent == TRANSACTIONS else commit.agent)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
 import opslog
+from opslog.doors.activity import Activity
 from opslog.doors.once import Once
 from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment
@@ -22,6 +23,7 @@ from opslog.replica.state import State
 from opslog.server.metrics import StoreFigures
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.remote_storage import StorageService
+from opslog.server.stores.samples import Sample, Samples
 from opslog.store import Store, replica_of
 
 R = TypeVar("R")
@@ -35,7 +37,7 @@ _VIEWS = 4
 class ServedStore:
     """One store that is served.
 
-    Everything but construction, `call`, `call_for_feed` and `named` blocks.
+    Everything but construction, `call`, `call_in_turn`, `call_for_feed` and `named` blocks.
 
     :ivar storage: for agents elsewhere that have a replica of their own.
     :param name: in addresses.
@@ -56,12 +58,20 @@ class ServedStore:
         self.storage = StorageService(replica.backend, name, environment)
         self._threads = ThreadPoolExecutor(_THREADS, f"opslog-store-{name}")
         self._feed_thread = ThreadPoolExecutor(1, f"opslog-feed-{name}")
+        self._turns_thread = ThreadPoolExecutor(1, f"opslog-turns-{name}")
         self._views: OrderedDict[Point, _View] = OrderedDict()
         self._lock = threading.Lock()
+        self._samples = Samples()
+        # The newest summary of the commits, and where in the store it was made: who asks again gets the same.
+        self._activity: tuple[object, Activity] | None = None
 
     async def call(self, function: Callable[[], R]) -> R:
         """What a function returns that blocks; called in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def call_in_turn(self, function: Callable[[], R]) -> R:
+        """The same, one after the other: for what takes long, and would take all threads where many ask for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._turns_thread, function)
 
     async def call_for_feed(self, function: Callable[[], R]) -> R:
         """The same, one after the other, and beside those of clients."""
@@ -101,9 +111,33 @@ class ServedStore:
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
         """For the feed, which goes on from its own last call. It asks for as long as the store is served, so this is
-        also when the names and locks are let go of that nobody uses."""
+        also when the names and locks are let go of that nobody uses, and when a sample is taken of its figures."""
         self.storage.release_unused()
-        return replica_of(self._store).changes(since, limit, self._feed)
+        replica = replica_of(self._store)
+        found = replica.changes(since, limit, self._feed)
+        figures = self.figures()
+        self._samples.note(
+            self._environment.time(),
+            commits=figures.commits,
+            tail=figures.tail_commits,
+            documents=figures.documents,
+            manifest=replica.read(lambda state: state.passed.number),
+        )
+        return found
+
+    def samples(self) -> Sequence[Sample]:
+        """Figures since the store is served."""
+        return self._samples.all()
+
+    def activity(self, most: int) -> Activity:
+        """As of `Operations.activity`, for `call_in_turn`. Asked again before there is anything new, it reads
+        nothing."""
+        replica = replica_of(self._store)
+        self._store.refresh()
+        where = replica.read(lambda state: (state.commits, state.passed.number, most))
+        if self._activity is None or self._activity[0] != where:
+            self._activity = where, self.operations().activity(most)
+        return self._activity[1]
 
     @contextmanager
     def as_of(self, point: Point) -> Iterator[Operations]:
@@ -150,6 +184,7 @@ class ServedStore:
     def close(self) -> None:
         """Wait for the calls that are under way, and close the store."""
         self._feed_thread.shutdown()
+        self._turns_thread.shutdown()
         self._threads.shutdown()
         self.storage.close()
         for view in self._views.values():

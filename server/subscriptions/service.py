@@ -9,7 +9,7 @@ all cursors are compared with the ends of their streams, and matching streams wi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -226,6 +226,13 @@ class Subscriptions:
         async with entry.lock:
             self._check_fence(entry, token, body)
             await self._steps.commit(entry, subscriptions.released(entry.subscription))
+
+    def followers(self, path: str) -> Iterator[tuple[Subscription, Link]]:
+        """The subscriptions that have seen a stream, with up to where each has acknowledged it."""
+        for entry in self._entries.interested_in(path):
+            link = entry.links.get(path)
+            if link is not None:
+                yield entry.subscription, link
 
     def infos(self, entry: Entry) -> list[dict[str, object]]:
         """What a worker learns about the streams of a subscription."""

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from opslog.format.prepared import prepare
 from opslog.server.protocol.offsets import format_offset, parse_offset
 from opslog.server.protocol.refusals import Refused
 
@@ -115,6 +116,9 @@ class Subscription(msgspec.Struct, frozen=True):
     def due(self) -> float | None:
         """When it has something to do by itself."""
         return self.lease_until if self.next_attempt_at is None else self.next_attempt_at
+
+
+prepare(Link, Subscription)
 
 
 class Ack(NamedTuple):

@@ -21,6 +21,7 @@ from itertools import pairwise
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from opslog.format.prepared import prepare
 from opslog.server.subscriptions.subscription import SubscriptionRefused
 
 # How long caches may keep the published keys.
@@ -38,6 +39,9 @@ class Secret(msgspec.Struct, frozen=True):
 
     seed: bytes
     since: float
+
+
+prepare(Secret)
 
 
 def rotated(secrets: Sequence[Secret], seed: bytes, now: float) -> tuple[Secret, ...]:

@@ -216,7 +216,7 @@ def test_changes_name_what_is_new_and_say_what_they_leave_out(door: Operations) 
     door.set("a", {"n": 1})
     everything = door.changes(most=0)
     assert everything.reset
-    assert (everything.changes, everything.omitted) == ([], [])
+    assert (everything.changes, everything.omitted, everything.complete) == ([], [], False)
     stamp = door.batch([Op("set", "b", {}), Op("delete", "a")]).stamp
     page = door.changes(everything.token)
     assert [(each.op, each.id, each.existed, each.stamp) for each in page.changes] == [
@@ -226,8 +226,31 @@ def test_changes_name_what_is_new_and_say_what_they_leave_out(door: Operations) 
     assert [(each.op, each.ids, each.author, each.won) for each in page.commits] == [
         ("batch", ["b", "a"], "door", True)
     ]
-    assert door.changes(everything.token, most=1).omitted == ["b"]
+    some = door.changes(everything.token, most=1)
+    assert (some.omitted, some.complete) == (["b"], True)
     assert door.changes(page.token).commits == []
+
+
+def test_too_many_documents_are_read_in_pages_and_then_changes_go_on(door: Operations) -> None:
+    """What is written between the pages is in the changes behind the token, however the two overlap."""
+    for n in range(5):
+        door.set(f"{n}", {"n": n})
+    reset = door.changes(most=4)
+    assert (reset.changes, reset.complete) == ([], False)
+    assert len(door.changes(most=5).changes) == 5
+    first = door.find(limit=2)
+    door.set("0", {"n": 10})
+    door.delete("3")
+    door.set("9", {"n": 9})
+    known: dict[str, object] = {
+        entry.id: entry.data for page in (first, door.find(limit=9, cursor=first.cursor)) for entry in page.items
+    }
+    for change in door.changes(reset.token).changes:
+        if change.op == "set":
+            known[change.id] = change.data
+        else:
+            known.pop(change.id, None)
+    assert known == {entry.id: entry.data for entry in door.find().items}
 
 
 def test_history_keeps_the_newest(door: Operations) -> None:

@@ -71,6 +71,7 @@ def test_any_requests(caller: Caller, asked: list[tuple[str, str, dict[str, str]
         answer = caller.request(method, path, headers=given_headers, params=given_params, content=body)
         assert answer.status_code in ANSWERS, (answer.status_code, answer.text)
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "sandbox" in answer.headers["content-security-policy"]
         if method == "HEAD" or answer.status_code in {204, 304}:
             assert answer.content == b""
         if answer.status_code in {400, 403, 404, 405, 409, 410} and method != "HEAD":

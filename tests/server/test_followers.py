@@ -43,6 +43,65 @@ def test_a_follower_that_takes_nothing_is_left(make: Make, path: str, stuck_at: 
     assert client.application.streams.followers.count == 0
 
 
+@pytest.mark.parametrize("query", ["", "&live=long-poll", "&live=sse"])
+def test_an_offset_inside_a_message_is_refused(make: Make, query: str) -> None:
+    client = make(sse_seconds=0.01)
+    client.put("a", headers=JSON, content=b'[{"n":1},{"n":2}]')
+    whole = client.get(f"a?offset=-1{query}")
+    assert whole.status_code == 200
+    end = client.head("a").headers["stream-next-offset"]
+    offset = end[:-1] + str(int(end[-1]) - 1)
+    assert client.get(f"a?offset={offset}{query}").status_code == 400
+
+
+EVENTS = {"type": "http", "method": "GET", "path": "/page/events", "query_string": b"", "headers": []}
+
+
+async def stay() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_a_page_is_sent_what_happens_while_its_answer_begins(make: Make) -> None:
+    """It asks for what there is as soon as it sees the head of the answer."""
+    client = make()
+    came = asyncio.Event()
+    sent = bytearray()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            assert (await client.client.put("a", headers=TEXT)).status_code == 201
+        sent.extend(message.get("body", b""))
+        if b"data:" in sent:
+            came.set()
+
+    async def scenario() -> None:
+        answering = asyncio.ensure_future(client.application(EVENTS, stay, send))
+        async with asyncio.timeout(30):
+            await came.wait()
+        client.application.end_live_reads()
+        await answering
+
+    client.run(scenario())
+    assert b'"a":{' in sent
+
+
+def test_a_page_that_comes_while_the_server_stops_does_not_hold_it_up(make: Make) -> None:
+    client = make(long_poll_seconds=1e6)
+    client.application.end_live_reads()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30):
+            await client.application(EVENTS, stay, send)
+
+    client.run(scenario())
+    assert sent[-1] == {"type": "http.response.body", "body": b""}
+
+
 def test_a_follower_that_takes_its_time_is_not_left(make: Make) -> None:
     """The limit is for one part of an answer, not for all of them together."""
     client = make(send_seconds=0.2, long_poll_seconds=0.01, sse_seconds=0.6)
@@ -100,3 +159,26 @@ def test_new_bytes_are_read_once_for_all_who_follow(
     assert len({answer.content for answer in events}) == 1
     assert b"[1]" in events[0].content
     assert places == [0, 0]
+
+
+def test_live_readers_are_known_with_their_positions_as_long_as_they_read(make: Make) -> None:
+    client = make(long_poll_seconds=100.0)
+    client.put("s", headers={"content-type": "text/plain"})
+    client.post("s", headers={"content-type": "text/plain"}, content=b"12345")
+    followers = client.application.streams.followers
+
+    async def scenario() -> tuple[list[tuple[str, int]], list[httpx.Response]]:
+        asked = [
+            asyncio.create_task(client.client.get("s", params={"offset": offset, "live": live}))
+            for live, offset in (("sse", "-1"), ("long-poll", "now"))
+        ]
+        while followers.count < len(asked):
+            await asyncio.sleep(0)
+        found = sorted((reader.kind, reader.position) for reader in followers.readers("s"))
+        await client.client.post("s", headers={"content-type": "text/plain", "stream-closed": "true"}, content=b"6")
+        return found, await asyncio.gather(*asked)
+
+    found, answers = client.run(scenario())
+    assert found == [("long-poll", 5), ("sse", 5)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert not followers.readers("s"), "nobody is there any more"

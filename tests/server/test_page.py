@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +13,15 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+import opslog.server.page as page_files
 from opslog.server.client import Client, Stream
 from tests.support.servers import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FILES = {path.name: KINDS[path.suffix] for path in Path(page_files.__file__).parent.iterdir() if path.suffix in KINDS}
 HOSTILE = "<img src=x onerror=window.hacked=1>/&lt;\"'`${window.hacked=1}"
 
 
@@ -106,6 +111,20 @@ def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> Non
     assert page.locator("#messages li").all_inner_texts() == ['"b"', "2"], "the address names the stream"
 
 
+def test_a_stream_that_is_made_anew_is_followed_again(browser: Browser, client: Client, root: str) -> None:
+    stream = made(client, "come/and/gone", {"n": "of the first one"})
+    context = browser.new_context()  # in which a browser may complain about what is not there
+    page = context.new_page()
+    page.goto(f"{root.removesuffix('/v1/stream')}/#/stream/come%2Fand%2Fgone")
+    page.locator("#messages li", has_text="of the first one").wait_for()
+    stream.delete()
+    page.locator("#messages .note", has_text="deleted").wait_for()
+    made(client, "come/and/gone", {"n": "of the second one"})
+    page.locator("#messages li", has_text="of the second one").wait_for()
+    assert page.locator("#messages li").count() == 1
+    context.close()
+
+
 def test_forks_are_a_tree(page: Page, client: Client) -> None:
     source = made(client, "tree/source", 1, 2)
     fork = source.fork("tree/fork")
@@ -129,6 +148,38 @@ def test_producers_are_shown(page: Page, client: Client) -> None:
     assert cells.all_inner_texts() == ["<b>planner</b>", "4", "0"]
 
 
+def test_who_follows_is_shown_with_how_far_behind_they_are(page: Page, client: Client, root: str) -> None:
+    stream = made(client, "followed/one", "first")
+    subscription = {"type": "webhook", "pattern": "followed/**", "webhook": {"url": "https://webhook.example/"}}
+    put = httpx.put(f"{root}/__ds/subscriptions/builds", json=subscription)
+    assert put.status_code == 201, put.text
+    stream.append("second")
+    page.locator(item("followed/one")).click()
+    shown = page.locator("#followers tbody tr")
+    shown.filter(has_text="builds").filter(has_text="9 B behind").wait_for()
+    shown.filter(has_text="1 reader").filter(has_text="at the end").wait_for()
+    with httpx.stream("GET", f"{root}/followed/one?offset=-1&live=sse", timeout=60) as other:
+        assert other.status_code == 200
+        shown.filter(has_text="2 readers").wait_for()
+    shown.filter(has_text="1 reader").wait_for()
+
+
+def test_long_messages_are_indented_and_those_that_arrive_say_when(page: Page, client: Client) -> None:
+    stream = made(client, "indented", {"words": ["word"] * 30, "n": 12345678901234567890123})
+    page.locator(item("indented")).click()
+    first = page.locator("#messages li").first
+    first.wait_for()
+    assert first.inner_text().startswith('{\n  "words": [\n    "word",')
+    assert first.inner_text().endswith('\n  "n": 12345678901234567890123\n}')
+    assert first.locator(".json-number").inner_text() == "12345678901234567890123"
+    assert first.get_attribute("data-at") is None, "nobody knows when it came"
+    stream.append("[" * 5)
+    page.locator("#messages li[data-at]", has_text="[[[[[").wait_for()
+    stream.append(json.loads("[" * 900 + "]" * 900))  # which indented would be a million spaces
+    page.locator("#messages li", has_text="[" * 100).wait_for()
+    assert len(page.locator("#messages li").last.inner_text()) < 5000
+
+
 def test_hostile_names_and_messages_stay_text(page: Page, client: Client) -> None:
     message = "</li></ol><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
     made(client, HOSTILE, message)
@@ -136,20 +187,53 @@ def test_hostile_names_and_messages_stay_text(page: Page, client: Client) -> Non
     row.click()
     page.locator("#messages li", has_text="<script>").wait_for()
     assert page.locator("#name").inner_text() == HOSTILE
-    assert page.locator("#messages img, #streams img, #name img, #messages script").count() == 0
+    assert page.locator("#view img, #streams img, #view script").count() == 0
     assert page.evaluate("window.hacked") is None
 
 
 def test_nothing_but_the_files_of_the_page_may_run(root: str) -> None:
     base = root.removesuffix("/v1/stream")
-    for path in ("/", "/page/script.js", "/page/style.css"):
-        answer = httpx.get(base + path)
+    for name, kind in FILES.items():
+        answer = httpx.get(base + ("/" if name == "index.html" else f"/page/{name}"))
         assert answer.status_code == 200
+        assert answer.headers["content-type"].partition(";")[0] == kind
         assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
-    written = httpx.get(f"{base}/page/script.js").text
-    assert "fetch(" in written
-    assert not [word for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval(") if word in written]
+        markup = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc")
+        assert not [word for word in markup if word in answer.text], name
+        if name == "index.html":
+            assert not re.search(r"<script(?! src=)|<style|\s(on\w+|style)=", answer.text), "nothing stands in it"
+
+
+@pytest.mark.parametrize("media_type", ["text/html", "image/svg+xml", "application/xhtml+xml"])
+def test_a_stream_that_is_a_page_runs_no_script_in_the_origin_of_the_server(
+    browser: Browser, client: Client, root: str, media_type: str
+) -> None:
+    outer = "svg" if "svg" in media_type else "html"
+    spaces = {"image/svg+xml": "2000/svg", "application/xhtml+xml": "1999/xhtml"}
+    space = f' xmlns="http://www.w3.org/{spaces[media_type]}"' if media_type in spaces else ""
+    path = f"pages/{media_type}"
+    stream = client.stream(path)
+    stream.create(media_type)
+    stream.append(f"<{outer}{space}><script>document.documentElement.id = 'hacked'</script></{outer}>".encode())
+    context = browser.new_context()
+    page = context.new_page()
+    for query in ("", "?offset=-1"):
+        page.goto(f"{root}/{path}{query}")
+        assert page.locator(outer).count() == 1
+        assert page.locator("#hacked").count() == 0
+        assert page.evaluate("self.origin") == "null", "it is not of the origin that may use stores here"
+    context.close()
+
+
+def test_who_has_a_file_of_the_page_is_not_sent_it_again(root: str) -> None:
+    url = f"{root.removesuffix('/v1/stream')}/page/main.js"
+    first = httpx.get(url)
+    assert first.headers["cache-control"] == "no-cache"
+    same = httpx.get(url, headers={"if-none-match": first.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    assert httpx.get(url, headers={"if-none-match": '"other"'}).content == first.content
+    assert httpx.get(url.replace("main.js", "../server.py")).status_code == 404
 
 
 def test_long_lists_come_in_parts(client: Client, root: str) -> None:
@@ -165,6 +249,17 @@ def test_long_lists_come_in_parts(client: Client, root: str) -> None:
         after = part["after"]
     assert [path for path in found if path.startswith("many/")] == paths
     assert found == sorted(set(found), key=str.encode)
+
+
+def test_news_of_streams_behind_show_more_do_not_make_the_list_longer(page: Page, client: Client) -> None:
+    part = {"root": "/v1/stream/", "streams": [], "after": "shown/m"}
+    page.route("**/page/streams?*", lambda route: route.fulfill(json=part))
+    page.reload()
+    page.locator("#more").wait_for()
+    for path in ("shown/z", "shown/a"):
+        client.stream(path).create("text/plain")
+    page.locator("[role=treeitem]", has_text="shown/a").wait_for()
+    assert page.locator("[role=treeitem]").count() == 1
 
 
 def test_a_server_with_tokens_asks_for_one(browser: Browser, tmp_path: Path) -> None:

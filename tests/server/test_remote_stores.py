@@ -7,30 +7,39 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import opslog
 from opslog.backends import Range, open_backend
+from opslog.backends.remote import protocol
 from opslog.backends.remote.backend import RemoteBackend
+from opslog.backends.remote.channel import Channel
 from opslog.backends.remote.protocol import SESSION_SECONDS, Append, AppendAt, Change, Create, Delete, Lock, OpenLog
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
 from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
+from opslog.server.http.asgi import App
+from opslog.server.options import Options
+from opslog.server.storage.memory import MemoryStorage
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.rights import Client
+from opslog.server.stores.served import ServedStores
 from opslog.snapshot import runs
 from opslog.store import replica_of
 from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.processes import Process, start
 from tests.support.served_storage import Clock, Handing
-from tests.support.servers import Server, serving
+from tests.support.servers import Server, http, serving
+from tests.support.waiting import until as wait_until
 
 
 @pytest.fixture
@@ -130,6 +139,22 @@ def test_what_a_read_costs(server: Server) -> None:
 
         assert requests(lambda: store["a"]) == 0
         assert requests(lambda: store.set("a", {"n": 1})) == 1
+        assert requests(store.refresh) == 1
+        store.create("guarded", {})
+        assert requests(lambda: store.modify("guarded", lambda old: {"n": 1})) == 2
+
+
+def test_a_refresh_through_a_server_that_knows_no_listing_of_both(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of 0.2.0."""
+    described = RemoteBackend._describe
+    monkeypatch.setattr(RemoteBackend, "_describe", lambda self: replace(described(self), lists_with_logs=False))
+    with opslog.open(at(server), agent="far") as far, opslog.open(url, agent="near") as near:
+        near["a"] = {}
+        before = replica_of(far).backend.requests
+        assert [commit.agent for commit in far.refresh()] == ["near"]
+        assert replica_of(far).backend.requests - before == 3
 
 
 def test_an_append_of_a_client_that_was_stopped_while_its_name_was_taken(
@@ -262,6 +287,24 @@ def test_what_a_token_may_not_forge() -> None:
             mine.check(call)
 
 
+def test_who_operates_seals_the_logs_of_others() -> None:
+    """As a compaction does, and writes nothing else there."""
+    operator = Client("operator", writes=True, operates=True)
+
+    def line(commit: type[opslog.Seal | opslog.Undo], agent: str, **more: Any) -> bytes:
+        return encode_commit(commit("2026-11-23T12:00:00.000000Z", 1001, agent, **more))
+
+    for agent in ("other", TRANSACTIONS):
+        operator.check(OpenLog(agent, "session", "pid 1"))
+        operator.check(Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent)))
+        with pytest.raises(UsageError, match="of nobody else"):
+            operator.check(Append(agent, "session", (1, 0), 0, line(opslog.Undo, agent, target=1000)))
+        with pytest.raises(UsageError, match="of nobody else"):
+            Client("mine", writes=True, operates=False).check(
+                Append(agent, "session", (1, 0), 0, line(opslog.Seal, agent))
+            )
+
+
 def test_nobody_renews_the_session_of_another_agent() -> None:
     """Who may read finds its name in the storage."""
     clock = Clock()
@@ -282,3 +325,192 @@ def test_nobody_renews_the_session_of_another_agent() -> None:
     service.release_unused()
     assert backend.is_free("victim")
     service.close()
+
+
+def test_answers_count_in_what_a_server_keeps_in_memory(url: str, tmp_path: Path) -> None:
+    """Where there is no room for one, its client asks again."""
+    stores = ServedStores({"tasks": url}, "main")
+    application = App(MemoryStorage(), Options(), stores=stores)
+    held: list[int] = []
+    service = next(iter(stores)).storage
+    service.backend.create("archive/large/1.jsonl", b"x" * 1_000_000)
+    request = protocol.Request(protocol.VERSION, protocol.Read([("archive/large/1.jsonl", 0, None)]))
+
+    async def run() -> list[int]:
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            held.append(application.budget.held)
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": protocol.encode(request), "more_body": False}
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/store/tasks/storage",
+            "headers": [],
+            "query_string": b"",
+        }
+        await application(scope, receive, send)
+        assert max(held) >= 1_000_000
+        assert application.budget.held == 0
+        with application.budget.holding() as rest:
+            rest.hold(application.budget.bytes_max - 1000)
+            await application(scope, receive, send)
+        await application.stop()
+        return statuses
+
+    assert asyncio.run(run()) == [200, 503]
+
+
+# -- what is written is said
+
+
+class Watched:
+    """A thread that watches a store, until that is closed.
+
+    :ivar seen: the documents of the commits that came; `error`: what ended it.
+    """
+
+    def __init__(self, store: opslog.Store[Any]) -> None:
+        self.seen: list[str] = []
+        self.error: BaseException | None = None
+        self._came = threading.Condition()
+        self._store = store
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        try:
+            for commit in self._store.watch(NEVER):
+                with self._came:
+                    self.seen += commit.ids
+                    self._came.notify_all()
+        except BaseException as error:  # noqa: BLE001  (the test raises it)
+            self.error = error
+        with self._came:
+            self._came.notify_all()
+
+    def wait_for(self, *ids: str) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: {*ids} <= {*self.seen} or not self.thread.is_alive(), 30), self.seen
+        assert self.error is None
+        assert self.seen.count(ids[-1]) == 1
+
+
+NEVER = 1e6
+"""To poll after so many seconds."""
+
+
+def listening(store: opslog.Store[Any]) -> bool:
+    return bool(replica_of(store).backend._listener.is_live)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def watching(store: opslog.Store[Any], count: int = 1) -> Iterator[list[Watched]]:
+    """Threads that watch a store, once the server says what is written. Closes the store at the end."""
+    with closing(replica_of(store).backend.subscribe(lambda: None)) as kept:  # type: ignore[type-var]
+        wait_until(lambda: listening(store))
+        watched = [Watched(store) for _ in range(count)]
+        try:
+            assert kept is not None
+            yield watched
+        finally:
+            store.close()
+            for each in watched:
+                each.thread.join()
+    assert [each.error for each in watched] == [None] * count
+    assert not [thread for thread in threading.enumerate() if thread.name == "opslog-listener"]
+
+
+def test_a_watch_hears_of_what_others_write(server: Server, url: str) -> None:
+    """Through the server, and beside it."""
+    far = opslog.open(at(server), read_only=True)
+    with (
+        opslog.open(at(server), agent="writer") as writer,
+        opslog.open(url, agent="near") as near,
+        watching(far) as (watched,),
+    ):
+        for number in range(5):
+            writer[f"far-{number}"] = {}
+            watched.wait_for(f"far-{number}")
+            near[f"near-{number}"] = {}
+            watched.wait_for(f"near-{number}")
+        http("PUT", f"{server.root}/v1/store/tasks/documents/rest", json={})
+        watched.wait_for("rest")
+
+
+def test_watches_share_one_open_request(server: Server) -> None:
+    """And ask for nothing while there is nothing."""
+    far = opslog.open(at(server), read_only=True)
+    asked: list[str] = []
+    channel = replica_of(far).backend.channel  # type: ignore[attr-defined]
+    channel._client.event_hooks["request"].append(lambda request: asked.append(request.method))
+    with opslog.open(at(server), agent="writer") as writer, watching(far, 3) as watched:
+        writer["a"] = {}
+        wait_until(lambda: sum(each.seen == ["a"] for each in watched) == 1)
+        assert asked.count("GET") == 1
+        wait_until(lambda: "\nopslog_server_followers 1.0\n" in http("GET", f"{server.root}/metrics").text)
+
+
+def test_a_watch_survives_a_server_that_is_killed(server: Server, url: str, tmp_path: Path) -> None:
+    """And loses nothing of what was written meanwhile."""
+    far = opslog.open(at(server), read_only=True)
+    with watching(far) as (watched,), opslog.open(url, agent="near") as near:
+        current = server
+        with ExitStack() as stack:
+            for number in range(3):
+                current.kill()
+                near[f"away-{number}"] = {}
+                current = restarted(current, url, tmp_path)
+                stack.callback(current.kill)
+                watched.wait_for(f"away-{number}")
+            wait_until(lambda: listening(far))
+            near["later"] = {}
+            watched.wait_for("later")
+            far.close()
+
+
+def test_a_task_that_watches_hears_of_what_others_write(server: Server, url: str) -> None:
+    async def run() -> None:
+        async with opslog.aio.open(at(server), read_only=True) as far:
+            with closing(far._replica.backend.subscribe(lambda: None)):  # type: ignore[type-var]
+                while not listening(far._store):
+                    await asyncio.sleep(0.01)
+                async with aclosing(far.watch(NEVER)) as watched, asyncio.timeout(30):  # type: ignore[type-var]
+                    for number in range(3):
+                        with opslog.open(url, agent="near") as near:
+                            near[f"{number}"] = {}
+                        assert (await anext(watched)).ids == (f"{number}",)
+
+    asyncio.run(run(), debug=True)
+
+
+def test_a_watch_asks_where_the_server_says_nothing(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of 0.2.0, and one to which the way is shut."""
+    described = RemoteBackend._describe
+    for announces in (False, True):
+        monkeypatch.setattr(RemoteBackend, "_describe", lambda self, a=announces: replace(described(self), announces=a))
+        if announces:
+            monkeypatch.setattr(Channel, "listen", refused)
+        with opslog.open(at(server), read_only=True) as far, opslog.open(url, agent="near") as near:
+            near["a"] = {"announces": announces}
+            assert [commit.ids for commit in islice(far.watch(0.001), 1)] == [("a",)]
+
+
+def refused(channel: Channel) -> Any:
+    raise UsageError("no way there")
+
+
+def test_who_may_not_read_hears_nothing(url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        f'[[token]]\nname = "other"\nsha256 = "{sha256(b"other").hexdigest()}"\nread = ["stores/others"]\n'
+    )
+    with serving("--store", f"tasks={url}", "--memory", "--tokens", str(tokens)) as server:
+        address = f"{server.root}/v1/store/tasks/storage"
+        assert http("GET", address).status_code == 401
+        assert http("GET", address, headers={"authorization": "Bearer other"}).status_code == 403

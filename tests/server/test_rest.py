@@ -183,6 +183,10 @@ def test_lists_are_asked_for_in_the_language_of_find_and_page_by_page(rest: Rest
             break
         rest.ask("PUT", "/documents/a-first", {"status": "active"})  # before the cursor
     assert found == active
+    short = rest.ask("GET", "/documents?max_bytes=250").json()
+    assert 0 < len(short["items"]) < 5
+    assert len(rest.ask("GET", "/documents?max_bytes=1").json()["items"]) == 1
+    assert short["cursor"] is not None
     as_object = quote('{"status": "active", "n": {">": 20}}')
     page = rest.ask("GET", f"/documents?where={as_object}&order_by=-n&fields=n").json()
     assert [item["data"] for item in page["items"]] == [{"n": 23}, {"n": 21}]
@@ -196,7 +200,7 @@ def test_lists_are_asked_for_in_the_language_of_find_and_page_by_page(rest: Rest
 @pytest.mark.parametrize(
     "query",
     ["where=a%20=", "order_by=.", "limit=0", "limit=1001", "limit=x", "cursor=x", "nothing=1", "limit=1&limit=2",
-     "where={", "fields=[", "as_of=never", "as_of=9999999", "offset=-1", "where=%ff",
+     "where={", "fields=[", "as_of=never", "as_of=9999999", "offset=-1", "max_bytes=0", "where=%ff",
      "offset=9999999999999999999", "order_by=n&cursor=skip:99999999999999999999"],
 )  # fmt: skip
 def test_questions_that_cannot_be_read_are_refused(rest: Rest, query: str) -> None:
@@ -353,6 +357,14 @@ def test_changes_go_on_from_a_token(rest: Rest) -> None:
     problem(rest.ask("GET", "/changes?since=nonsense"), 400, "invalid")
 
 
+def test_a_reset_is_bounded(rest: Rest) -> None:
+    rest.ask("POST", "/batch", {"ops": [{"op": "set", "id": f"{n}", "data": {}} for n in range(3)]})
+    reset = rest.ask("GET", "/changes?most=2").json()
+    assert (reset["reset"], reset["complete"], reset["changes"]) == (True, False, [])
+    assert rest.ask("GET", f"/changes?since={quote(reset['token'])}").json()["changes"] == []
+    problem(rest.ask("GET", "/changes?most=1001"), 400, "invalid")
+
+
 def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: str) -> None:
     for number in range(4):
         rest.ask("PUT", f"/documents/{number}", {"done": number < 2})
@@ -360,6 +372,11 @@ def test_archives_take_documents_out_in_the_name_of_who_asks(rest: Rest, url: st
     assert moved.json() == {"documents": 2}
     assert rest.ask("GET", "/archives").json() == {"periods": ["2026-Q4"]}
     assert [item["id"] for item in rest.ask("GET", "/archives/2026-Q4").json()["items"]] == ["0", "1"]
+    first = rest.ask("GET", "/archives/2026-Q4?limit=1").json()
+    rest_of_it = rest.ask("GET", f"/archives/2026-Q4?limit=1&cursor={quote(first['cursor'])}").json()
+    assert [[item["id"] for item in page["items"]] for page in (first, rest_of_it)] == [["0"], ["1"]]
+    assert rest_of_it["cursor"] is None
+    problem(rest.ask("GET", "/archives/2026-Q4?cursor=skip:1"), 400, "invalid")
     assert [item["id"] for item in rest.ask("GET", "/documents").json()["items"]] == ["2", "3"]
     assert rest.ask("GET", "/history/0").json()["revisions"][-1]["author"] == "keeper"
     problem(rest.ask("GET", "/archives/none"), 404, "not_found")
@@ -403,7 +420,8 @@ def test_other_addresses_and_methods_are_refused(rest: Rest) -> None:
     answer = rest.ask("POST", "/documents/a", {})
     problem(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
-    assert rest.get("http://test/v1/stores").json() == {"stores": ["tasks"]}
+    everything = {"stores": ["tasks"], "rights": {"tasks": ["read", "write", "operate"]}, "agent": None}
+    assert rest.get("http://test/v1/stores").json() == everything
     problem(rest.post("http://test/v1/stores"), 405, "method_not_allowed")
     assert rest.ask("OPTIONS", "/documents/a").status_code == 204
 
@@ -528,7 +546,17 @@ def test_the_description_has_every_route_and_nothing_else(description: dict[str,
 def test_every_described_operation_is_served(rest: Rest, route: Route) -> None:
     """No address and no parameter of the description is unknown to the server."""
     rest.ask("PUT", "/documents/x", {"n": 1})
-    examples = {"as_of": "1000", "where": "n=1", "order_by": "n", "fields": "n", "by": "n", "limit": "1", "offset": "0"}
+    examples = {
+        "as_of": "1000",
+        "where": "n=1",
+        "order_by": "n",
+        "fields": "n",
+        "by": "n",
+        "limit": "1",
+        "most": "1",
+        "offset": "0",
+    }
+    examples["max_bytes"] = "1000"
     tokens = {"cursor", "since"}  # made by the server
     query = "&".join(f"{each.name}={examples[each.name]}" for each in route.parameters if each.name not in tokens)
     path = route.path.replace("{id}", "x").replace("{period}", "2026-Q4")

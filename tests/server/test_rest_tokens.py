@@ -113,10 +113,35 @@ def test_without_a_known_token_nothing_is_answered(client: Caller) -> None:
 
 def test_a_token_does_not_learn_which_stores_there_are_besides_its_own(client: Caller) -> None:
     listed = client.get("http://test/v1/stores", headers={"authorization": "Bearer elsewhere"})
-    assert listed.json() == {"stores": ["other"]}
+    rights = {"other": ["read", "write", "operate"]}
+    assert listed.json() == {"stores": ["other"], "rights": rights, "agent": "elsewhere"}
     for name in ("tasks", "none"):
         answer = client.get(f"http://test{ROOT}{name}/documents", headers={"authorization": "Bearer elsewhere"})
         assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("token", "rights", "agent"),
+    [("reader", ["read"], "reader"), ("ci", ["read", "write"], "builder"),
+     ("operator", ["read", "operate"], "operator"), ("bot 7", ["read"], None), ("writer", None, "writer")],
+)  # fmt: skip
+def test_a_token_learns_what_it_may_do(client: Caller, token: str, rights: list[str] | None, agent: str | None) -> None:
+    found = client.get("http://test/v1/stores", headers={"authorization": f"Bearer {token}"}).json()
+    assert (found["rights"].get("tasks"), found["agent"]) == (rights, agent)
+
+
+@pytest.mark.parametrize("token", ["reader", "elsewhere"])
+def test_the_page_names_only_streams_that_a_token_may_read(client: Caller, token: str) -> None:
+    headers = {"authorization": f"Bearer {token}"}
+    name = {"reader": "tasks", "elsewhere": "other"}[token]
+    feed = f"http://test/v1/stream/stores/{name}"
+    while client.get(feed, headers=headers).status_code == 404:
+        pass  # it is being made
+    listed = client.get("http://test/page/streams", headers=headers).json()
+    assert [stream["path"] for stream in listed["streams"]] == [f"stores/{name}"]
+    assert client.get(f"http://test/page/stream?path=stores/{name}", headers=headers).status_code == 200
+    other = {"reader": "other", "elsewhere": "tasks"}[token]
+    assert client.get(f"http://test/page/stream?path=stores/{other}", headers=headers).status_code == 403
 
 
 def test_who_writes_is_the_agent_of_the_token(client: Caller) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from opslog.compaction.compact import Compaction
+from opslog.doors.activity import Activity
 from opslog.doors.values import (
     Archived,
     ChangesPage,
@@ -27,11 +28,13 @@ from opslog.doors.values import (
 )
 from opslog.errors import ConflictError, NotFoundError
 from opslog.format.documents import Document
+from opslog.format.prepared import prepare
 from opslog.query.question import Where
 from opslog.server.http.rest.problems import PreconditionError
 from opslog.server.http.rest.routes import AS_OF, CURSOR, FIELDS, WHERE, Answer, Call, Parameter, Route
 from opslog.server.protocol import conditional
 from opslog.server.protocol.refusals import Headers, Refused
+from opslog.server.stores.samples import Sample
 from opslog.stats import Stats
 
 # How many documents, commits or revisions one answer has, unless the client says otherwise, and at most.
@@ -89,6 +92,12 @@ class Counts(msgspec.Struct):
     groups: list[Counted] | None = None
 
 
+class Figures(msgspec.Struct):
+    """Figures of a store since the server was started, oldest first; the longer that is, the farther apart."""
+
+    samples: list[Sample]
+
+
 def _limit(what: str) -> Parameter:
     return Parameter("limit", f"How many {what} to return at the most.", int, least=1, most=_ITEMS_MAX, default=_ITEMS)
 
@@ -106,6 +115,7 @@ def list_documents(call: Call) -> Answer:
         offset=given["offset"],
         cursor=given["cursor"],
         fields=given["fields"],
+        max_bytes=given["max_bytes"],
     )
     return Answer(200, page)
 
@@ -166,7 +176,7 @@ def history(call: Call) -> Answer:
 
 
 def changes(call: Call) -> Answer:
-    return Answer(200, call.operations.changes(call.given["since"], limit=call.given["limit"]))
+    return Answer(200, call.operations.changes(call.given["since"], limit=call.given["limit"], most=call.given["most"]))
 
 
 def ops(call: Call) -> Answer:
@@ -178,7 +188,7 @@ def archives(call: Call) -> Answer:
 
 
 def archived(call: Call) -> Answer:
-    return Answer(200, call.operations.archived(call.id))
+    return Answer(200, call.operations.archived(call.id, call.given["limit"], call.given["cursor"]))
 
 
 def archive(call: Call) -> Answer:
@@ -193,6 +203,14 @@ def compact(call: Call) -> Answer:
 
 def stats(call: Call) -> Answer:
     return Answer(200, call.operations.stats())
+
+
+def activity(call: Call) -> Answer:
+    return Answer(200, call.served.activity(_ITEMS_MAX).limited(call.given["limit"]))
+
+
+def figures(call: Call) -> Answer:
+    return Answer(200, Figures(list(call.served.samples())))
 
 
 # -- what headers say
@@ -277,6 +295,9 @@ _QUESTION = (
     Parameter("offset", "How many to pass over first.", int, most=2**53 - 1, default=0),
     CURSOR,
     FIELDS,
+    Parameter(
+        "max_bytes", "End the page before it is longer than that; one document is on it in any case.", int, least=1
+    ),
     AS_OF,
 )
 _CONDITIONS = ("If-Match", "If-None-Match")
@@ -412,7 +433,15 @@ ROUTES: tuple[Route, ...] = (
         changes,
         (
             Parameter("since", "The token of the answer before; left out: everything, as a reset."),
-            Parameter("limit", "Stop after so many commits.", int, least=1),
+            Parameter("limit", "Stop after so many commits.", int, least=1, most=_ITEMS_MAX, default=_ITEMS_MAX),
+            Parameter(
+                "most",
+                "So many documents at the most: of others the ids; of a larger reset none, and it is not complete.",
+                int,
+                least=0,
+                most=_ITEMS_MAX,
+                default=_ITEMS_MAX,
+            ),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
     ),
@@ -442,7 +471,8 @@ ROUTES: tuple[Route, ...] = (
         "archived",
         "The documents of an archive.",
         archived,
-        answers={200: ("All of them.", Page)},
+        (Parameter("limit", "How many to return at the most; left out: all.", int, least=1, most=_ITEMS_MAX), CURSOR),
+        answers={200: ("They, and the cursor of the next page.", Page)},
     ),
     Route(
         "POST",
@@ -465,5 +495,27 @@ ROUTES: tuple[Route, ...] = (
         is_optional=True,
         answers={200: ("What it did.", Compaction)},
     ),
+    Route(
+        "GET",
+        "/activity",
+        "read",
+        "activity",
+        "Who did what lately, of the commits that are kept: agents, commits, and writes that lost.",
+        activity,
+        (_limit("commits, and writes that lost,"),),
+        answers={200: ("Newest first.", Activity)},
+        is_in_turn=True,
+    ),
+    Route(
+        "GET",
+        "/figures",
+        "read",
+        "figures",
+        "Commits, tails, documents and compactions since the server was started.",
+        figures,
+        answers={200: ("Oldest first.", Figures)},
+    ),
     Route("GET", "/stats", "read", "stats", "Figures of the store.", stats, answers={200: ("Now.", Stats)}),
 )
+
+prepare(*(route.body for route in ROUTES if route.body is not None))

@@ -107,6 +107,7 @@ class Route:
     :ivar conditions: which headers with conditions it takes.
     :ivar media_type: of the body.
     :ivar is_keyed: it takes an Idempotency-Key.
+    :ivar is_in_turn: it may take long, so those who ask for it wait for each other, and nobody else for them.
     """
 
     method: str
@@ -122,6 +123,7 @@ class Route:
     conditions: tuple[str, ...] = ()
     media_type: str = "application/json"
     is_keyed: bool = False
+    is_in_turn: bool = False
 
     @property
     def takes(self) -> str | None:

@@ -22,15 +22,17 @@ from opslog.format.layout import check_agent
 from opslog.server.http import requests
 from opslog.server.http.admission import Admission
 from opslog.server.http.budget import Budget, Holding
+from opslog.server.http.live import Patience
 from opslog.server.http.origins import check_local
-from opslog.server.http.replies import NO_STORE, STORE_PREFLIGHT, reply
+from opslog.server.http.replies import NO_STORE, STORE_PREFLIGHT, begin, reply
 from opslog.server.http.requests import Fields, Receive, Scope, Send
 from opslog.server.http.rest import problems
+from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.handlers import ROUTES
 from opslog.server.http.rest.openapi import description
 from opslog.server.http.rest.problems import PreconditionError
 from opslog.server.http.rest.routes import Answer, Call, Route, point_of
-from opslog.server.http.tokens import Token
+from opslog.server.http.tokens import Right, Token
 from opslog.server.metrics import Metrics
 from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional
@@ -47,14 +49,18 @@ _log = logging.getLogger("opslog.server")
 STORAGE = "/storage"
 # Files of a store, as a part of a snapshot, are larger than documents.
 _STORAGE_BYTES_MAX = 128 * 1024 * 1024
+# How much of an answer is handed on at once.
+_PART_BYTES = 256 * 1024
 _STORAGE_TYPE = (b"content-type", CONTENT_TYPE.encode())
 _JSON = (b"content-type", b"application/json")
 _READING = frozenset({"GET", "HEAD"})
+_RIGHTS: tuple[Right, ...] = ("read", "write", "operate")
 
 
 class Rest:
     """Answers requests for stores.
 
+    :param announcing: answers those who wait for what is written.
     :param wrote: called with a store that somebody wrote to, on the event loop.
     """
 
@@ -66,6 +72,7 @@ class Rest:
         admission: Admission,
         budget: Budget,
         metrics: Metrics,
+        announcing: Announcing,
         wrote: Callable[[ServedStore], None],
     ) -> None:
         self._stores = stores
@@ -73,6 +80,7 @@ class Rest:
         self._admission = admission
         self._budget = budget
         self._metrics = metrics
+        self._announcing = announcing
         self._wrote = wrote
         self._description = msgspec.json.encode(description(ROUTES, ROOT))
 
@@ -108,9 +116,10 @@ class Rest:
                 _check_reads(scope["method"])
                 return await self._send(scope, send, Answer(200, self._list(scope)), head=head)
             name, path = _split(scope)
+            if path == STORAGE and scope["method"] == "GET":
+                return await self._announce(name, scope, receive, send)
             if path == STORAGE:
-                body = await self._call_storage(name, scope, receive)
-                return await reply(send, 200, [_STORAGE_TYPE, NO_STORE], body)
+                return await self._call_storage(name, scope, receive, send)
             return await self._send(scope, send, await self._call(name, path, scope, receive), head=head)
         except PreconditionError as error:
             document, headers = problems.document_of(error.error, 412, self._namer(scope))
@@ -128,14 +137,22 @@ class Rest:
         return str if asked is None else self._stores.find(asked[0]).named
 
     def _list(self, scope: Scope) -> dict[str, Any]:
-        """The stores that this token may read."""
+        """The stores that this token may read, what else it may do with each, and in whose name it writes."""
         token = self._admission.token(scope)
-        return {"stores": [name for name in self._stores.names if _may_read(token, name)]}
+        rights = {name: _rights(token, name) for name in self._stores.names}
+        readable = {name: allowed for name, allowed in rights.items() if "read" in allowed}
+        return {"stores": list(readable), "rights": readable, "agent": token and _agent(token)}
 
-    async def _call_storage(self, name: str, scope: Scope, receive: Receive) -> bytes:
+    async def _announce(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
+        """An agent that has a replica of its own waits for what is written."""
+        self._admission.admit(scope, FOLDER + name, "read")
+        self._stores.find(name)
+        return await self._announcing.answer(name, receive, send)
+
+    async def _call_storage(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
         """A request of an agent that has a replica of its own: `opslog.backends.remote.protocol`."""
         if scope["method"] != "POST":
-            raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"POST, OPTIONS")])
+            raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"GET, POST, OPTIONS")])
         token = self._admission.admit(scope, FOLDER + name, "read")
         served = self._stores.find(name)
         scope["opslog.operation"] = name, "storage"
@@ -146,9 +163,22 @@ class Rest:
             fields = requests.fields(scope["headers"])
             data = await requests.body(receive, fields, most, options.body_seconds, holding)
             answer, has_written = await served.call(partial(served.storage.answer, data, client))
-        if has_written:
-            self._wrote(served)
-        return answer
+            if has_written:
+                self._wrote(served)
+            # Where there is no room the client asks again, and gets the same answer.
+            holding.hold(min(len(answer), self._budget.bytes_max))
+            return await self._send_parts(send, answer)
+
+    async def _send_parts(self, send: Send, body: bytes) -> int:
+        """An answer that may be large. Who takes nothing of it for too long is left."""
+        length = (b"content-length", b"%d" % len(body))
+        async with Patience(send, self._options.send_seconds) as patient:
+            await begin(patient.send, 200, [_STORAGE_TYPE, NO_STORE, length])
+            for start in range(0, max(len(body), 1), _PART_BYTES):
+                stop = start + _PART_BYTES
+                part = {"type": "http.response.body", "body": body[start:stop], "more_body": stop < len(body)}
+                await patient.send(part)
+        return 200
 
     async def _call(self, name: str, path: str, scope: Scope, receive: Receive) -> Answer:
         route, rest = _route(scope["method"], path)
@@ -184,7 +214,7 @@ class Rest:
                     answer.headers.extend(_keyed(once))
                 return _encoded_answer(answer)
 
-            answer = await served.call(call)
+            answer = await (served.call_in_turn if route.is_in_turn else served.call)(call)
         if scope["method"] not in _READING:
             self._wrote(served)
         return answer
@@ -267,8 +297,20 @@ def _check_reads(method: str) -> None:
         raise Refused(405, f"{method} is not a method of this address", [(b"allow", b"GET, HEAD, OPTIONS")])
 
 
-def _may_read(token: Token | None, name: str) -> bool:
-    return token is None or token.covers(FOLDER + name, "read")
+def _rights(token: Token | None, name: str) -> list[Right]:
+    """What a token may do with a store. One that names no agent cannot write."""
+    if token is None:
+        return list(_RIGHTS)
+    allowed = [right for right in _RIGHTS if token.covers(FOLDER + name, right)]
+    return [right for right in allowed if right == "read" or _agent(token) is not None]
+
+
+def _agent(token: Token) -> str | None:
+    """In whose name it writes; None: in nobody's."""
+    try:
+        return token.author()
+    except Refused:
+        return None
 
 
 def _split(scope: Scope) -> tuple[str, str]:

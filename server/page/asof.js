@@ -1,0 +1,91 @@
+// A slider over the newest commits of a store: the store as it was behind any of them.
+
+import { read, storeUrl } from "./ask.js"
+import { element, shortened, text, time } from "./dom.js"
+import { plain } from "./json.js"
+
+const COMMITS = 1000
+
+// What the address has is the clock of a commit, or a time; the server takes both.
+export const pointOf = (as_of) => as_of || null
+
+// `go` is called with the clock of a commit, or "" for now.
+export function slider(name, as_of, go) {
+    const range = element("input", {
+        type: "range",
+        min: "0",
+        max: "0",
+        value: "0",
+        "aria-label": "As of commit",
+        "aria-describedby": "point",
+    })
+    const point = element("p", { id: "point", class: "point" })
+    const now = element("button", { type: "button", onclick: () => go("") }, "Now")
+    const holder = element("div", { class: "slider", hidden: true }, range, now, point)
+    const open = element(
+        "button",
+        { type: "button", class: "past", "aria-expanded": "false", onclick: () => start() },
+        "As of…",
+    )
+    const all = element("div", { class: "asof" }, open, holder)
+    let commits = []
+    let isClosed = false
+
+    async function start() {
+        open.hidden = true
+        holder.hidden = false
+        point.textContent = "Reading the commits that are kept…"
+        try {
+            const found = await read(storeUrl(name, "/activity", { limit: COMMITS }))
+            if (isClosed) return
+            commits = found.commits.map(plain).reverse()
+        } catch (error) {
+            point.textContent = error.message
+            return
+        }
+        range.max = String(commits.length)
+        const at = commits.findLastIndex((commit) => wasBy(commit, as_of))
+        range.value = String(as_of === "" ? commits.length : Math.max(0, at))
+        describe()
+        if (as_of && at < 0)
+            point.textContent = `As of ${as_of}, before the commits that can be gone back to from here.`
+        range.focus()
+    }
+
+    function describe() {
+        const commit = commits[Number(range.value)]
+        range.setAttribute("aria-valuetext", commit ? `${commit.author} ${commit.op} ${commit.ts}` : "now")
+        if (!commit)
+            return point.replaceChildren(
+                as_of ? "Now, when you let go" : `Now. ${commits.length} commits can be gone back to from here.`,
+            )
+        const ids = commit.ids
+            .slice(0, 3)
+            .map((id) => shortened(id, 40))
+            .join(", ")
+        point.replaceChildren(
+            `Behind clock ${clockOf(commit)}: `,
+            text("strong", commit.author),
+            ` ${commit.op} ${ids} `,
+            time(commit.ts),
+        )
+    }
+
+    range.addEventListener("input", describe)
+    range.addEventListener("change", () => {
+        const commit = commits[Number(range.value)]
+        go(commit ? String(clockOf(commit)) : "")
+    })
+    if (as_of) start()
+    return { element: all, close: () => (isClosed = true) }
+}
+
+// Whether a commit had been made at a clock, or at a time.
+export const wasBy = (commit, as_of) =>
+    /^\d+$/.test(as_of) ? clockOf(commit) <= Number(as_of) : microseconds(commit.ts) <= microseconds(as_of)
+
+// Since 1970. A Date by itself forgets what is beyond milliseconds, in which there can be several commits.
+const microseconds = (ts) =>
+    new Date(ts).getTime() * 1000 + Number((/\.\d{3}(\d{1,3})/.exec(ts)?.[1] ?? "").padEnd(3, "0"))
+
+export const clockOf = (commit) => Number(commit.stamp.split("@")[0])

@@ -1,0 +1,112 @@
+"""Stores over HTTP: who did what lately, which writes lost, and figures over time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opslog
+from opslog.doors.activity import Activity
+from opslog.doors.operations import Operations
+from tests.server.test_rest import Rest
+
+
+@pytest.fixture(params=["directory", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
+
+
+@pytest.fixture
+def rest(url: str) -> Iterator[Rest]:
+    client = Rest(url)
+    yield client
+    client.close()
+
+
+def test_who_did_what_lately(rest: Rest, url: str) -> None:
+    for number in range(3):
+        rest.ask("PUT", "/documents/a", {"n": number}, opslog_agent="planner")
+    rest.ask("POST", "/undo", opslog_agent="planner")
+    found = rest.ask("GET", "/activity?limit=2").json()
+    assert [(each["author"], each["op"], each["ids"]) for each in found["commits"]] == [
+        ("planner", "undo", ["a"]),
+        ("planner", "set", ["a"]),
+    ]
+    (agent,) = [each for each in found["agents"] if each["name"] == "planner"]
+    assert (agent["commits"], agent["writes"], agent["undos"], agent["lost"]) == (4, 3, 1, 0)
+    assert agent["ts"] == found["commits"][0]["ts"]
+    assert (found["retained"], found["lost"]) == (4, [])
+    with opslog.open(url, agent="ann") as ann, opslog.open(url, agent="bob") as bob:
+        ann["b"] = {"by": "ann"}
+        bob["b"] = {"by": "bob"}
+    (lost,) = rest.ask("GET", "/activity").json()["lost"]
+    assert (lost["id"], lost["author"], lost["to"]["author"]) == ("b", "ann", "bob")
+    assert rest.ask("GET", "/documents/b").headers["opslog-author"] == "bob"
+
+
+def test_many_who_ask_what_was_done_hold_up_nobody_else(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    activity = Operations.activity
+
+    def waiting(self: Operations, most: int) -> Activity:
+        may_go_on.wait(60)
+        return activity(self, most)
+
+    monkeypatch.setattr(Operations, "activity", waiting)
+    address = "http://test/v1/store/tasks"
+
+    async def scenario() -> None:
+        asking = [asyncio.ensure_future(rest.client.get(f"{address}/activity", timeout=None)) for _ in range(20)]
+        for _ in range(100):  # turns of the loop, in which all of them come to where they wait
+            await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(30):
+                assert (await rest.client.put(f"{address}/documents/a", json={})).status_code == 200
+        finally:
+            may_go_on.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+
+    rest.run(scenario())
+
+
+def test_who_did_what_is_read_once_for_all_who_ask(rest: Rest, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest.ask("PUT", "/documents/a", {})
+    read: list[int] = []
+    activity = Operations.activity
+
+    def counted(self: Operations, most: int) -> Activity:
+        read.append(most)
+        return activity(self, most)
+
+    monkeypatch.setattr(Operations, "activity", counted)
+    for _ in range(3):
+        assert rest.ask("GET", "/activity").json()["retained"] == 1
+    assert len(read) == 1
+    with opslog.open(url, agent="beside") as beside:
+        beside["a"] = {"n": 1}
+    assert rest.ask("GET", "/activity").json()["retained"] == 2
+
+
+def test_figures_over_time(tmp_path: Path) -> None:
+    url = str(tmp_path / "tasks")
+    with opslog.open(url, agent="beside", settings=opslog.Settings(undo_window=0)) as beside:
+        rest = Rest(url)
+        try:
+            rest.ask("PUT", "/documents/a", {})
+            stream = "http://test/v1/stream/stores/tasks?offset=-1"
+            assert rest.get(stream).status_code == 200  # the feed has it, so a sample was taken
+            last = rest.ask("GET", "/figures").json()["samples"][-1]
+            assert (last["commits"], last["tail"], last["documents"]) == (1, 1, 1)
+            beside.compact()
+            rest.ask("PUT", "/documents/b", {})
+            assert rest.get(stream).status_code == 200
+            then = rest.ask("GET", "/figures").json()["samples"][-1]
+            assert (then["commits"], then["documents"]) == (2, 2)
+            assert then["tail"] < 2
+            assert then["manifest"] > last["manifest"]
+        finally:
+            rest.close()

@@ -1,0 +1,36 @@
+"""Figures of a store over time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from opslog.environment import parse_ts
+from opslog.server.stores.samples import Samples
+
+
+def note(samples: Samples, now: float, commits: int) -> None:
+    samples.note(now, commits=commits, tail=0, documents=0, manifest=1)
+
+
+def test_the_first_the_newest_and_some_in_between_are_kept() -> None:
+    samples = Samples()
+    assert samples.all() == []
+    for number in range(100):
+        note(samples, number / 10, number)
+    assert [each.commits for each in samples.all()] == [*range(0, 100, 10), 99]
+    assert [parse_ts(each.at) for each in samples.all()][:2] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("seconds", [100, 10_000])
+def test_however_long_a_server_runs_they_are_few_and_evenly_apart(seconds: int) -> None:
+    samples = Samples(most=20)
+    for second in range(seconds):
+        note(samples, second, second)
+    found = [each.commits for each in samples.all()]
+    assert found[0] == 0
+    assert found[-1] == seconds - 1
+    assert len(found) <= 21
+    apart = {after - before for before, after in pairwise(found[:-1])}
+    assert len(apart) == 1
