@@ -5,7 +5,18 @@ To write a backend: implement `Backend` and `Appender`, run `opslog.backends.tes
 entry-point group ``opslog.backends`` (see `opslog.backends.registry`).
 """
 
-from opslog.backends.contract import Appender, Backend, Buffer, Entry, Position, Range
+from opslog.backends.contract import Appender, Backend, Buffer, DirectStorage, Entry, Position, Range, Subscription
 from opslog.backends.registry import open_backend, register
 
-__all__ = ["Appender", "Backend", "Buffer", "Entry", "Position", "Range", "open_backend", "register"]
+__all__ = [
+    "Appender",
+    "Backend",
+    "Buffer",
+    "DirectStorage",
+    "Entry",
+    "Position",
+    "Range",
+    "Subscription",
+    "open_backend",
+    "register",
+]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import builtins
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -89,6 +89,18 @@ class Appender(Protocol):
         """Release the agent's name. Idempotent. Appending afterwards raises `ClosedError`."""
 
 
+class Subscription(Protocol):
+    """What `Backend.subscribe` returns."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the storage says now what is written. While it does not, as when its connection is lost, ask. When
+        this changes the function is called, too, and so it is when the backend is closed."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+
+
 class Backend(Protocol):
     """A storage that holds one store. See the module's docstring for the common rules."""
 
@@ -116,6 +128,12 @@ class Backend(Protocol):
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
         """All segments of all logs, as `list` has them; those of an agent with a smaller number than `seen` says may be
         left out, where that makes it cheaper."""
+
+    def list_with_logs(
+        self, prefix: str, after: str, seen: Mapping[str, int]
+    ) -> tuple[builtins.list[Entry], builtins.list[Entry] | None]:
+        """What `list` returns, and what `list_logs` does, listed after it: in one request. None in place of the logs
+        where they would take a request of their own."""
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer where the file ends earlier.
@@ -201,8 +219,28 @@ class Backend(Protocol):
         :raises LockedError: on entering, when somebody else (also in this process) holds it.
         """
 
+    def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
+        """Have a function called whenever something may have been written, by whomever, so that it can be read: at
+        once from any thread, and it must not block. None: this storage says nothing, and whoever wants to know has to
+        ask. Sends no request before it returns."""
+
     def now(self) -> float:
         """The storage's own clock, comparable with `Entry.modified`, in seconds since 1970."""
 
     def close(self) -> None:
         """Give back what the backend holds. Idempotent. Appenders are closed by their owners, before."""
+
+
+class DirectStorage:
+    """Two calls of a backend with no server of ours between it and the storage: it lists one thing at a time, and does
+    not hear what others write. To inherit from."""
+
+    def list_with_logs(
+        self: Backend, prefix: str, after: str, seen: Mapping[str, int]
+    ) -> tuple[builtins.list[Entry], builtins.list[Entry] | None]:
+        """As of `Backend`."""
+        return self.list(prefix, after), None
+
+    def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
+        """As of `Backend`."""
+        return None

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import opslog
 from opslog.backends import open_backend
 from opslog.snapshot import runs
 from tests.support import s3_servers
-from tests.support.places import DIRECTORY, Place
+from tests.support.places import DIRECTORY, REMOTE, REMOTE_STORES, Place
 from tests.support.s3_servers import Server
+from tests.support.servers import serving
 
 # Before anybody imports them: more tests than those of the contract use what is in them.
 pytest.register_assert_rewrite("opslog.backends.testing_names", "opslog.backends.testing_turns")
@@ -87,6 +89,13 @@ def place(
     name = getattr(request, "param", DIRECTORY)
     if name == DIRECTORY:
         yield Place(str(tmp_path), "", {})
+        return
+    if name == REMOTE:
+        stores = {name: f"{tmp_path}/{name}" for name in REMOTE_STORES}
+        for name, settings in REMOTE_STORES.items():
+            opslog.open(stores[name], agent="first", settings=settings).close()
+        with serving("--memory", *(text for name in stores for text in ("--store", f"{name}={stores[name]}"))) as root:
+            yield Place(root.root, "", {})
         return
     server_name, driver = name.split("-")
     server = _servers(server_name)

@@ -18,7 +18,7 @@ import pytest
 
 import opslog
 from opslog.snapshot import runs
-from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support import bucket, served_storage  # noqa: F401  (stores at bucket:// and served+lossy://)
 from tests.support.places import SERVERS, Place
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -51,6 +51,8 @@ def tree(store: opslog.Store[Any]) -> dict[str, str]:
         pytest.param("httpx", 97, "memory://httpx-on-storage", 0, marks=pytest.mark.long),
         pytest.param("redis", 500, "memory://redis", runs.LOADED_BYTES, marks=pytest.mark.long),
         pytest.param("httpx", 97, "bucket://httpx", 0, marks=pytest.mark.long),
+        pytest.param("httpx", 97, "served+lossy://httpx", runs.LOADED_BYTES, marks=pytest.mark.slow),
+        pytest.param("redis", 500, "served+lossy://redis", runs.LOADED_BYTES, marks=pytest.mark.slow),
     ],
 )
 def test_a_real_history_gives_the_true_trees(

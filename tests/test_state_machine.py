@@ -30,7 +30,7 @@ from opslog.merge.merge import reference
 from opslog.options import Log
 from opslog.snapshot import runs
 from opslog.snapshot.manifests import ManifestStore
-from tests.support import bucket  # noqa: F401  (stores at bucket://)
+from tests.support import bucket, served_storage  # noqa: F401  (stores at bucket:// and served+lossy://)
 from tests.support.consuming import Consumer
 
 WINDOW = 3
@@ -69,6 +69,7 @@ class Agents(RuleBasedStateMachine):
 
     scheme = "memory"
     loaded_bytes = runs.LOADED_BYTES
+    undo_ttl_min = 0.0
     plans = Bundle("plans")
 
     @initialize(grace=st.sampled_from([0.0, 50.0]), undo_ttl=st.sampled_from([30.0, 1e9]), ttl=st.sampled_from([1e9]))
@@ -82,7 +83,10 @@ class Agents(RuleBasedStateMachine):
             "compact_after": None,
         }
         configuration = opslog.Settings(
-            undo_window=WINDOW, grace_seconds=grace, undo_ttl_seconds=undo_ttl, tombstone_ttl_seconds=ttl
+            undo_window=WINDOW,
+            grace_seconds=grace,
+            undo_ttl_seconds=max(undo_ttl, self.undo_ttl_min),
+            tombstone_ttl_seconds=ttl,
         )
         self.agents = {name: self.open(name, settings=configuration) for name in NAMES}
         self.readers = [opslog.open(self.url, read_only=True, **self.options) for _ in range(2)]
@@ -344,6 +348,19 @@ class AgentsAndSessionsOnObjects(AgentsAndSessions):
     scheme = "bucket"
 
 
+class AgentsElsewhere(Agents):
+    """Likewise through a server, and a network that loses, repeats and delays."""
+
+    scheme = "served+lossy"
+    # A remote compaction that seals a log ends its agent's session: it has to open the store again (docs/http.md).
+    undo_ttl_min = 1e9
+
+
+class AgentsAndSessionsElsewhere(AgentsAndSessions):
+    scheme = "served+lossy"
+    undo_ttl_min = AgentsElsewhere.undo_ttl_min
+
+
 def for_examples(machine: type[Agents], examples: int) -> type:
     """Of this many histories. A class of its own, since its settings are its own."""
     own: type[Agents] = type(machine.__name__, (machine,), {})
@@ -362,8 +379,12 @@ TestAgentsOnObjects = for_examples(AgentsOnObjects, 60)
 TestAgentsWithLargeSnapshots = for_examples(AgentsWithLargeSnapshots, 60)
 TestAgentsAndSessions = for_examples(AgentsAndSessions, 40)
 TestAgentsAndSessionsOnObjects = for_examples(AgentsAndSessionsOnObjects, 40)
+TestAgentsElsewhere = for_examples(AgentsElsewhere, 3)
+TestAgentsAndSessionsElsewhere = for_examples(AgentsAndSessionsElsewhere, 3)
 TestAgentsForLong = pytest.mark.long(for_examples(Agents, 200))
 TestAgentsOnObjectsForLong = pytest.mark.long(for_examples(AgentsOnObjects, 200))
 TestAgentsWithLargeSnapshotsForLong = pytest.mark.long(for_examples(AgentsWithLargeSnapshots, 200))
 TestAgentsAndSessionsForLong = pytest.mark.long(for_examples(AgentsAndSessions, 200))
 TestAgentsAndSessionsOnObjectsForLong = pytest.mark.long(for_examples(AgentsAndSessionsOnObjects, 200))
+TestAgentsElsewhereForLong = pytest.mark.slow(for_examples(AgentsElsewhere, 100))
+TestAgentsAndSessionsElsewhereForLong = pytest.mark.slow(for_examples(AgentsAndSessionsElsewhere, 100))

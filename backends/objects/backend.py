@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from opslog.backends import forking
-from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.contract import Buffer, DirectStorage, Entry, Position, Range
 from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
@@ -48,6 +48,7 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.layout import LOCKS, OPS, check_name, log_prefix, segment_of, segment_path
+from opslog.format.prepared import prepare
 from opslog.logs import logger
 
 T = TypeVar("T")
@@ -128,10 +129,15 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 # Which appender of this process has which (store, agent): two under one name are refused at once.
+
+
+prepare(Lease)
+
+
 _held = Holders()
 
 
-class ObjectBackend(forking.ProcessBound):
+class ObjectBackend(DirectStorage, forking.ProcessBound):
     """See the module's docstring.
 
     :param url: how messages name the storage.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import TypeVar
@@ -24,11 +24,12 @@ from typing import TypeVar
 import httpx
 
 from opslog.backends import forking
-from opslog.backends.contract import Buffer, Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range, Subscription
 from opslog.backends.holders import this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.backends.remote import protocol
 from opslog.backends.remote.channel import DEADLINE_SECONDS, Channel
+from opslog.backends.remote.listening import Listener
 from opslog.backends.remote.protocol import LOCK_SECONDS, Answer
 from opslog.environment import REAL, Environment
 from opslog.errors import (
@@ -71,16 +72,20 @@ class RemoteBackend(forking.ProcessBound):
         self._environment = environment
         super().__init__()
         self._channel = Channel(_address(self.url), self.url, token, environment, transport=transport)
+        self._listener = Listener(self._channel, environment)
         try:
-            self._segments_grow = _as(protocol.Storage, self._channel.read(protocol.Describe())).segments_grow
+            self._storage = self._describe()
         except BaseException:
             self._channel.close()
             raise
 
+    def _describe(self) -> protocol.Storage:
+        return _as(protocol.Storage, self._channel.read(protocol.Describe()))
+
     @property
     def segments_grow(self) -> bool:
         """As on the server."""
-        return self._segments_grow
+        return self._storage.segments_grow
 
     @property
     def requests(self) -> int:
@@ -99,7 +104,17 @@ class RemoteBackend(forking.ProcessBound):
         return self._entries(protocol.ListLogs(dict(seen)))
 
     def _entries(self, call: protocol.Reading) -> builtins.list[Entry]:
-        return [Entry(*file) for file in _as(protocol.Entries, self._channel.read(call)).files]
+        return _listed(_as(protocol.Entries, self._channel.read(call)).files)
+
+    def list_with_logs(
+        self, prefix: str, after: str, seen: Mapping[str, int]
+    ) -> tuple[builtins.list[Entry], builtins.list[Entry] | None]:
+        self._check_open()
+        check_prefix(prefix)
+        if not self._storage.lists_with_logs:
+            return self.list(prefix, after), None
+        answer = _as(protocol.FilesAndLogs, self._channel.read(protocol.ListWithLogs(prefix, after, dict(seen))))
+        return _listed(answer.files), _listed(answer.logs)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         (data,) = self.read_many([Range(path, start, stop)])
@@ -125,6 +140,10 @@ class RemoteBackend(forking.ProcessBound):
     def now(self) -> float:
         self._check_open()
         return _as(protocol.Value, self._channel.read(protocol.Now())).number
+
+    def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
+        self._check_open()
+        return _Subscription(self._listener, changed) if self._storage.announces else None
 
     # Creating and deleting
 
@@ -230,17 +249,36 @@ class RemoteBackend(forking.ProcessBound):
         """Let others have a name at once. Where the server does not answer they get it some time later."""
         if self._channel.sessions.get(agent) == session:
             del self._channel.sessions[agent]
-        with suppress(OpslogError, RuntimeError):  # httpx says so where the backend was closed before
+        with suppress(OpslogError):
             self._settled(protocol.CloseLog(agent, session), _FAREWELL_SECONDS)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             if not self._is_forked:
+                self._listener.close()
                 self._channel.close()
 
     def _name(self) -> str:
         return self.url
+
+
+class _Subscription(forking.ProcessBound):
+    """One who wants to know what is written."""
+
+    def __init__(self, listener: Listener, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self._listener = listener
+        self._changed = changed
+        listener.subscribe(changed)
+
+    @property
+    def is_live(self) -> bool:
+        return self._listener.is_live and not self._is_forked
+
+    def close(self) -> None:
+        if not self._is_forked:
+            self._listener.unsubscribe(self._changed)
 
 
 class RemoteAppender(forking.BoundAppender):
@@ -305,6 +343,10 @@ class RemoteAppender(forking.BoundAppender):
         super()._check_open()
         if self._refusal is not None:
             raise copy(self._refusal)
+
+
+def _listed(files: Iterable[tuple[str, int, float]]) -> list[Entry]:
+    return [Entry(*file) for file in files]
 
 
 def _as(kind: type[A], answer: Answer) -> A:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import httpx
@@ -28,6 +29,7 @@ from opslog.backends.remote.protocol import (
 )
 from opslog.environment import Environment
 from opslog.errors import (
+    ClosedError,
     CommitUnknownError,
     MissingStoreError,
     OpslogError,
@@ -147,7 +149,7 @@ class Channel:
                     self._give_up(error, was_sent=was_sent)
                 self._environment.sleep(pause)
                 pause = min(2 * pause, _PAUSE_SECONDS_MAX)
-            except (UsageError, MissingStoreError, WriteFailedError) as error:
+            except (UsageError, MissingStoreError, WriteFailedError, ClosedError) as error:
                 # Refused this time. That says nothing of an earlier one.
                 if was_sent:
                     self._give_up(error, was_sent=True)
@@ -190,9 +192,10 @@ class Channel:
             # Without a connection nothing was sent.
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             raise NoAnswerError(f"{self._url} does not answer ({_words(error)}): try again", was_sent) from error
+        except RuntimeError as error:
+            raise self._closed(error) from error
         if response.status_code in _NO_ANSWER:
-            message = f"{self._url} answered {response.status_code} ({_reason(response)}): try again"
-            raise NoAnswerError(message, was_sent=response.status_code != _TOO_MANY)
+            raise self._no_answer(response)
         if response.status_code != 200:
             self._refuse(response)
         try:
@@ -202,6 +205,41 @@ class Channel:
         if isinstance(answer, Failure) and lane is None:
             raise answer.error()
         return answer
+
+    @contextmanager
+    def listen(self) -> Iterator[httpx.Response]:
+        """A request that the server answers line by line (`opslog.server.http.rest.announcing`).
+
+        :raises NoAnswerError: there is no answer.
+        :raises OpslogError: it is refused.
+        """
+        with self._counting:
+            self.requests += 1
+        try:
+            with self._client.stream("GET", self._address, headers={"accept": "text/event-stream"}) as response:
+                if response.status_code != 200:
+                    response.read()
+                    if response.status_code in _NO_ANSWER:
+                        raise self._no_answer(response)
+                    self._refuse(response)
+                yield response
+        except httpx.RequestError as error:
+            raise NoAnswerError(f"{self._url} does not answer ({_words(error)}): try again") from error
+        except RuntimeError as error:
+            raise self._closed(error) from error
+
+    def _closed(self, error: RuntimeError) -> ClosedError:
+        """httpx says so where another thread has closed this meanwhile.
+
+        :raises RuntimeError: it is something else.
+        """
+        if not self._client.is_closed:
+            raise error
+        return ClosedError(f"{self._url} is closed: open it again")
+
+    def _no_answer(self, response: httpx.Response) -> NoAnswerError:
+        message = f"{self._url} answered {response.status_code} ({_reason(response)}): try again"
+        return NoAnswerError(message, was_sent=response.status_code != _TOO_MANY)
 
     def _refuse(self, response: httpx.Response) -> NoReturn:
         status, reason = response.status_code, _reason(response)

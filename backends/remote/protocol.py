@@ -48,6 +48,14 @@ class ListLogs(msgspec.Struct, tag="list_logs", frozen=True):
     seen: dict[str, int]
 
 
+class ListWithLogs(msgspec.Struct, tag="list_with_logs", frozen=True):
+    """`Backend.list_with_logs`."""
+
+    prefix: str
+    after: str
+    seen: dict[str, int]
+
+
 class Read(msgspec.Struct, tag="read", frozen=True):
     """`Backend.read_many`."""
 
@@ -153,7 +161,7 @@ class Unlock(msgspec.Struct, tag="unlock", frozen=True):
     owner: str
 
 
-Reading = ListFiles | ListLogs | Read | IsFree | Now | Describe | OpenLane
+Reading = ListFiles | ListLogs | ListWithLogs | Read | IsFree | Now | Describe | OpenLane
 Change = Create | Delete | Persist | OpenLog | Append | CloseLog | AppendAt | Lock | Unlock
 AnyCall = Reading | Change
 
@@ -177,6 +185,13 @@ class Entries(msgspec.Struct, tag="entries", frozen=True):
     files: list[tuple[str, int, float]]
 
 
+class FilesAndLogs(msgspec.Struct, tag="files_and_logs", frozen=True):
+    """Two listings, the logs after the files; each as `Entries` has them."""
+
+    files: list[tuple[str, int, float]]
+    logs: list[tuple[str, int, float]]
+
+
 class Contents(msgspec.Struct, tag="contents", frozen=True):
     """What was read; None for what is not there. At least one part; where all would be too much for one answer, as many
     as are not."""
@@ -185,9 +200,15 @@ class Contents(msgspec.Struct, tag="contents", frozen=True):
 
 
 class Storage(msgspec.Struct, tag="storage", frozen=True):
-    """`Backend.segments_grow`."""
+    """:ivar segments_grow: as of `Backend`.
+    :ivar lists_with_logs: whether the server knows `ListWithLogs`. Older ones say nothing of it.
+    :ivar announces: whether a GET of the same address is answered by events: one at once, and one whenever something
+        was written. Older ones say nothing of it.
+    """
 
     segments_grow: bool
+    lists_with_logs: bool = False
+    announces: bool = False
 
 
 class Value(msgspec.Struct, tag="value", frozen=True):
@@ -239,7 +260,7 @@ class Failure(msgspec.Struct, tag="failure", frozen=True):
         return error
 
 
-Answer = Entries | Contents | Storage | Value | Lane | Done | At | UnknownLane | Failure
+Answer = Entries | FilesAndLogs | Contents | Storage | Value | Lane | Done | At | UnknownLane | Failure
 
 
 def _utf8(value: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -33,8 +35,36 @@ from opslog.server.stores import remote_storage  # noqa: E402
 from opslog.server.stores.remote_storage import StorageService  # noqa: E402
 from tests.support.served_storage import Clock, Handing, Network  # noqa: E402
 from tests.support.servers import serving  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 URL = "http://server/tasks"
+
+
+class Brief(Handing):
+    """Ends each answer to who listens at once.
+
+    :ivar asked: when, by a clock that only goes forward."""
+
+    def __init__(self, service: Callable[[], StorageService]) -> None:
+        super().__init__(service)
+        self.asked: list[float] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method != "GET":
+            return super().handle_request(request)
+        self.asked.append(time.monotonic())
+        return httpx.Response(200, content=b"event: written\ndata:\n\n")
+
+
+def test_who_listens_does_not_ask_without_a_pause(tmp_path: Path) -> None:
+    served = Served(str(tmp_path))
+    transport = Brief(lambda: served.service)
+    with closing(served.open(transport)) as backend:
+        heard: list[bool] = []
+        with closing(backend.subscribe(lambda: heard.append(True))):  # type: ignore[type-var]
+            until(lambda: len(transport.asked) >= 4)
+        assert transport.asked[3] - transport.asked[0] >= 0.05 + 0.1 + 0.2
+        assert len(heard) >= 3, "and misses nothing"
 
 
 class Served:
@@ -352,6 +382,17 @@ def test_a_session_goes_on_behind_a_seal_that_its_client_has_seen(served: Served
     assert appender.append(b"2\n").segment == 3
     assert log_of(own, "a") == b"1\nseal\n2\n"
     own.close()
+
+
+def test_the_shared_log_is_sealed_elsewhere(served: Served) -> None:
+    backend = served.open()
+    place = backend.append_at("transactions", Position(1, 0), b"1\n")
+    appender = backend.appender("transactions")
+    appender.append(b"seal\n")
+    appender.close()
+    assert place == (1, 0)
+    assert backend.append_at("transactions", Position(2, 5), b"2\n") is not None
+    assert log_of(served.open(), "transactions") == b"1\nseal\n2\n"
 
 
 def test_large_answers_come_in_parts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

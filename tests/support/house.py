@@ -20,7 +20,7 @@ Floors = list[tuple[str, ...]]
 """From the lowest one up. Modules of one floor may not import each other, but for those of one folder."""
 
 FLOORS: Floors = [
-    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.notebook", "opslog.logs"),
+    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.notebook", "opslog.logs", "opslog.kernel"),
     ("opslog.format",),
     ("opslog.backends",),
     ("opslog.merge", "opslog.concurrency", "opslog.query"),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import opslog
 from opslog.backends import open_backend
 from tests.support.s3_servers import NAMES
 
 DIRECTORY = "directory"
+REMOTE = "remote"
+"""A directory, through `opslog serve`. Its stores are there from the beginning: these, with these settings."""
+REMOTE_STORES = {"store": opslog.Settings(grace_seconds=0, undo_window=8), "0": None, "1": None, "2": None}
 SERVERS = [f"{server}-{driver}" for server in NAMES for driver in ("s3fs", "obstore")]
 
 
@@ -24,7 +28,7 @@ class Place(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        return not self.query
+        return self.base.startswith("/")
 
     def url(self, name: str = "store") -> str:
         return f"{self.base}/{name}{self.query}"

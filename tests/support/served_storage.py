@@ -1,15 +1,21 @@
-"""Storages of a server without a network: a transport that hands requests over, and what a network does to them."""
+"""Storages of a server without a network: a transport that hands requests over, and what a network does to them.
+
+Stores at ``served://NAME`` are in memory, behind such a transport, and ``served+lossy://NAME`` behind a network that
+loses requests and answers, repeats and delays them."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
 
-from opslog.environment import REAL
+from opslog.backends import open_backend, register
+from opslog.backends.remote.backend import RemoteBackend
+from opslog.environment import REAL, Environment
 from opslog.errors import OpslogError
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.rights import EVERYBODY, Client
@@ -89,3 +95,25 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
+
+
+SERVED: dict[str, StorageService] = {}
+"""By URL; made when they are first opened."""
+
+
+def open_url(
+    url: str, *, create: bool = True, environment: Environment = REAL, now: Callable[[], float] = time.time
+) -> RemoteBackend:
+    """:param now: the clock of the storage, the server and its clients. Nobody waits."""
+    environment = replace(environment, time=now, monotonic=now, sleep=lambda seconds: None)
+    scheme, _, name = url.partition("://")
+    if url not in SERVED:
+        SERVED[url] = StorageService(open_backend(f"memory://served-{name}", now=now), name, environment)
+    transport = Handing(lambda: SERVED[url])
+    if scheme == "served+lossy":
+        transport = Network(lambda: SERVED[url], random.Random(name), lambda: None)
+    return RemoteBackend(f"http://server/{name}", environment=environment, transport=transport)
+
+
+register("served", open_url)
+register("served+lossy", open_url)

@@ -1,0 +1,142 @@
+"""Word from the server that something was written to a store: one open request, for all who wait in this process."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import httpx
+
+from opslog.backends.remote.channel import CONNECT_TIMEOUT, READ_DEADLINE_SECONDS, Channel, NoAnswerError
+from opslog.environment import Environment
+from opslog.errors import OpslogError
+from opslog.logs import logger
+
+_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS_MAX = 2.0
+# How long to wait at the end for the thread that reads.
+_JOIN_SECONDS = CONNECT_TIMEOUT
+
+
+class Listener:
+    """Keeps a request open as long as somebody is subscribed. Safe to use from many threads.
+
+    What holds: whatever was written since the last call of a subscriber's function, it is called again after that can
+    be read; also after the connection was lost, since each new one begins with such a call.
+
+    :ivar is_live: whether that is so now; while it is not, whoever wants to know has to ask.
+    """
+
+    def __init__(self, channel: Channel, environment: Environment) -> None:
+        self._channel = channel
+        self._environment = environment
+        self._subscribers: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._reading: _Reading | None = None
+        self.is_live = False
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Call this function from now on. It must not block."""
+        with self._lock:
+            self._subscribers = [*self._subscribers, changed]
+            if self._reading is None:
+                reading = _Reading(self, self._channel, self._environment)
+                with suppress(RuntimeError):  # there can be no more threads: then whoever waits has to ask
+                    reading.thread.start()
+                    self._reading = reading
+
+    def unsubscribe(self, changed: Callable[[], None]) -> None:
+        """The last one ends the request. Idempotent, and does not wait."""
+        with self._lock:
+            self._subscribers = [each for each in self._subscribers if each is not changed]
+            if not self._subscribers:
+                self._end()
+
+    def tell(self, reading: _Reading, *, is_live: bool) -> None:
+        """Something was written, or what can be said of that has changed; from the thread that reads."""
+        with self._lock:
+            if reading is not self._reading:
+                return
+            self.is_live = is_live
+            subscribers = self._subscribers
+        for changed in subscribers:
+            changed()
+
+    def close(self) -> None:
+        """End the request. Waits for the thread, but not for a server that says nothing at all."""
+        with self._lock:
+            thread = None if self._reading is None else self._reading.thread
+            self._end()
+            subscribers, self._subscribers = self._subscribers, []
+        for changed in subscribers:
+            changed()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def _end(self) -> None:
+        reading, self._reading, self.is_live = self._reading, None, False
+        if reading is not None:
+            reading.end()
+
+
+class _Reading:
+    """A thread that reads what the server says, and asks again when that has ended."""
+
+    def __init__(self, listener: Listener, channel: Channel, environment: Environment) -> None:
+        self._listener = listener
+        self._channel = channel
+        self._environment = environment
+        self._ended = threading.Event()
+        self._response: httpx.Response | None = None
+        self._heard_at = -math.inf
+        self.thread = threading.Thread(target=self._run, name="opslog-listener", daemon=True)
+
+    def end(self) -> None:
+        """From any thread."""
+        self._ended.set()
+        response = self._response
+        stream = None if response is None else response.extensions.get("network_stream")
+        connection = None if stream is None else stream.get_extra_info("socket")
+        if connection is not None:
+            with suppress(OSError):  # it has ended by itself
+                # The thread waits in it. Not the method of a socket with TLS, which is taken apart at once.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        pause, now = _PAUSE_SECONDS, self._environment.monotonic
+        while not self._ended.is_set():
+            began = now()
+            try:
+                self._read()
+            except NoAnswerError as error:
+                self._note_silence(str(error), READ_DEADLINE_SECONDS)  # a server may be started anew in that time
+            except OpslogError as error:
+                self._note_silence(str(error), 0.0)
+            # A server that is stopping ends each answer at once, as something in between may.
+            if now() - began >= _PAUSE_SECONDS_MAX:
+                pause = _PAUSE_SECONDS
+            self._ended.wait(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    def _note_silence(self, reason: str, seconds: float) -> None:
+        """There is no answer. Whoever waits has to ask when there has been none for so long."""
+        if self._listener.is_live and self._environment.monotonic() - self._heard_at >= seconds:
+            logger("storage").debug("nobody says any more what is written, so that is asked for: %s", reason)
+            self._listener.tell(self, is_live=False)
+
+    def _read(self) -> None:
+        """Read one answer to its end, which a server makes after a while."""
+        with self._channel.listen() as response:
+            self._response = response
+            try:
+                for line in response.iter_lines():
+                    if self._ended.is_set():
+                        return
+                    self._heard_at = self._environment.monotonic()
+                    if line.startswith("event:"):
+                        self._listener.tell(self, is_live=True)
+            finally:
+                self._response = None
