@@ -1,6 +1,6 @@
 """Measurements of opslog, each beside what the same work costs without it.
 
-    python -m benchmarks [--small] [--rounds N] [--only TEXT …] [--json FILE] [--page FILE]
+    python -m benchmarks [--small] [--rounds N] [--only TEXT …] [--json FILE] [--page FILE] [--check [FILE]]
 
 Every workload runs for opslog, for a *floor* (the bare system calls and decoding on the same bytes: nothing can be
 faster and keep the same promise) and for *peers*. All contenders of a workload take turns within each round, so that

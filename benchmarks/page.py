@@ -10,7 +10,7 @@ import matplotlib as mpl
 import msgspec
 from matplotlib import pyplot
 
-from benchmarks.goals import GOALS
+from benchmarks.goals import GOALS, KERNEL_GOALS
 from benchmarks.report import Report, shown
 from benchmarks.runner import WORKLOADS, Result
 
@@ -30,9 +30,12 @@ them.
 _PEERS = """Not every peer does everything. TinyDB and diskcache would need hours for a million documents (TinyDB writes
 its whole file at each call). SQLite, LMDB, TinyDB and diskcache have no log to open, no undo and no other
 agents. The npm package cannot open ten million documents (a file becomes one string, of at most 512 MB); it
-compacts every 100 sets if it is let, which is switched off here; and it runs in a process of its own, where
+compacts every 100 sets if it is let, which is switched off here, as opslog's own automatic compaction is where
+sets are measured; and it runs in a process of its own, where
 its times are taken. With several agents it cannot open a log of more than about 120,000 commits (RangeError), so
-where there is one log it is measured as its only writer.
+where there is one log it is measured as its only writer. Where the package promises less, there is a second row of
+it that promises the same: "copies" hands out and takes in copies (structuredClone), so that nobody changes the
+store by changing an object; "synced" syncs each file.
 """
 
 
@@ -52,6 +55,7 @@ def write_page(report: Report, page: Path, *, keep: bool) -> None:
     sections = [
         _HEAD,
         f"{report.rounds} rounds, 2 or 3 of what takes long, on: {environment}.\n\n{_PEERS}",
+        _kernel_goals(report),
         _goals(report),
     ]
     for workload, group in itertools.groupby(report.results, key=lambda result: result.workload):
@@ -63,11 +67,19 @@ def write_page(report: Report, page: Path, *, keep: bool) -> None:
 
 
 def _merged(earlier: Report, report: Report) -> Report:
-    measured = {result.workload for result in report.results}
-    kept = [result for result in earlier.results if result.workload not in measured]
+    return msgspec.structs.replace(
+        report,
+        results=_of_both(earlier.results, report.results),
+        without_kernel=_of_both(earlier.without_kernel, report.without_kernel),
+    )
+
+
+def _of_both(earlier: list[Result], now: list[Result]) -> list[Result]:
+    """All results of now, and the earlier ones of other workloads that there are still, in the order of the page."""
+    measured = {result.workload for result in now}
+    kept = [result for result in earlier if result.workload in WORKLOADS.keys() - measured]
     place = list(WORKLOADS).index
-    results = sorted([*kept, *report.results], key=lambda result: place(result.workload))
-    return msgspec.structs.replace(report, results=results)
+    return sorted([*kept, *now], key=lambda result: place(result.workload))
 
 
 def _table(results: list[Result]) -> str:
@@ -78,6 +90,29 @@ def _table(results: list[Result]) -> str:
         for result in results
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kernel_goals(report: Report) -> str:
+    """The goals that opslog has with its kernel in C and without it, each beside what was measured so."""
+    lines = [
+        "## Goals with the kernel in C, and without it",
+        "",
+        "Without it: with `OPSLOG_KERNEL=0`, in a run of its own right before this one.",
+        "",
+        "| goal | with it | | | without it | | |",
+        "| --- " * 7 + "|",
+    ]
+    for goal in KERNEL_GOALS:
+        cells = [goal.text]
+        for results, limit in ((report.results, goal.on), (report.without_kernel, goal.off)):
+            measured = goal.measure(results, limit)
+            cells.append(goal.limit_text(limit))
+            if measured is None:
+                cells += ["not measured", ""]
+            else:
+                cells += [measured.text, "" if limit is None else "met" if measured.met else "missed"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def _goals(report: Report) -> str:

@@ -204,6 +204,10 @@ class Tinydb(_PythonPeer):
 
 
 NPM = "npm @backloghq/opslog 0.8.1"
+# With a copy (structuredClone) of what it is given, or gives: then that is the caller's own, as opslog's is.
+NPM_COPIES = "copies: npm @backloghq/opslog 0.8.1"
+# With an fsync of each of its files.
+NPM_SYNCED = "synced: npm @backloghq/opslog 0.8.1"
 
 
 class Npm(Peer):
@@ -259,8 +263,10 @@ class Npm(Peer):
     def compact(self) -> float:
         return self.call("compact")
 
-    def longest_set_beside_compact(self) -> float:
-        return self.call("longestSetBesideCompact")
+    def sets_beside_compact(self, interval: float) -> list[float]:
+        """The seconds that each set took which was due every so many seconds beside a compaction."""
+        took: list[float] = self._driver.call("setsBesideCompact", interval * 1000)
+        return took
 
     def memory(self) -> float:
         """As `own_memory`, of its process."""

@@ -12,7 +12,8 @@ import orjson
 
 import opslog
 from benchmarks.material import document, line, prepared, rows
-from benchmarks.peers import LARGE, QUICK, Open, Peer, Tinydb, Work, contend, filled_peer
+from benchmarks.npm import npm_modules
+from benchmarks.peers import LARGE, NPM, NPM_COPIES, QUICK, Npm, Open, Peer, Sqlite, Tinydb, Work, contend, filled_peer
 from benchmarks.runner import Round, Scale, Start, Timer, contender, workload
 from opslog.format.commits import Set
 
@@ -140,6 +141,66 @@ class _Gets(NamedTuple):
 _small = _Gets("get, random", lambda count: logged(count, count), lambda scale: scale.documents)
 _small.register()
 contend(_small.name, QUICK, _small.peer, lambda scale: scale.documents)
+# -- the same, of many documents, of which a field is read
+
+TOUCHED = workload("get, random, of 200,000 documents, and read a field")
+
+
+def _touched_ids(scale: Scale, timer: Timer) -> list[str]:
+    """Others in each round, so that nobody gets along with what was read in the round before."""
+    numbers = random.Random(SEED + timer.number)
+    return [f"task-{numbers.randrange(scale.questions)}" for _ in range(scale.questions)]
+
+
+@contender(TOUCHED, "opslog", READS)
+def touched_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
+    with opslog.open(logged(scale.questions, scale.questions), read_only=True) as store:
+
+        def run(timer: Timer) -> int:
+            ids, length = _touched_ids(scale, timer), 0
+            with timer:
+                for id in ids:
+                    length += len(store[id]["title"])
+            assert length >= len(ids)
+            return len(ids)
+
+        yield run
+
+
+@contender(TOUCHED, "floor: dict lookup + orjson", READS)
+def touched_floor(folder: Path, scale: Scale) -> Iterator[Round]:
+    held = dict(rows(scale.questions))
+
+    def run(timer: Timer) -> int:
+        ids, length = _touched_ids(scale, timer), 0
+        with timer:
+            for id in ids:
+                length += len(orjson.loads(held[id])["title"])
+        assert length >= len(ids)
+        return len(ids)
+
+    yield run
+
+
+def _touched_npm(command: str) -> Start:
+    def start(folder: Path, scale: Scale) -> Iterator[Round]:
+        with Npm(folder, mode="async") as peer:
+            peer.fill(scale.questions, scale.questions)
+
+            def run(timer: Timer) -> int:
+                ids = _touched_ids(scale, timer)
+                timer.seconds = peer.call(command, ids)
+                return len(ids)
+
+            yield run
+
+    return start
+
+
+if npm_modules() is not None:
+    contender(TOUCHED, NPM, "in memory; hands out its own object")(_touched_npm("getTouched"))
+    contender(TOUCHED, NPM_COPIES, "in memory")(_touched_npm("getCopies"))
+
 _large = _Gets("get, random, large snapshot", compacted, lambda scale: scale.snapshot)
 _large.register()
 
@@ -188,3 +249,16 @@ def _scan(peer: Peer, scale: Scale, timer: Timer) -> int:
 
 for _name, _open_peer in LARGE.items():
     contender(SCAN, _name, READS)(with_large(_name, _open_peer, _scan))
+
+SQLITE_JSON = "SQLite JSON: WAL, json_extract"
+
+
+def _scan_in_sql(peer: Peer, scale: Scale, timer: Timer) -> int:
+    assert isinstance(peer, Sqlite)
+    query = "SELECT count(*) FROM documents WHERE json_extract(CAST(data AS TEXT), '$.priority') = 0"
+    with timer:
+        assert peer.database.execute(query).fetchone()[0]
+    return scale.snapshot
+
+
+contender(SCAN, SQLITE_JSON, READS)(with_large("SQLite WAL", Sqlite, _scan_in_sql))

@@ -7,7 +7,7 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,15 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runner import WORKLOADS, Result, Scale, measure
+from opslog import kernel
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything that a run measured, and what the figures depend on."""
+    """Everything that a run measured, and what the figures depend on.
+
+    :ivar without_kernel: what another run measured that had the kernel switched off.
+    """
 
     environment: dict[str, str]
     rounds: int
     scale: Scale
     results: list[Result]
+    without_kernel: list[Result] = []
 
 
 def machine() -> dict[str, str]:
@@ -33,6 +38,7 @@ def machine() -> dict[str, str]:
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
         "load": f"{os.getloadavg()[0]:.2f}",
         "python": platform.python_version(),
+        "kernel": kernel.NAME,
         "sqlite": sqlite3.sqlite_version,
         **{name: version(name) for name in ("opslog", "msgspec", "orjson", "lmdb", "diskcache", "tinydb")},
     }
@@ -88,19 +94,22 @@ def run(
     *,
     extra: dict[str, str] | None = None,
     finish: Callable[[Report], None] = lambda report: None,
+    chosen: Container[str] | None = None,
 ) -> None:
     """Measure what is registered, as the command line says, and print it. Exits with an error if a workload failed,
     after the others.
 
     :param sizes: what is measured; `least`: with ``--small``. :param extra: what else the figures depend on.
-    :param finish: called with everything that was measured.
+    :param finish: called with everything that was measured. :param chosen: no other workloads than these.
     """
     scale, rounds = (least, 2) if arguments.small else (sizes, arguments.rounds)
     environment = machine() | (extra or {})
     results: list[Result] = []
     failed: list[str] = []
-    console = Console(width=None if os.isatty(1) else 160)
+    console = Console(width=None if os.isatty(1) else 200)
     for workload in WORKLOADS:
+        if chosen is not None and workload not in chosen:
+            continue
         if not arguments.only or any(part in workload for part in arguments.only):
             try:
                 measured = measure(workload, scale, rounds)

@@ -1,4 +1,5 @@
-"""Workloads that write: set by one caller and by many, buffered, and in batches."""
+"""Workloads that write: set by one caller and by many, buffered, and in batches. Nothing compacts by itself: that is a
+workload of its own, and would come into some of the rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import opslog
 import opslog.aio
 from benchmarks.material import Documents, documents, line
 from benchmarks.npm import npm_modules
-from benchmarks.peers import DURABLE, NPM, QUICK, Lmdb, Npm, Peer, Sqlite, contend
+from benchmarks.peers import DURABLE, NPM, NPM_COPIES, QUICK, Lmdb, Npm, Peer, Sqlite, Tinydb, contend
 from benchmarks.runner import Round, Scale, Timer, contender
 
 BATCH = 100
@@ -38,49 +39,50 @@ def bare(folder: Path, records: list[bytes], operations: int, *, each: bool = Tr
 
 @contender("set, durable, one caller", "opslog", "on disk")
 def set_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with opslog.open(folder / "store") as store:
+    with opslog.open(folder / "store", compact_after=None) as store:
 
         def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
+            written = documents(scale.sets, timer.number)
             with timer:
                 for id, value in written:
                     store.set(id, value)
-            return scale.writes
+            return scale.sets
 
         yield run
 
 
 @contender("set, durable, one caller", "floor: write + fdatasync", "on disk")
 def set_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return bare(folder, [line(number) for number in range(scale.writes)], scale.writes)
+    return bare(folder, [line(number) for number in range(scale.sets)], scale.sets)
 
 
 def _set(peer: Peer, scale: Scale, timer: Timer) -> int:
-    written = documents(scale.writes, timer.number)
+    # TinyDB writes its whole file each time.
+    written = documents(scale.writes if isinstance(peer, Tinydb) else scale.sets, timer.number)
     timer.seconds += peer.set(written)
-    return scale.writes
+    return len(written)
 
 
 contend("set, durable, one caller", DURABLE, _set)
 
 
 def _threaded(scale: Scale, work: Callable[[int, Documents], None]) -> Iterator[Round]:
-    """Each thread does `scale.writes` writes; time runs until all have."""
+    """All threads do as many writes; time runs until all have."""
     with ThreadPoolExecutor(scale.threads) as pool:
 
         def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
+            written = documents(scale.sets // scale.threads, timer.number)
             with timer:
                 for done in [pool.submit(work, thread, written) for thread in range(scale.threads)]:
                     done.result()
-            return scale.threads * scale.writes
+            return scale.threads * len(written)
 
         yield run
 
 
 @contender("set, durable, 16 threads", "opslog", "on disk")
 def threads_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with opslog.open(folder / "store") as store:
+    with opslog.open(folder / "store", compact_after=None) as store:
 
         def work(thread: int, written: Documents) -> None:
             for id, value in written:
@@ -91,8 +93,8 @@ def threads_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 
 @contender("set, durable, 16 threads", "floor: one write + fdatasync per 16", "on disk")
 def threads_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    groups = [line(number) * scale.threads for number in range(scale.writes)]
-    return bare(folder, groups, scale.threads * scale.writes)
+    groups = [line(number) * scale.threads for number in range(scale.sets // scale.threads)]
+    return bare(folder, groups, scale.threads * len(groups))
 
 
 @contender("set, durable, 16 threads", "SQLite WAL FULL, a connection each", "on disk")
@@ -134,22 +136,23 @@ def tasks_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
             await asyncio.gather(*(write(task, written) for task in range(TASKS)))
 
         def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
+            written = documents(scale.sets // TASKS, timer.number)
             with timer:
                 runner.run(write_all(written))
-            return TASKS * scale.writes
+            return TASKS * len(written)
 
         yield run
         runner.run(store.close())
 
 
 async def _opened(path: Path) -> opslog.aio.AsyncStore[dict[str, Any]]:
-    return await opslog.aio.open(path)
+    return await opslog.aio.open(path, compact_after=None)
 
 
 @contender("set, durable, 64 tasks", "floor: one write + fdatasync per 64", "on disk")
 def tasks_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return bare(folder, [line(number) * TASKS for number in range(scale.writes)], TASKS * scale.writes)
+    groups = [line(number) * TASKS for number in range(scale.sets // TASKS)]
+    return bare(folder, groups, TASKS * len(groups))
 
 
 @contender("set, durable, 64 tasks", "opslog, one caller", "on disk")
@@ -161,11 +164,11 @@ def tasks_npm(folder: Path, scale: Scale) -> Iterator[Round]:
     with Npm(folder) as peer:
 
         def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
+            written = documents(scale.sets // TASKS, timer.number)
             timer.seconds += peer.set_at_once(
                 [(f"{id}-{task}", value) for task in range(TASKS) for id, value in written]
             )
-            return TASKS * scale.writes
+            return TASKS * len(written)
 
         yield run
 
@@ -176,30 +179,45 @@ if npm_modules() is not None:
 
 @contender("set, buffered", "opslog buffered", "within 100 ms; flushed at the end")
 def buffered_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with opslog.open(folder / "store", durability="buffered") as store:
+    with opslog.open(folder / "store", durability="buffered", compact_after=None) as store:
 
         def run(timer: Timer) -> int:
-            written = documents(scale.writes, timer.number)
+            written = documents(scale.sets, timer.number)
             with timer:
                 for id, value in written:
                     store.set(id, value)
                 store.flush()
-            return scale.writes
+            return scale.sets
 
         yield run
 
 
 @contender("set, buffered", "floor: write each, one fdatasync", "flushed at the end")
 def buffered_floor(folder: Path, scale: Scale) -> Iterator[Round]:
-    return bare(folder, [line(number) for number in range(scale.writes)], scale.writes, each=False)
+    return bare(folder, [line(number) for number in range(scale.sets)], scale.sets, each=False)
 
 
 contend("set, buffered", QUICK, _set)
 
 
+def buffered_npm_copies(folder: Path, scale: Scale) -> Iterator[Round]:
+    """What opslog promises, too: the caller may go on changing what it has set."""
+    with Npm(folder, mode="async") as peer:
+
+        def run(timer: Timer) -> int:
+            timer.seconds = peer.call("setCopies", documents(scale.sets, timer.number))
+            return scale.sets
+
+        yield run
+
+
+if npm_modules() is not None:
+    contender("set, buffered", f"{NPM_COPIES}, async", "in memory")(buffered_npm_copies)
+
+
 @contender("batch of 100", "opslog", "on disk")
 def batch_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
-    with opslog.open(folder / "store") as store:
+    with opslog.open(folder / "store", compact_after=None) as store:
 
         def run(timer: Timer) -> int:
             written = _batches(scale, timer)
