@@ -5,6 +5,7 @@ install. Both go into environments of their own that borrow this one's dependenc
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,10 +25,15 @@ SOURCES = {"opslog": "opslog", "backends": "opslog/backends", "server": "opslog/
 DISCOVERY = ROOT / "spark" / "discovery"
 """What is installed beside `opslog`, because Spark looks for it there."""
 
+COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])
+"""What the kernel in C would be built with, None where it cannot be."""
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """The standard output of `command`; if it fails, the test does, showing all that it wrote."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """The standard output of `command`, with more `variables` in its environment; if it fails, the test does, showing
+    all that it wrote."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -42,28 +48,32 @@ def expected_files() -> set[str]:
     }
     page = {f"opslog/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir() if path.is_file()}
     found_by_spark = {path.relative_to(DISCOVERY).as_posix() for path in DISCOVERY.rglob("*.py")}
-    return modules | page | found_by_spark | {"opslog/py.typed"}
+    kernel = {"opslog/kernel/_kernel.pyi"} | ({"opslog/kernel/_kernel.abi3.so"} if COMPILER else set())
+    return modules | page | found_by_spark | kernel | {"opslog/py.typed"}
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout's sources, because builds leave files in the tree they build."""
     copy = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for folder in SOURCES:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     return copy
+
+
+def build_wheel(tree: Path, folder: Path, **variables: str) -> Path:
+    """The wheel as `pip install` would build it."""
+    build = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, tree)
+    run(sys.executable, "-m", "pip", *build, cwd=folder, **variables)
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
 def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as `pip install` would build it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, tree)
-    run(sys.executable, "-m", "pip", *build, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build_wheel(tree, tmp_path_factory.mktemp("wheel"))
 
 
 def install(where: Path, *what: str | Path) -> Path:
@@ -115,6 +125,25 @@ def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
         "opslog.spark": site / "spark",
         "opslog.testing": site / "testing",
     }
+
+
+KERNEL = "import opslog.kernel; print(opslog.kernel.NAME)"
+
+
+def test_wheel_is_of_the_platform_and_every_python(wheel: Path, tmp_path: Path) -> None:
+    """One for all Pythons, by the stable ABI."""
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+    python = install(tmp_path / "env", wheel)
+    assert run(python, "-c", KERNEL, cwd=tmp_path, OPSLOG_KERNEL="").split() == ["C" if COMPILER else "Python"]
+
+
+def test_without_a_compiler_it_is_installed_without_the_kernel(tree: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tree"
+    shutil.copytree(tree, copy, ignore=shutil.ignore_patterns("build", "*.so"))
+    wheel = build_wheel(copy, tmp_path, CC="no-compiler-here", LDSHARED="no-compiler-here")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    python = install(tmp_path / "env", wheel)
+    assert run(python, "-W", "error", "-c", KERNEL, cwd=tmp_path) == "Python\n"
 
 
 def test_wheel_runs_the_command(wheel: Path, tmp_path: Path) -> None:

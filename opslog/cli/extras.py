@@ -21,11 +21,14 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Work there, and leave everything in place. Default: a temporary directory.",
+    help="Work there. Default: a temporary directory.",
 )
+@click.option("--page", is_flag=True, help="Serve the store's page, and open it, while the agents work.")
 @click.option("--no-spark", is_flag=True, help="Leave out Spark's replay of the store at the end.")
 @click.pass_obj
-def demo_command(session: Session, *, seconds: float, agents: int, directory: Path | None, no_spark: bool) -> int:
+def demo_command(
+    session: Session, *, seconds: float, agents: int, directory: Path | None, page: bool, no_spark: bool
+) -> int:
     """Several processes write to one store at once while another compacts it, one of them is killed and comes back; at
     the end everything that was acknowledged must be there, and Spark, where it is installed, must see the same.
 
@@ -33,7 +36,8 @@ def demo_command(session: Session, *, seconds: float, agents: int, directory: Pa
     """
     from opslog.demo import main
 
-    return main(seconds=seconds, agents=agents, directory=directory, spark=not no_spark, json=session.json)
+    spark = not no_spark
+    return main(seconds=seconds, agents=agents, directory=directory, spark=spark, json=session.json, page=page)
 
 
 @click.command("completion", cls=StoreCommand, options=frozenset())

@@ -174,7 +174,9 @@ def stats_command(session: Session) -> None:
     """Show figures of the store: documents, agents, commits, sizes."""
     with session.reading() as store:
         stats = msgspec.structs.asdict(store.stats())
-    del stats["compaction_error"], stats["requests"]  # of this process, which has only just begun
+    # Of this process, which has only just begun.
+    for name in ("compaction_error", "requests", "kernel", "cached_documents", "cached_bytes"):
+        del stats[name]
     if session.json:
         write_json(stats)
     else:

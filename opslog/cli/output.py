@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -21,8 +22,9 @@ from opslog.cli.session import Session
 from opslog.environment import REAL, parse_ts
 from opslog.errors import ConflictError, OpslogError
 from opslog.format.commits import Record, Set
-from opslog.query.paths import Path
-from opslog.query.values import MISSING
+
+if TYPE_CHECKING:
+    from opslog.query.paths import Path
 
 # What turns the direction of writing round, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -189,6 +191,8 @@ class Shown:
         """What there is, by path. A path with [*] leads to a list."""
         if not isinstance(record, Set):
             return {}
+        from opslog.query.values import MISSING
+
         document = record.document
         found = {
             str(path): (list(path.values()(document, record)) or MISSING)

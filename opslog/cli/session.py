@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,8 +14,10 @@ import opslog
 from opslog.backends import Backend, open_backend
 from opslog.environment import REAL, Environment
 from opslog.format.documents import Document
-from opslog.history import Point
 from opslog.snapshot.manifests import ManifestStore
+
+if TYPE_CHECKING:
+    from opslog.history import Point
 
 
 class Session(msgspec.Struct):

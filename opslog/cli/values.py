@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
-from opslog.compaction.compact import KeepHistory
 from opslog.errors import CorruptError, InvalidDocumentError, InvalidNameError, QueryError, UsageError
 from opslog.format.commits import Stamp
 from opslog.format.documents import Document, check_id
-from opslog.history import Point
-from opslog.query.conditions import Condition
-from opslog.query.faults import Fault
-from opslog.query.paths import Path, parse_path, scan_path
-from opslog.query.question import Order, parse_order
-from opslog.query.text import parse_text
+
+if TYPE_CHECKING:  # each command loads what it asks for
+    from opslog.compaction.compact import KeepHistory
+    from opslog.history import Point
+    from opslog.query.conditions import Condition
+    from opslog.query.paths import Path
+    from opslog.query.question import Order
 
 _UNITS = {
     "s": timedelta(seconds=1),
@@ -48,6 +49,8 @@ def stamp_of_text(text: str) -> Stamp:
 
 def where(text: str) -> Condition:
     """A condition in the language of `find`."""
+    from opslog.query.text import parse_text
+
     try:
         return parse_text(text)
     except QueryError as error:
@@ -61,6 +64,8 @@ def where_option(what: str) -> Callable[[click.decorators.FC], click.decorators.
 
 def order(text: str) -> Order:
     """A path to sort by, and a minus before it for the other direction."""
+    from opslog.query.question import parse_order
+
     try:
         return parse_order(text)[0]
     except QueryError as error:
@@ -69,6 +74,8 @@ def order(text: str) -> Order:
 
 def path(text: str) -> Path:
     """What names a value in a document."""
+    from opslog.query.paths import parse_path
+
     try:
         return parse_path(text)
     except QueryError as error:
@@ -77,6 +84,9 @@ def path(text: str) -> Path:
 
 def columns(text: str) -> tuple[Path, ...]:
     """Paths with commas between them."""
+    from opslog.query.faults import Fault
+    from opslog.query.paths import scan_path
+
     found = []
     at = -1  # of the comma
     try:

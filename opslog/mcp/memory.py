@@ -22,6 +22,7 @@ from opslog.doors.operations import Documents, Operations
 from opslog.environment import REAL, Environment, format_ts
 from opslog.errors import NotFoundError, UsageError
 from opslog.format.documents import Document
+from opslog.format.prepared import prepare
 from opslog.mcp.tools import READS, Hints, Tool, tool
 
 N = TypeVar("N", bound=msgspec.Struct)
@@ -59,6 +60,9 @@ class Relation(msgspec.Struct, frozen=True, rename={"from_": "from", "relation_t
     @property
     def id(self) -> str:
         return _RELATION + orjson.dumps([self.from_, self.relation_type, self.to]).decode()
+
+
+prepare(Entity, Relation)
 
 
 class Entities(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from opslog.errors import UsageError
+from opslog.format.prepared import prepare
 
 _FIELD = re.compile(r":ivar (\w+):")
 
@@ -69,6 +70,7 @@ def tool(
     text: Callable[[Any], str] | None = None,
 ) -> Tool:
     """The tool that a method is: its name, and as its description what its docstring says."""
+    prepare(input)
     description = " ".join((call.__doc__ or "").split())
     return Tool(call.__name__, title, description, input, output, hints, call, text)
 

@@ -41,7 +41,7 @@ class Included:
         # Clocks grow along a log, times of day need not.
         self._select = takewhile if isinstance(as_of, int) else filter
 
-    def among(self, commits: list[Commit]) -> list[Commit]:
+    def among(self, commits: Sequence[Commit]) -> Sequence[Commit]:
         return commits if self._all else list(filter(self._test, commits))
 
     def ahead(self, commits: Iterable[Commit]) -> Iterable[Commit]:
@@ -53,7 +53,7 @@ class SelectedChunk(NamedTuple):
     """The commits of a chunk that are included."""
 
     source: Chunk
-    commits: list[Commit]
+    commits: Sequence[Commit]
 
     def positions(self) -> list[tuple[int, int]]:
         """Where each of the commits begins."""
@@ -132,7 +132,7 @@ class LogReader:
         if block and behind is not None:
             yield [behind, *block]
 
-    def _note(self, commits: list[Commit]) -> None:
+    def _note(self, commits: Sequence[Commit]) -> None:
         if commits:
             self.commits += len(commits)
             self.ts = max(self.ts, *[commit.ts for commit in commits])

@@ -27,7 +27,7 @@ from opslog.chunks import packed
 from opslog.format.commits import Record, Set, decode_records, encode_commit
 from opslog.format.manifest import Run
 from opslog.history import Point
-from opslog.replica.state import live_records
+from opslog.replica.live import live_records
 from opslog.spark.read import columns
 from opslog.spark.read.columns import Op, ops_of
 from opslog.spark.read.planning import (

@@ -27,6 +27,7 @@ from opslog.backends import Backend
 from opslog.errors import CorruptError, HistoryGoneError, MissingFileError
 from opslog.format.layout import segment_path
 from opslog.format.manifest import START, Cut, Manifest, Run
+from opslog.format.prepared import prepare
 from opslog.log.gaps import missing_segment, resume
 from opslog.log.reader import SEGMENT_COST, Cursor, Segment, bytes_after, least_first, list_segments, until
 from opslog.log.survey import Survey, at_cut, list_logs, survey
@@ -63,6 +64,9 @@ class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_first(self) -> bool:
         """Whether nothing was delivered yet."""
         return not self.logs and not self.resync
+
+
+prepare(Offset)
 
 
 class Slice(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 from opslog.errors import LeaseLostError, MissingFileError, ReopenError, RetryError
 from opslog.format.commits import Set
 from opslog.lease import Lease
-from opslog.replica.deciding import ATTEMPTS
+from opslog.replica.terms import ATTEMPTS
 from opslog.replica.transaction import Transaction
 from opslog.store import Store, replica_of
 from opslog.testing.invariants import Logs

@@ -108,7 +108,10 @@ async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None
     if commit is not None:
         log = replica_of(self).log
         assert log is not None
-        await self._finish(log, log.queue(commit))
+        pending = log.queue(commit)
+        await self._written(pending)
+        if pending.error is not None:
+            raise pending.error
 
 
 PROGRAM = [

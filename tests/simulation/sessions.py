@@ -22,8 +22,8 @@ from opslog.aio import AsyncStore, _in_thread
 from opslog.errors import LockedError, MissingFileError, OpslogError
 from opslog.format.commits import Commit, Set
 from opslog.format.layout import TRANSACTIONS
-from opslog.replica.deciding import ATTEMPTS
-from opslog.replica.transaction import NO_CONDITION, Condition, Never, Transaction
+from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never
+from opslog.replica.transaction import Transaction
 from opslog.store import Store, replica_of
 from opslog.testing import invariants
 from opslog.testing.simulation import Process
