@@ -163,7 +163,7 @@ class Ledger:
     def listening(self) -> Iterator[None]:
         """Inside the block it is known which call has queued which commit, or transaction, what was sent to the shared
         log for it, and whether a refresh has missed any."""
-        append, catch_up, submit, send = LogWriter._append, News.catch_up, Deciding.submit, Deciding._append
+        append, catch_up, make, send = LogWriter._append, News.catch_up, Waiting.__init__, Deciding._append
 
         def noting(writer: LogWriter, commit: Commit, *arguments: Any) -> Pending:
             pending = append(writer, commit, *arguments)
@@ -173,13 +173,13 @@ class Ledger:
                 self.on_queued(attempt, commit)
             return pending
 
-        def noting_transactions(deciding: Deciding[Any], *arguments: Any, **options: Any) -> Waiting[Any, Any]:
-            waiting = submit(deciding, *arguments, **options)
-            attempt = _CALL.get() or self._imported(waiting.decide)
+        # Before it is queued: from then on another thread may send it.
+        def noting_transactions(waiting: Waiting[Any, Any], decide: Callable[..., object], *arguments: Any) -> None:
+            make(waiting, decide, *arguments)
+            attempt = _CALL.get() or self._imported(decide)
             if attempt is not None:
                 attempt.decided = waiting
                 self._deciding[id(waiting)] = attempt
-            return waiting
 
         def noting_sent(
             deciding: Deciding[Any], group: list[Waiting[Any, Any]], commits: list[Commit | None], view: View
@@ -199,7 +199,7 @@ class Ledger:
         with (
             patch.object(LogWriter, "_append", noting),
             patch.object(News, "catch_up", noting_gaps),
-            patch.object(Deciding, "submit", noting_transactions),
+            patch.object(Waiting, "__init__", noting_transactions),
             patch.object(Deciding, "_append", noting_sent),
         ):
             yield
