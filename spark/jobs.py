@@ -86,7 +86,7 @@ def running(name: str, master: str | None, size: int = 0, step: Step | None = No
     }
     before = _children()
     with _no_logging():
-        with nullcontext() if existed else _starting(before):
+        with nullcontext() if existed else _starting(before), _no_interrupt_ignored():
             spark = session(name, master=master, config=config)
         try:
             with _interruptible(), _watched(spark, size, step):
@@ -122,6 +122,33 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _no_interrupt_ignored() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block if one that Ctrl-C raised inside it was ignored. Python ignores
+    what is raised in the functions that it calls around a fork, and Spark's start forks."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    was_interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:  # PySpark sets its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if was_interrupted:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,29 @@ def test_an_interrupt_while_spark_starts_leaves_nothing(store: Path) -> None:
     assert interrupt(process) == ("", "")
     assert process.returncode == 130
     assert sorted(path.name for path in store.parent.iterdir()) == ["store"]
+
+
+def test_an_interrupt_during_a_fork_is_not_ignored() -> None:
+    """Python ignores what is raised in a function that it calls around a fork."""
+    script = """
+import os, signal, sys
+from opslog.spark import jobs
+def start(*_, **__):
+    os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    print("started")
+jobs.session = start
+sys.unraisablehook = lambda _: None
+try:
+    with jobs.running("test", None):
+        print("goes on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("started\ninterrupted\n", "")
 
 
 @pytest.mark.slow
