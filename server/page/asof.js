@@ -6,6 +6,10 @@ import { plain } from "./json.js"
 
 const COMMITS = 1000
 
+// The slider that was moved last. A move leads to another address, and so to a new slider: it goes on with these
+// commits at once, so that it takes the next key.
+let moved = { name: "", commits: [] }
+
 // What the address has is the clock of a commit, or a time; the server takes both.
 export const pointOf = (as_of) => as_of || null
 
@@ -36,13 +40,12 @@ export function slider(name, as_of, go) {
         holder.hidden = false
         point.textContent = "Reading the commits that are kept…"
         try {
-            const found = await read(storeUrl(name, "/activity", { limit: COMMITS }))
-            if (isClosed) return
-            commits = found.commits.map(plain).reverse()
+            commits = knows() ? await moved.commits : await ask()
         } catch (error) {
             point.textContent = error.message
             return
         }
+        if (isClosed) return
         range.max = String(commits.length)
         const at = commits.findLastIndex((commit) => wasBy(commit, as_of))
         range.value = String(as_of === "" ? commits.length : Math.max(0, at))
@@ -51,6 +54,10 @@ export function slider(name, as_of, go) {
             point.textContent = `As of ${as_of}, before the commits that can be gone back to from here.`
         range.focus()
     }
+
+    const knows = () => moved.name === name && moved.commits.some((commit) => String(clockOf(commit)) === as_of)
+
+    const ask = async () => (await read(storeUrl(name, "/activity", { limit: COMMITS }))).commits.map(plain).reverse()
 
     function describe() {
         const commit = commits[Number(range.value)]
@@ -74,6 +81,7 @@ export function slider(name, as_of, go) {
     range.addEventListener("input", describe)
     range.addEventListener("change", () => {
         const commit = commits[Number(range.value)]
+        moved = { name, commits }
         go(commit ? String(clockOf(commit)) : "")
     })
     if (as_of) start()

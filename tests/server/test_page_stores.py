@@ -342,12 +342,10 @@ def test_the_store_as_it_was_behind_any_commit(browser: Browser, served: Served)
             store[f"task-{number}"] = {"n": number}
         with showing(browser, served, served.place()) as page:
             page.get_by_role("button", name="As of…").click()
-            slider = page.get_by_label("As of commit")
             page.locator("#point", has_text="4 commits").wait_for()
+            page.route("**/activity?limit=1000", lambda route: route.abort())  # the slider knows the commits
             for _ in range(3):
-                slider.press("ArrowLeft")
-                slider = page.get_by_label("As of commit")
-                slider.and_(page.locator(":not([max='0'])")).wait_for()
+                page.keyboard.press("ArrowLeft")
             page.locator("#point", has_text="planner set task-1").wait_for()
             page.locator("#summary", has_text="of 2 documents").wait_for()
             store["task-9"] = {}
