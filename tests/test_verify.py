@@ -260,7 +260,7 @@ def test_a_lost_line_is_found_by_the_cut(root: Path) -> None:
     report = check(root)
     assert not report.ok
     assert any(
-        "the cut of manifest" in problem.message or "commits of 'b' lie before" in problem.message
+        "says that one does" in problem.message or "commits of 'b' lie before" in problem.message
         for problem in report.problems
     )
 

@@ -82,13 +82,16 @@ def report_compaction(session: Session, done: Compaction, locked: opslog.LockedE
         "garbage_bytes": done.garbage.bytes,
         "locked": locked is not None,
     }
-    text = (
-        "nothing to do"
-        if done.number is None
-        else f"compacted {counted(done.commits, 'commit')} into manifest {done.number}; wrote "
-        f"{counted(done.records, 'record')}, {size_text(done.bytes)}; deleted "
-        f"{counted(len(done.garbage.paths), 'file')}, {size_text(done.garbage.bytes)}"
-    )
+    if done.number is None:
+        text = "nothing to do"
+    elif not (done.commits or done.records or done.garbage.paths):
+        text = f"nothing to compact; wrote manifest {done.number}"
+    else:
+        text = (
+            f"compacted {counted(done.commits, 'commit')} into manifest {done.number}; wrote "
+            f"{counted(done.records, 'record')}, {size_text(done.bytes)}; deleted "
+            f"{counted(len(done.garbage.paths), 'file')}, {size_text(done.garbage.bytes)}"
+        )
     answer(session, result, text)
 
 

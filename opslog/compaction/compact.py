@@ -138,12 +138,14 @@ class NewRows(Protocol):
 class CompactionInput(msgspec.Struct, frozen=True):
     """What there is to compact: the new cut, the greatest clock and `ts` of all that was read, and what is settled.
 
-    :ivar ends: where the logs that were read end (`tail_ends`).
+    :ivar logs: as of `Manifest.log_ends`.
+    :ivar ends: the segments in which the logs that were read end (`tail_ends`).
     :ivar sealed: agents whose undo window was ended for this.
     :ivar authors: as of `Manifest.settled_by`.
     """
 
     cut: dict[str, Cut]
+    logs: dict[str, Cut]
     clock: int
     ts: str
     rows: NewRows
@@ -248,7 +250,13 @@ class Tail:
         rows = _Winners(backend, self, progress)
         ends = tail_ends(self.segments, self.manifest.cut)
         authors = passed_by_undo(self.merge.settled_by, self.merge.oldest_undoable)
-        return CompactionInput(self.cut(), self.clock, self.ts, rows, ends, sealed, authors)
+        cut = self.cut()
+        logs = {
+            agent: cursor.cut
+            for agent, cursor in self.cursors.items()
+            if cursor.commits > cut.get(agent, START).commits
+        }
+        return CompactionInput(cut, logs, self.clock, self.ts, rows, ends, sealed, authors)
 
     def cut(self) -> dict[str, Cut]:
         """The new cut: where the recent commits of each log begin."""
@@ -298,7 +306,8 @@ class Tail:
         """Read what a log has got since; returns how many commits that was."""
         cursor = self.cursors[agent]
         before = cursor.commits
-        for start, commit in cursor.read(backend, list_log(backend, agent)):
+        self.segments[agent] = list_log(backend, agent)
+        for start, commit in cursor.read(backend, self.segments[agent]):
             self.merge.apply(commit)
             self._newest_positions[agent].append(start.position)
             self.clock = max(self.clock, commit.clock)
@@ -384,6 +393,8 @@ class _Plan:
         """Whether carrying it out would change anything but the number."""
         if self.input.rows.count or self.rewrites or self.settings != self.old.settings:
             return True
+        if self.input.logs.keys() - self.old.cut.keys() - self.old.log_ends.keys():
+            return True  # nobody else says that they are there
         return _positions(self.input.cut) != _positions(self.old.cut)
 
     def carry_out(self, environment: Environment) -> Compaction:
@@ -453,6 +464,7 @@ class _Plan:
             oldest=min(number, oldest),
             folded=folded,
             authors=self.input.authors or msgspec.UNSET,
+            logs=self.input.logs or msgspec.UNSET,
         )
 
 

@@ -149,6 +149,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
         older program made it.
     :ivar authors: see `settled_by`.
+    :ivar logs: see `log_ends`.
     """
 
     format: int = FORMAT
@@ -163,6 +164,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     oldest: int = 0
     folded: str = ""
     authors: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    logs: dict[str, Cut] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def log_ends(self) -> dict[str, Cut]:
+        """Where the logs that go on behind the cut ended when it was made, or where the last commit of one began. A log
+        only grows: one that does not reach up to there was removed, or cut short."""
+        return {} if isinstance(self.logs, msgspec.UnsetType) else self.logs
 
     @property
     def settled_by(self) -> dict[str, int]:
@@ -235,13 +243,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield "it names a run twice"
     for run in manifest.runs:
         yield from _run_faults(run, manifest.number)
-    for agent, cut in manifest.cut.items():
-        try:
-            check_name(agent, "agent")
-        except InvalidNameError as error:
-            yield f"its cut has a strange name: {error}"
-        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
-            yield f"its cut of {agent!r} is no position in a log: {cut}"
+    yield from _position_faults(manifest.cut, "cut", 1)
+    yield from _position_faults(manifest.log_ends, "end", 0)
     for author, clock in manifest.settled_by.items():
         try:
             check_name(author, "agent")
@@ -251,6 +254,16 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"it says that {author!r} has a transaction at clock {clock}"
     if manifest.settings.fault:
         yield f"its settings cannot be: {manifest.settings.fault}"
+
+
+def _position_faults(positions: dict[str, Cut], what: str, least: int) -> Iterator[str]:
+    for agent, cut in positions.items():
+        try:
+            check_name(agent, "agent")
+        except InvalidNameError as error:
+            yield f"its {what} has a strange name: {error}"
+        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and least <= cut.commits <= CLOCK_MAX):
+            yield f"its {what} of {agent!r} is no position in a log: {cut}"
 
 
 def _run_faults(run: Run, number: int) -> Iterator[str]:

@@ -165,6 +165,8 @@ class Cursor(msgspec.Struct):
     clock: int = 0
     # The last segment that must be there, as the manifest says from whose cut it began.
     needed: int = 0
+    # Up to where the log must go on, as a manifest says.
+    end: tuple[int, int] = (0, 0)
 
     @classmethod
     def at(cls, agent: str, cut: Cut) -> Cursor:
@@ -185,6 +187,8 @@ class Cursor(msgspec.Struct):
 
     def is_at_end(self, segments: list[Segment]) -> bool:
         """Whether `read` would find nothing, and nothing missing, in this listing of the log."""
+        if not _reaches(self.position, self.end):
+            return False
         if not segments or segments[-1].number < self.segment:
             return not self.offset and self.needed != self.segment
         return segments[-1].number == self.segment and segments[-1].bytes == self.offset
@@ -194,7 +198,7 @@ class Cursor(msgspec.Struct):
         lies before a cut may be collected, though it was read."""
         if cut.commits != self.commits or cut.position <= self.position:
             return self
-        return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment)
+        return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end)
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
         """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
@@ -254,6 +258,12 @@ class Cursor(msgspec.Struct):
             raise self._vanished(
                 self.segment, f"is missing, and was there, and read or compacted up to byte {self.offset} of it"
             )
+        last = (coming[-1].number, coming[-1].bytes) if coming else self.position
+        if not _reaches(last, self.end):
+            segment, offset = self.end
+            if offset:
+                raise self._vanished(segment, f"is missing, or ends before byte {offset}, which it once reached")
+            raise self._vanished(segment - 1, "is missing, and was there")
         return coming
 
     def _read_segment_back(self, source: LogSource, number: int, size: int, scans: bool) -> Iterator[Chunk]:
@@ -345,6 +355,12 @@ class Cursor(msgspec.Struct):
             path,
             offset,
         )
+
+
+def _reaches(last: tuple[int, int], end: tuple[int, int]) -> bool:
+    """Whether a log whose last segment has so many bytes goes on up to an end, which can be at the beginning of the
+    segment after the last one that is there."""
+    return last >= end or (end[1] == 0 and last[0] == end[0] - 1)
 
 
 def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -116,7 +116,7 @@ def list_logs(
 
 def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict[str, Cursor]:
     """Cursors at a manifest's cut; those that are given, where they are farther on in their logs. (What lies before the
-    cut is not asked for any more: it may be collected, though it was read.)
+    cut is not asked for any more: it may be collected, though it was read.) They know how far the logs must go on.
 
     :param cursors: are moved, and returned.
     """
@@ -127,6 +127,9 @@ def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict
             moved[agent] = Cursor.at(agent, cut)
         else:
             moved[agent] = cursor.moved_to(cut)
+    for agent, end in manifest.log_ends.items():
+        cursor = moved.setdefault(agent, Cursor(agent))
+        cursor.end = max(cursor.end, end.position)
     return moved
 
 
@@ -146,10 +149,12 @@ def retained(backend: Backend, oldest: Manifest, newest: Manifest, *, whole_segm
         log any more, as a delayed write may have used their numbers again.
     :returns: with the newest manifest, up to whose cuts each log must reach (`check_reaches`).
     """
-    cursors = {
-        agent: Cursor.at(agent, Cut(cut.segment, 0, 0, cut.there) if whole_segments else cut)
-        for agent, cut in ((agent, oldest.cut.get(agent, START)) for agent in newest.cut)
-    }
+    cursors = {}
+    for agent in {**newest.cut, **newest.log_ends}:
+        cut = oldest.cut.get(agent, START)
+        cursors[agent] = Cursor.at(agent, Cut(cut.segment, 0, 0, cut.there) if whole_segments else cut)
+        if agent in newest.log_ends:
+            cursors[agent].end = newest.log_ends[agent].position
     return list_logs(backend, newest, cursors)
 
 

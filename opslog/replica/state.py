@@ -314,10 +314,12 @@ class State:
 
         :param listed: the listing, where it was made together with that of the manifests.
         """
+        known: Iterable[str] = self.listed
         if newest.number != self.passed.number:
             at_cut(newest, self.cursors)
             self.passed = newest
-        found = list_logs(backend, newest, self.cursors, self.listed, listed)
+            known = {*known, *newest.log_ends}
+        found = list_logs(backend, newest, self.cursors, known, listed)
         self.listed = frozenset(found.segments)
         return found
 

@@ -46,9 +46,9 @@ class LogCheck:
         self._commits = 0
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
         for manifest in manifests:
-            if agent in manifest.cut:
-                cut = manifest.cut[agent]
-                self._cuts.setdefault(cut.position, []).append((manifest, cut))
+            for positions in (manifest.cut, manifest.log_ends):
+                if agent in positions:
+                    self._cuts.setdefault(positions[agent].position, []).append((manifest, positions[agent]))
         # How many commits lie before the first retained one: what all cuts must agree on.
         is_whole = self._segments[:1] == [START.segment]
         self._collected: int | None = 0 if is_whole else None
@@ -79,7 +79,7 @@ class LogCheck:
                 self.report.error(
                     path,
                     offset,
-                    f"no commit begins or ends here, and the cut of manifest {numbers} is here: the log was cut short "
+                    f"no commit begins or ends here, and manifest {numbers} says that one does: the log was cut short "
                     "or edited. Restore it from a copy",
                 )
 

@@ -239,7 +239,9 @@ class _Verification:
     # -- logs
 
     def _check_logs(self) -> None:
-        agents = set(list_segments(self._backend)).union(*(manifest.cut for manifest in self._retained))
+        agents = set(list_segments(self._backend)).union(
+            *(manifest.cut for manifest in self._retained), *(manifest.log_ends for manifest in self._retained)
+        )
         for agent in sorted(agents):
             self._check_log(agent)
 
@@ -248,7 +250,7 @@ class _Verification:
         for _ in range(_PASSES_MAX):
             retained = self._retained
             segments = list_log(self._backend, agent)
-            if not segments and not any(agent in manifest.cut for manifest in retained):
+            if not segments and not any(agent in manifest.cut or agent in manifest.log_ends for manifest in retained):
                 return
             check = LogCheck(self._reader, agent, segments, retained)
             check.run()

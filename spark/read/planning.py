@@ -232,6 +232,7 @@ class Recent(msgspec.Struct, frozen=True):
     """The recent commits of a log, which an undo may still reach: everything before them is settled.
 
     :ivar position: where they begin, which is where the next cut goes; where the log ends, if there are none.
+    :ivar newest: where the last of them begins.
     :ivar there: as of `Cut`.
     :ivar commits: how many they are.
     :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
@@ -241,6 +242,7 @@ class Recent(msgspec.Struct, frozen=True):
     """
 
     position: tuple[int, int]
+    newest: tuple[int, int]
     there: bool
     commits: int
     clock: int
@@ -251,6 +253,10 @@ class Recent(msgspec.Struct, frozen=True):
     def cut(self, commits: int) -> Cut:
         """The new cut, given how many commits of the log lie before its end, compacted ones included."""
         return Cut(*self.position, commits - self.commits, there=self.there)
+
+    def last(self, cut: Cut) -> Cut:
+        """What is known of the log's end, given the new cut: where the last commit begins."""
+        return Cut(*self.newest, cut.commits + self.commits - 1, there=self.newest[1] == 0)
 
 
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
@@ -273,8 +279,10 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
         elif commit.clock not in undone:
             ids.update(record.id for record in commit.records)
             oldest = commit.clock if commit.records else oldest
-    position = positions[-1] if positions else _end_position(backend, log)
-    return Recent(position, bool(positions) and position[1] == 0, len(positions), clock, ts, frozenset(ids), oldest)
+    if not positions:
+        return Recent(end := _end_position(backend, log), end, False, 0, clock, ts, frozenset(ids), oldest)
+    there = positions[-1][1] == 0
+    return Recent(positions[-1], positions[0], there, len(positions), clock, ts, frozenset(ids), oldest)
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:

@@ -90,20 +90,6 @@ def test_a_log_that_never_reached_a_manifest_cannot_be_missed(tmp_path: Path) ->
         assert set(store) == {"b"}
 
 
-def test_a_log_that_no_compaction_has_taken_anything_from_cannot_be_missed(tmp_path: Path) -> None:
-    """The same limit later on: it is younger than the manifest, or undo can still reach all of it."""
-    for agent, count in (("a", 60), ("b", 5)):
-        with opslog.open(tmp_path, agent=agent, compact_after=None) as store:
-            for number in range(count):
-                store[f"{agent}-{number}"] = {}
-    with opslog.open(tmp_path, agent="c") as store:
-        assert store.compact().commits == 60 - 32
-    shutil.rmtree(tmp_path / "ops" / "b")
-    with opslog.open(tmp_path, read_only=True) as store:
-        assert len(store) == 60
-    assert verify(open_backend(tmp_path)).ok
-
-
 def test_the_last_segment_is_missed_also_when_the_cut_is_at_its_beginning(tmp_path: Path) -> None:
     settings = opslog.Settings(undo_window=1)
     for number in range(2):
