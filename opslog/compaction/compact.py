@@ -25,6 +25,7 @@ import msgspec
 from opslog.backends import Backend
 from opslog.chunks import batched
 from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
+from opslog.concurrency.switching import short_switch_interval
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
 from opslog.format.commits import Commit, Record, Set
@@ -103,16 +104,17 @@ def compact_unlocked(
     progress: Progress | None = None,
 ) -> Compaction:
     """One compaction without the lock: as safe, but of two at once one works in vain."""
-    manifests = ManifestStore(backend)
-    read_at = environment.monotonic()
-    tail = survey(manifests, lambda found: Tail.read(backend, found))
-    freshness = Freshness(manifests, environment, tail.manifest, read_at)
+    with short_switch_interval():
+        manifests = ManifestStore(backend)
+        read_at = environment.monotonic()
+        tail = survey(manifests, lambda found: Tail.read(backend, found))
+        freshness = Freshness(manifests, environment, tail.manifest, read_at)
 
-    def read() -> CompactionInput:
-        sealed = tail.seal_idle(backend, freshness)
-        return tail.input(backend, sealed, progress)
+        def read() -> CompactionInput:
+            sealed = tail.seal_idle(backend, freshness)
+            return tail.input(backend, sealed, progress)
 
-    return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
+        return publish(backend, environment, tail.manifest, read, full=full, keep_history=keep_history)
 
 
 class NewRows(Protocol):

@@ -1,0 +1,58 @@
+"""Threads switch more often while a compaction works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import opslog
+from opslog.concurrency.switching import short_switch_interval
+
+USUAL = 0.004
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(USUAL)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_the_last_one_to_leave_puts_it_back() -> None:
+    with short_switch_interval():
+        with short_switch_interval():
+            assert sys.getswitchinterval() < USUAL / 2
+        assert sys.getswitchinterval() < USUAL / 2
+    assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)
+
+
+def test_an_error_puts_it_back() -> None:
+    with pytest.raises(ZeroDivisionError), short_switch_interval():
+        raise ZeroDivisionError
+    assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)
+
+
+def test_shorter_ones_stay_as_they_are() -> None:
+    sys.setswitchinterval(0.0001)
+    with short_switch_interval():
+        assert sys.getswitchinterval() == pytest.approx(0.0001, rel=0.02)
+    assert sys.getswitchinterval() == pytest.approx(0.0001, rel=0.02)
+
+
+def test_what_somebody_else_sets_meanwhile_stays() -> None:
+    with short_switch_interval():
+        sys.setswitchinterval(0.003)
+    assert sys.getswitchinterval() == pytest.approx(0.003, rel=0.02)
+
+
+def test_a_compaction_does_that() -> None:
+    seen: list[float] = []
+    with opslog.open("memory://turns", agent="a", settings=opslog.Settings(undo_window=0)) as store:
+        store["a"] = {}
+        store.compact(progress=lambda *_: seen.append(sys.getswitchinterval()))
+    assert seen
+    assert max(seen) < USUAL / 2
+    assert sys.getswitchinterval() == pytest.approx(USUAL, rel=0.02)
