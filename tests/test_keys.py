@@ -17,6 +17,7 @@ from opslog.doors.operations import Operations
 from opslog.doors.values import Op
 from opslog.environment import REAL
 from opslog.errors import CommitUnknownError, ExpiredKeyError, UsageError
+from opslog.log.survey import survey_history
 from opslog.replica import keys
 from opslog.store import Store, replica_of
 from tests.support.keys import key_made
@@ -64,6 +65,25 @@ def test_who_loses_the_race_for_the_end_to_its_own_repetition_writes_nothing(sto
     assert operations.set("x", {"n": 1}).stamp == stamps[0]
     assert once.done is not None
     assert commits(first) == 1
+
+
+def test_a_compaction_may_have_read_more_than_is_searched(
+    stores: list[Store[Documents]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = stores
+    asking(second, key_made())[0].set("y", {})
+    manifests = list[int | None]()
+
+    def overtaken(*arguments: Any) -> Any:
+        if not manifests:
+            asking(second, key_made())[0].set("z", {})
+            manifests.append(second.compact().number)
+        return survey_history(*arguments)
+
+    monkeypatch.setattr(keys, "survey_history", overtaken)
+    asking(first, key_made())[0].set("x", {})
+    assert manifests == [2]
+    assert sorted(first) == ["x", "y", "z"]
 
 
 def test_of_two_that_are_decided_together_one_writes(stores: list[Store[Documents]]) -> None:

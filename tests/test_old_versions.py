@@ -13,6 +13,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend
+from opslog.snapshot.manifests import ManifestStore
 from opslog.verify.verify import verify
 from tests.support.releases import release_in
 
@@ -160,3 +161,29 @@ with opslog.open(sys.argv[1], agent="transactions", compact_after=None, settings
         assert documents(tmp_path) == dict(store.items()) == printed | {"x": {"n": 1}, "new": {}}
     assert verify(open_backend(str(tmp_path))).ok
     assert run(old, READ, tmp_path) == documents(tmp_path)
+
+
+def test_the_old_version_knows_nothing_of_the_ends_of_logs(old: Path, tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as a:
+        a["x"] = {"n": 1}
+        assert a.compact().number == 2
+    manifests = ManifestStore(open_backend(str(tmp_path)))
+    assert manifests.newest().log_ends.keys() == {"a"}
+    printed = run(
+        old,
+        """
+with opslog.open(sys.argv[1], agent="old", compact_after=None) as store:
+    for number in range(40):
+        store[str(number)] = {}
+    store.compact()
+    print(json.dumps(dict(store.items())))
+""",
+        tmp_path,
+    )
+    assert printed == documents(tmp_path)
+    assert manifests.newest().log_ends == {}
+    assert verify(open_backend(str(tmp_path))).ok
+    with opslog.open(tmp_path, agent="b") as b:
+        assert b.compact().number == 4
+    assert manifests.newest().log_ends.keys() == {"a", "old"}
+    assert verify(open_backend(str(tmp_path))).ok

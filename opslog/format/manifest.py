@@ -47,6 +47,11 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.segment if self.offset else self.segment - 1
 
     @property
+    def reached(self) -> tuple[int, int]:
+        """Up to where a log goes at least that has this position."""
+        return (self.segment, 1) if self.there else self.position
+
+    @property
     def needed_segment(self) -> int:
         """The last segment that must be there because of this cut."""
         return self.segment if self.there else self.last_segment

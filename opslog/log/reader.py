@@ -187,11 +187,19 @@ class Cursor(msgspec.Struct):
 
     def is_at_end(self, segments: list[Segment]) -> bool:
         """Whether `read` would find nothing, and nothing missing, in this listing of the log."""
-        if not _reaches(self.position, self.end):
+        if not self._is_reached(segments):
             return False
         if not segments or segments[-1].number < self.segment:
             return not self.offset and self.needed != self.segment
         return segments[-1].number == self.segment and segments[-1].bytes == self.offset
+
+    def _is_reached(self, listed: list[Segment]) -> bool:
+        """Whether the log, listed from here on, goes on up to `end`, which can be at the beginning of the segment after
+        the last one that is there."""
+        if not listed or listed[-1].number < self.segment:
+            return self.position >= self.end
+        last, size, _ = listed[-1]
+        return (last, size) >= self.end or self.end == (last + 1, 0)
 
     def moved_to(self, cut: Cut) -> Cursor:
         """This cursor at a cut that lies farther on in the log without a commit in between, or this one itself: what
@@ -258,8 +266,7 @@ class Cursor(msgspec.Struct):
             raise self._vanished(
                 self.segment, f"is missing, and was there, and read or compacted up to byte {self.offset} of it"
             )
-        last = (coming[-1].number, coming[-1].bytes) if coming else self.position
-        if not _reaches(last, self.end):
+        if not self._is_reached(coming):
             segment, offset = self.end
             if offset:
                 raise self._vanished(segment, f"is missing, or ends before byte {offset}, which it once reached")
@@ -355,12 +362,6 @@ class Cursor(msgspec.Struct):
             path,
             offset,
         )
-
-
-def _reaches(last: tuple[int, int], end: tuple[int, int]) -> bool:
-    """Whether a log whose last segment has so many bytes goes on up to an end, which can be at the beginning of the
-    segment after the last one that is there."""
-    return last >= end or (end[1] == 0 and last[0] == end[0] - 1)
 
 
 def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -142,6 +142,7 @@ class Keys:
 
     def _take(self, cursor: Cursor, listed: list[Segment], end: Cursor) -> None:
         segments = until(listed, end.position)
+        cursor.end = min(cursor.end, end.position)  # a newer manifest may know of more
         source = log_source(self._backend, {TRANSACTIONS: cursor}, {TRANSACTIONS: segments}, newest_first=True)
         found: list[tuple[tuple[str, str], Done]] = []
         recent: list[tuple[int, tuple[str, ...]]] = []
