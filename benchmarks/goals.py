@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks import elsewhere, feed, finding, tables, transactions
-from benchmarks.maintenance import COMPACT, PAUSE
+from benchmarks.maintenance import COMPACT, COMPACT_AGAIN, PAUSE
 from benchmarks.opening import COLD, HUGE, LOG, LOG_MEMORY, SNAPSHOT
 from benchmarks.peers import NPM, NPM_COPIES, NPM_SYNCED
 from benchmarks.reading import SCAN, SQLITE_JSON, TOUCHED
@@ -287,7 +287,7 @@ GOALS = (
         most=1.5,
     ),
     _times(
-        "compact 1,000,000: at least 3 x faster than the npm package, per document",
+        "compact a new log of 1,000,000 sets: at least 3 x faster than the npm package, per document",
         (COMPACT, "opslog"),
         (COMPACT, NPM),
         least=3,
@@ -298,11 +298,21 @@ GOALS = (
         ),
     ),
     _times(
-        "compact 1,000,000, against the npm package with an fsync of each file: at least 3 x faster, per document",
+        "compact a new log of 1,000,000 sets, against the npm package with an fsync of each file: at least 3 x faster",
         (COMPACT, "opslog"),
         (COMPACT, NPM_SYNCED),
         least=3,
         why="With the fsync both promise that it is on disk; only opslog reads what other processes wrote.",
+    ),
+    _times(
+        "compact 1,000,000 over as many: at least 3 x faster than the npm package, per document",
+        (COMPACT_AGAIN, "opslog"),
+        (COMPACT_AGAIN, NPM),
+        least=3,
+        why=(
+            "Where there is a snapshot, or documents are written in batches, Python does what the kernel does for a "
+            "new log of sets; and each document is compared with the one that it replaces."
+        ),
     ),
     _at_most(
         "slowest in a thousand sets beside that compaction, in a thread: under 20 ms beyond the fdatasync",
