@@ -172,9 +172,10 @@ class Questions(Generic[T]):
         read(end)
 
     def _indexes(self, state: State) -> Indexes:
-        if state.indexes is None:
-            state.indexes = Indexes(self._schema.current)
-        return state.indexes
+        indexes = state.indexes
+        if indexes is None:
+            indexes = state.indexes = Indexes(self._schema.current)
+        return indexes
 
     def _from_indexes(
         self, answer: Callable[[_Asking], _Answer[A] | _Missing | None], at: Frozen | None

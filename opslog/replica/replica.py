@@ -535,6 +535,9 @@ class Replica(Following, Generic[T]):
             if self.log is not None:
                 self.log.close()
             self.backend.close()
+            # Or they would stay until Python's garbage collector finds them, at a moment when somebody waits for an
+            # answer of another store.
+            self.state.indexes = None
         failure = self.failure
         if failure is not None and (repeat_failure or not self._failure_was_raised):
             self._failure_was_raised = True

@@ -177,8 +177,9 @@ class State:
             winner = record if record.clock > before else self.merge.winner(record.id)
             if self._views:
                 self._keep(record.id)
-            if self.indexes is not None:
-                self.indexes.note(record.id)
+            indexes = self.indexes  # another thread, or a handler of a signal, may close the store
+            if indexes is not None:
+                indexes.note(record.id)
             if winner is None:
                 self.winners.pop(record.id, None)
             else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -437,6 +439,21 @@ def test_a_closed_store_answers_nothing(root: Path) -> None:
     for call in (lambda: store.find("status = s7"), lambda: store.index("x"), lambda: store.count("status = s7")):
         with pytest.raises(ClosedError):
             call()
+
+
+def test_a_closed_store_lets_go_of_its_indexes(root: Path) -> None:
+    store = opslog.open(root, read_only=True)
+    store.index("status")
+    indexes = replica_of(store).state.indexes
+    assert indexes is not None
+    gone = weakref.ref(indexes.by_path[parse_path("status")])
+    del indexes
+    gc.disable()
+    try:
+        store.close()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_typed_document_that_is_not_of_its_type_is_named(tmp_path: Path) -> None:
