@@ -35,7 +35,7 @@ def crc32(data: bytes) -> str:
     return f"{value:08x}"
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     """The SHA-256 as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
@@ -51,28 +51,27 @@ def decode_checked(data: bytes, type: type[T], path: str) -> T:
 
     :raises CorruptError: the checksum or the form is wrong.
     """
-    return decode_body(checked(data, path), type, path)
+    check(data, path)
+    return decode_body(data, type, path)
 
 
-def checked(data: bytes, path: str) -> bytes:
-    """What `encode_checked` has encoded, without the checksum, as JSON text.
-
-    :raises CorruptError: the checksum is wrong.
+def check(data: bytes, path: str) -> None:
     """
-    body, tail = data[:-_TAIL_LENGTH], data[-_TAIL_LENGTH:]
-    if tail != _FIELD + sha256(body).encode() + b'"}\n':
+    :raises CorruptError: this is not what `encode_checked` has encoded: the checksum is wrong.
+    """
+    # Without a copy: whoever opens a large store waits for this.
+    if data[-_TAIL_LENGTH:] != _FIELD + sha256(memoryview(data)[:-_TAIL_LENGTH]).encode() + b'"}\n':
         raise CorruptError(
             f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0
         )
-    return body + b"}"
 
 
-def decode_body(body: bytes, type: type[T], path: str) -> T:
-    """What `checked` gave, decoded.
+def decode_body(data: bytes, type: type[T], path: str) -> T:
+    """The inverse of `encode_checked`, of what was found to have the right checksum.
 
     :raises CorruptError: the form is wrong.
     """
     try:
-        return msgspec.json.decode(body, type=type)
+        return msgspec.json.decode(data, type=type)  # no type has a field for the checksum
     except UNREADABLE as error:
         raise CorruptError(f"{path}: the checksum is right but the form is not: {error}", path, 0) from error

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from opslog.errors import CorruptError, FormatVersionError, InvalidNameError
-from opslog.format.checksum import checked, decode_body, encode_checked
+from opslog.format.checksum import check, decode_body, encode_checked
 from opslog.format.commits import CLOCK_MAX
 from opslog.format.hashes import hashes_fault
 from opslog.format.layout import check_name, part_path, part_paths, run_of
@@ -212,11 +212,11 @@ def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
     :raises FormatVersionError: a newer opslog wrote it.
     :raises CorruptError: it is damaged, or not the one it is named for.
     """
-    body = checked(data, path)
+    check(data, path)
     try:
-        manifest = decode_body(body, Manifest, path)
+        manifest = decode_body(data, Manifest, path)
     except CorruptError:
-        _check_format(decode_body(body, _Format, path).format, path)  # a newer one may have another form
+        _check_format(decode_body(data, _Format, path).format, path)  # a newer one may have another form
         raise
     _check_format(manifest.format, path)
     if manifest.number != number:
