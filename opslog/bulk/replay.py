@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
@@ -17,10 +17,10 @@ from opslog.backends import Backend, open_backend
 from opslog.chunks import batched
 from opslog.environment import Environment, format_ts
 from opslog.errors import UsageError
-from opslog.format.commits import Set, encode_commit
+from opslog.format.commits import Set
 from opslog.format.layout import TRANSACTIONS, index_path, run_name
 from opslog.format.manifest import Cut, Manifest, Run, Settings
-from opslog.format.snapshot import Row, build_parts
+from opslog.format.snapshot import BLOCK_BYTES, Row, SortedLines, build_parts
 from opslog.replica.state import State
 from opslog.snapshot.identity import make_identity
 from opslog.snapshot.manifests import ManifestStore
@@ -30,11 +30,14 @@ Format = Literal["jsonl", "parquet", "store"]
 # Called with the number of documents written so far.
 Progress = Callable[[int], None]
 
-# How many documents are encoded at once.
+# How many documents are written, at least, between two reports of progress.
 _TOGETHER = 1000
 
 # Of a Parquet file, before it is compressed: what a writer, and then each reader, holds in memory.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
+
+# Where the time stands in a line.
+_TS = slice(len(b'{"ts":"'), len(b'{"ts":"2026-11-20T12:00:00.000000Z'))
 
 # Of the one manifest of a store that is written here: number 1 would have to be empty.
 _NUMBER = 2
@@ -57,12 +60,12 @@ def write_state(
         error.
     """
     with new_directory(directory, environment.nonce()) as place:
-        records = _counted(state.records(), progress)
+        report = progress or (lambda _: None)
         if form == "jsonl":
-            return _write_lines(records, place / "part-00000.jsonl")
+            return _write_lines(state.rows(), place / "part-00000.jsonl", report)
         if form == "parquet":
-            return _write_parquet(records, place / "part-00000.parquet")
-        return _write_store(records, place, state, environment)
+            return _write_parquet(state.records(), place / "part-00000.parquet", report)
+        return _write_store(state, place, environment, report)
 
 
 @contextmanager
@@ -105,26 +108,30 @@ def _sync(path: str | Path) -> None:
         os.close(number)
 
 
-def _counted(records: Iterator[Set], progress: Progress | None) -> Iterator[tuple[Set, ...]]:
-    """The records, so many at once."""
-    written = 0
-    for some in batched(records, _TOGETHER):
-        yield some
-        written += len(some)
-        if progress:
-            progress(written)
-
-
-def _write_lines(records: Iterator[tuple[Set, ...]], path: Path) -> int:
-    written = 0
+def _write_lines(rows: Iterable[Row | SortedLines], path: Path, progress: Progress) -> int:
+    written = reported = 0
     with path.open("xb") as out:
-        for some in records:
-            out.write(b"".join(map(encode_commit, some)))
-            written += len(some)
+        for text, count in _texts(rows):
+            out.write(text)
+            written += count
+            if written - reported >= _TOGETHER:
+                reported = written
+                progress(written)
+    progress(written)
     return written
 
 
-def _write_parquet(records: Iterator[tuple[Set, ...]], path: Path) -> int:
+def _texts(rows: Iterable[Row | SortedLines]) -> Iterator[tuple[bytes, int]]:
+    """Their lines, one or some at a time, and how many these are."""
+    for row in rows:
+        if isinstance(row, Row):
+            yield row.line, 1
+        else:
+            while (some := row.take(BLOCK_BYTES)) is not None:
+                yield some.text, some.records
+
+
+def _write_parquet(records: Iterator[Set], path: Path, progress: Progress) -> int:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -136,11 +143,12 @@ def _write_parquet(records: Iterator[tuple[Set, ...]], path: Path) -> int:
     written = 0
     group: list[pa.RecordBatch] = []
     with parquet.ParquetWriter(path, schema, compression="zstd") as out:
-        for some in records:
+        for some in batched(records, _TOGETHER):
             columns = zip(*map(_row, some), strict=True)
             arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
             group.append(pa.record_batch(arrays, schema=schema))
             written += len(some)
+            progress(written)
             if sum(batch.nbytes for batch in group) >= _ROW_GROUP_BYTES:
                 out.write_table(pa.Table.from_batches(group))
                 group = []
@@ -162,26 +170,31 @@ def _row(record: Set) -> tuple[str, bytes, int, str, str, int, str | None, str |
     )
 
 
-def _write_store(records: Iterator[tuple[Set, ...]], directory: Path, state: State, environment: Environment) -> int:
-    newest, guarded = "", 0
+def _write_store(state: State, directory: Path, environment: Environment, progress: Progress) -> int:
+    guarded = 0
 
-    def rows() -> Iterator[Row]:
-        nonlocal newest, guarded
-        for some in records:
-            for record in some:
-                newest = max(newest, record.ts)
-                guarded += record.agent == TRANSACTIONS
-                yield Row.of(record, encode_commit(record))
+    def rows() -> Iterator[Row | SortedLines]:
+        nonlocal guarded
+        for row in state.rows():
+            guarded += isinstance(row, Row) and row.shared
+            yield row
 
-    run = new_run(environment)
+    run, newest = new_run(environment), ""
     with closing(open_backend(directory)) as target:
         for file in build_parts(run.name, rows()):
             target.create(file.part.path, file.data)
             target.create(index_path(file.part.path), file.index)
             run.parts.append(file.part)
+            newest = max(newest, _greatest_ts(file.data))
+            progress(run.records)
         settings = state.manifest.settings
         create_store(target, run, environment, settings=settings, clock=state.clock, ts=newest, guarded=guarded)
     return run.records
+
+
+def _greatest_ts(lines: bytes) -> str:
+    """The greatest `ts` of lines as `encode_commit` makes them: they begin with it."""
+    return max(lines.split(b"\n"))[_TS].decode()
 
 
 def new_run(environment: Environment) -> Run:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -19,6 +20,7 @@ from opslog.format.commits import Commit, Delete, Record, Set
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.manifest import Manifest, Run
 from opslog.format.scanned import greatest_ts, last_clock
+from opslog.format.snapshot import Row, SortedLines
 from opslog.log.reader import Chunk, Cursor, read_logs
 from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
@@ -346,6 +348,13 @@ class State:
             run.hold()
         overlay = overlay or {}
         return retained(live_records(self.below(), self.winners | overlay, frozenset(overlay)))
+
+    def rows(self) -> Iterator[Row | SortedLines]:
+        """`records` as their lines; those of a long tail without a snapshot as they are in memory, not decoded."""
+        if self.lines is None or self.runs:
+            return map(Row.new, self.records())
+        above = map(Row.new, sorted(self.winners.values(), key=attrgetter("id")))
+        return (row for row in self.lines.over(above) if not isinstance(row, Row) or row.deleted is None)
 
     def below(self) -> Sequence[SortedRecords]:
         """What the `winners` stand over. The runs must be held."""

@@ -149,7 +149,7 @@ def test_a_killed_replay_leaves_nothing_under_the_name(source: Path, tmp_path: P
     """It writes to a pipe, in the place of its first part, and is killed while it waits for a reader."""
     code = (
         "import os, sys; from pathlib import Path; import opslog.bulk.replay as replay; write = replay._write_lines\n"
-        "def stuck(records, path):\n    os.mkfifo(path.with_name('pipe')); write(records, path)\n"
+        "def stuck(rows, path, progress):\n    os.mkfifo(path.with_name('pipe')); write(rows, path, progress)\n"
         "    open(path.with_name('pipe'), 'wb')\n"
         "replay._write_lines = stuck\n"
         "from opslog.cli import main; main()"
