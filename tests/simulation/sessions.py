@@ -318,8 +318,9 @@ class Session:
 
     @property
     def is_in_batch(self) -> bool:
-        """Whether this thread is."""
-        return replica_of(self.store).batches.current is not None
+        """Whether this thread is, or in the block of a transaction."""
+        batches = replica_of(self.store).batches
+        return batches.current is not None or batches.transaction is not None
 
     def handle(self) -> None:
         """The handler of a signal that came into a call of this thread. It may use the store, which does what it is
