@@ -1039,6 +1039,9 @@ agent_number(Table *table, PyObject *agent)
     return (int)count;
 }
 
+/* A large table is in no cache: so many lines before a record is compared it is asked for, and its slot as many earlier. */
+#define AHEAD 8
+
 PyDoc_STRVAR(table_add_doc,
 "add(sets)\n--\n\n"
 "Take in the sets of a chunk: of each id the one with the greatest stamp stays. False, and nothing is taken in, where there\n"
@@ -1066,13 +1069,30 @@ table_add(PyObject *self, PyObject *argument)
         Py_RETURN_FALSE;
     }
     const char *base = PyBytes_AsString(sets->chunk);
+    uint64_t hashes[4 * AHEAD]; /* of the lines from `hashed` to `index`, by the last bits of their number */
+    Py_ssize_t hashed = sets->count;
     for (Py_ssize_t index = sets->count; index-- > 0;) {
         const Line *line = &sets->lines[index];
+        while (hashed > 0 && hashed > index - 2 * AHEAD) {
+            const Line *next = &sets->lines[--hashed];
+            uint64_t hash = hash_of(table->seed, base + next->id, next->id_length);
+            hashes[hashed % (4 * AHEAD)] = hash;
+            if (table->slot_count) {
+                __builtin_prefetch(&table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)]);
+            }
+        }
+        if (index >= AHEAD && table->slot_count) {
+            uint64_t hash = hashes[(index - AHEAD) % (4 * AHEAD)];
+            uint32_t near = (uint32_t)table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)];
+            if (near) {
+                __builtin_prefetch(record_at(table, near));
+            }
+        }
         if ((table->count + 1) * 3 > table->slot_count * 2 && grow_slots(table) < 0) {
             return PyErr_NoMemory();
         }
         const char *id = base + line->id;
-        uint64_t hash = hash_of(table->seed, id, line->id_length);
+        uint64_t hash = hashes[index % (4 * AHEAD)];
         size_t slot = find_slot(table, hash, id, line->id_length);
         uint32_t before = (uint32_t)table->slots[slot];
         if (before) {
