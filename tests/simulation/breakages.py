@@ -442,7 +442,6 @@ ALL = [
         "of",
         _drop_expired,
         likely("posix", {}, nap_seconds=6 * PAUSE_SECONDS_MAX, undo_ttl_seconds=1e9, undo_window=8),
-        first=50,
     ),
     Breakage(
         "age tombstones by their writers' clocks",
