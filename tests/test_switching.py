@@ -8,13 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 import opslog
+from opslog.concurrency import switching
 from opslog.concurrency.switching import short_switch_interval
 
 USUAL = 0.004
 
 
 @pytest.fixture(autouse=True)
-def usual() -> Iterator[None]:
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(
+        switching, "_INTERVAL", switching._SwitchInterval()
+    )  # compactions of simulated processes never end
     before = sys.getswitchinterval()
     sys.setswitchinterval(USUAL)
     yield

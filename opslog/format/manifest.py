@@ -47,11 +47,6 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.segment if self.offset else self.segment - 1
 
     @property
-    def reached(self) -> tuple[int, int]:
-        """Up to where a log goes at least that has this position."""
-        return (self.segment, 1) if self.there else self.position
-
-    @property
     def needed_segment(self) -> int:
         """The last segment that must be there because of this cut."""
         return self.segment if self.there else self.last_segment
@@ -173,8 +168,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log_ends(self) -> dict[str, Cut]:
-        """Where the logs that go on behind the cut ended when it was made, or where the last commit of one began. A log
-        only grows: one that does not reach up to there was removed, or cut short."""
+        """Where the logs that go on behind the cut ended when it was made. A log only grows: one that does not reach up
+        to there was removed, or cut short."""
         return {} if isinstance(self.logs, msgspec.UnsetType) else self.logs
 
     @property
@@ -248,8 +243,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield "it names a run twice"
     for run in manifest.runs:
         yield from _run_faults(run, manifest.number)
-    yield from _position_faults(manifest.cut, "cut", 1)
-    yield from _position_faults(manifest.log_ends, "end", 0)
+    yield from _position_faults(manifest.cut, "cut")
+    yield from _position_faults(manifest.log_ends, "end")
     for author, clock in manifest.settled_by.items():
         try:
             check_name(author, "agent")
@@ -261,13 +256,13 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield f"its settings cannot be: {manifest.settings.fault}"
 
 
-def _position_faults(positions: dict[str, Cut], what: str, least: int) -> Iterator[str]:
+def _position_faults(positions: dict[str, Cut], what: str) -> Iterator[str]:
     for agent, cut in positions.items():
         try:
             check_name(agent, "agent")
         except InvalidNameError as error:
             yield f"its {what} has a strange name: {error}"
-        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and least <= cut.commits <= CLOCK_MAX):
+        if not (1 <= cut.segment <= CLOCK_MAX and 0 <= cut.offset <= CLOCK_MAX and 1 <= cut.commits <= CLOCK_MAX):
             yield f"its {what} of {agent!r} is no position in a log: {cut}"
 
 

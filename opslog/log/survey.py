@@ -129,7 +129,7 @@ def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict
             moved[agent] = cursor.moved_to(cut)
     for agent, end in manifest.log_ends.items():
         cursor = moved.setdefault(agent, Cursor(agent))
-        cursor.end = max(cursor.end, end.reached)
+        cursor.end = max(cursor.end, end.position)
     return moved
 
 
@@ -154,7 +154,7 @@ def retained(backend: Backend, oldest: Manifest, newest: Manifest, *, whole_segm
         cut = oldest.cut.get(agent, START)
         cursors[agent] = Cursor.at(agent, Cut(cut.segment, 0, 0, cut.there) if whole_segments else cut)
         if agent in newest.log_ends:
-            cursors[agent].end = newest.log_ends[agent].reached
+            cursors[agent].end = newest.log_ends[agent].position
     return list_logs(backend, newest, cursors)
 
 

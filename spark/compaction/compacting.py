@@ -146,7 +146,7 @@ class _Merging:
         }
         ends = tail_ends({log.agent: list(log.segments) for log in found.logs}, found.manifest.cut)
         cut = {agent: cut for agent, cut in cuts.items() if cut.commits}
-        logs = {agent: recent[agent].last(cuts[agent]) for agent in cuts if recent[agent].commits}
+        logs = {agent: recent[agent].log_end(cuts[agent]) for agent in cuts if recent[agent].commits}
         return CompactionInput(cut, logs, self.tails.clock, ts, rows, ends, self.sealed, authors)
 
     def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str, dict[str, int]]]]:

@@ -232,7 +232,7 @@ class Recent(msgspec.Struct, frozen=True):
     """The recent commits of a log, which an undo may still reach: everything before them is settled.
 
     :ivar position: where they begin, which is where the next cut goes; where the log ends, if there are none.
-    :ivar newest: where the last of them begins.
+    :ivar end: where a reader is that has read all of the log.
     :ivar there: as of `Cut`.
     :ivar commits: how many they are.
     :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
@@ -242,7 +242,7 @@ class Recent(msgspec.Struct, frozen=True):
     """
 
     position: tuple[int, int]
-    newest: tuple[int, int]
+    end: tuple[int, int]
     there: bool
     commits: int
     clock: int
@@ -254,9 +254,9 @@ class Recent(msgspec.Struct, frozen=True):
         """The new cut, given how many commits of the log lie before its end, compacted ones included."""
         return Cut(*self.position, commits - self.commits, there=self.there)
 
-    def last(self, cut: Cut) -> Cut:
-        """What is known of the log's end, given the new cut: where the last commit begins."""
-        return Cut(*self.newest, cut.commits + self.commits - 1, there=self.newest[1] == 0)
+    def log_end(self, cut: Cut) -> Cut:
+        """Where the log ends, given the new cut."""
+        return Cut(*self.end, cut.commits + self.commits)
 
 
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
@@ -279,10 +279,10 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
         elif commit.clock not in undone:
             ids.update(record.id for record in commit.records)
             oldest = commit.clock if commit.records else oldest
-    if not positions:
-        return Recent(end := _end_position(backend, log), end, False, 0, clock, ts, frozenset(ids), oldest)
-    there = positions[-1][1] == 0
-    return Recent(positions[-1], positions[0], there, len(positions), clock, ts, frozenset(ids), oldest)
+    end = _end_position(backend, log)
+    position = positions[-1] if positions else end
+    there = bool(positions) and position[1] == 0
+    return Recent(position, end, there, len(positions), clock, ts, frozenset(ids), oldest)
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
@@ -295,10 +295,11 @@ def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tup
 
 
 def _end_position(backend: Backend, log: Log) -> tuple[int, int]:
-    """Where a reader's cursor is when it has read a log to the end of the listing."""
-    cursor, last = Cursor.at(log.agent, log.start), list(log.segments[-1:])
-    if last and last[0].number > cursor.segment:
-        cursor = Cursor(log.agent, last[0].number)
-    for _ in cursor.read_newest_first(backend, last):
-        """It moves when the last chunk was taken."""
-    return cursor.position
+    """Where a reader's cursor is when it has read a log to the end of the listing. Costs a read of the last append."""
+    if not log.segments:
+        return log.start.position
+    number, size, _ = log.segments[-1]
+    if not backend.segments_grow:
+        return number + 1, 0
+    first = log.start.offset if number == log.start.segment else 0
+    return number, Cursor(log.agent).sound_end(backend, number, first, size) if size > first else first
