@@ -5,15 +5,26 @@ To write a backend: implement `Backend` and `Appender`, run `opslog.backends.tes
 entry-point group ``opslog.backends`` (see `opslog.backends.registry`).
 """
 
-from opslog.backends.contract import Appender, Backend, Buffer, DirectStorage, Entry, Position, Range, Subscription
+from opslog.backends.contract import (
+    Announces,
+    Appender,
+    Backend,
+    Buffer,
+    Entry,
+    ListsWithLogs,
+    Position,
+    Range,
+    Subscription,
+)
 from opslog.backends.registry import open_backend, register
 
 __all__ = [
+    "Announces",
     "Appender",
     "Backend",
     "Buffer",
-    "DirectStorage",
     "Entry",
+    "ListsWithLogs",
     "Position",
     "Range",
     "Subscription",

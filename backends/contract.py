@@ -25,7 +25,7 @@ import builtins
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Entry(NamedTuple):
@@ -90,7 +90,7 @@ class Appender(Protocol):
 
 
 class Subscription(Protocol):
-    """What `Backend.subscribe` returns."""
+    """The result of `Announces.subscribe`."""
 
     @property
     def is_live(self) -> bool:
@@ -128,12 +128,6 @@ class Backend(Protocol):
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
         """All segments of all logs, as `list` has them; those of an agent with a smaller number than `seen` says may be
         left out, where that makes it cheaper."""
-
-    def list_with_logs(
-        self, prefix: str, after: str, seen: Mapping[str, int]
-    ) -> tuple[builtins.list[Entry], builtins.list[Entry] | None]:
-        """What `list` returns, and what `list_logs` does, listed after it: in one request. None in place of the logs
-        where they would take a request of their own."""
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer where the file ends earlier.
@@ -219,11 +213,6 @@ class Backend(Protocol):
         :raises LockedError: on entering, when somebody else (also in this process) holds it.
         """
 
-    def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
-        """Have a function called whenever something may have been written, by whomever, so that it can be read: at
-        once from any thread, and it must not block. None: this storage says nothing, and whoever wants to know has to
-        ask. Sends no request before it returns."""
-
     def now(self) -> float:
         """The storage's own clock, comparable with `Entry.modified`, in seconds since 1970."""
 
@@ -231,16 +220,22 @@ class Backend(Protocol):
         """Give back what the backend holds. Idempotent. Appenders are closed by their owners, before."""
 
 
-class DirectStorage:
-    """Two calls of a backend with no server of ours between it and the storage: it lists one thing at a time, and does
-    not hear what others write. To inherit from."""
+@runtime_checkable
+class ListsWithLogs(Protocol):
+    """A backend may have this, too, where it saves a request."""
 
     def list_with_logs(
-        self: Backend, prefix: str, after: str, seen: Mapping[str, int]
-    ) -> tuple[builtins.list[Entry], builtins.list[Entry] | None]:
-        """As of `Backend`."""
-        return self.list(prefix, after), None
+        self, prefix: str, after: str, seen: Mapping[str, int]
+    ) -> tuple[list[Entry], list[Entry] | None]:
+        """The results of `Backend.list` and, listed after it, of `Backend.list_logs`, in one request. None in place of
+        the logs if they would take a request of their own."""
+
+
+@runtime_checkable
+class Announces(Protocol):
+    """A backend may have this, too, if its storage can report writes. Without it `watch` and `follow` poll."""
 
     def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
-        """As of `Backend`."""
-        return None
+        """Call `changed` whenever somebody may have written something that can now be read. The calls come at once,
+        from any thread, and `changed` must not block. None: this storage cannot report writes after all. Sends no
+        request before it returns."""

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from opslog.backends import forking
-from opslog.backends.contract import Buffer, DirectStorage, Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.backends.turns import append_once, in_turn
@@ -87,7 +87,7 @@ class _Storage:
 _shared: dict[str, _Storage] = {}
 
 
-class MemoryBackend(DirectStorage, forking.ProcessBound):
+class MemoryBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param name: the shared storage of that name; empty: a new private one.

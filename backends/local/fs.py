@@ -40,7 +40,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from opslog.backends import forking, posix, turns
-from opslog.backends.contract import Buffer, DirectStorage, Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.local import clock, flock, mounts, vacancy
 from opslog.backends.local.fs_log import FsAppender, goes_on
 from opslog.backends.local.tree import OpenFile, Tree
@@ -69,7 +69,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _TRIES_MAX = 10
 
 
-class FsBackend(DirectStorage, forking.ProcessBound):
+class FsBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param root: the store's directory.

@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from opslog.backends import forking
-from opslog.backends.contract import Buffer, DirectStorage, Entry, Position, Range
+from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.holders import Holders, in_use_here, this_process
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
@@ -137,7 +137,7 @@ prepare(Lease)
 _held = Holders()
 
 
-class ObjectBackend(DirectStorage, forking.ProcessBound):
+class ObjectBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param url: how messages name the storage.

@@ -49,7 +49,7 @@ class ListLogs(msgspec.Struct, tag="list_logs", frozen=True):
 
 
 class ListWithLogs(msgspec.Struct, tag="list_with_logs", frozen=True):
-    """`Backend.list_with_logs`."""
+    """`ListsWithLogs.list_with_logs`."""
 
     prefix: str
     after: str

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opslog.backends import Backend, Subscription
+from opslog.backends import Announces, Backend, Subscription
 from opslog.environment import Environment
 from opslog.errors import ClosedError
 from opslog.format.commits import Commit
@@ -101,8 +101,9 @@ def waiting(backend: Backend, environment: Environment) -> Iterator[Waiting]:
 def subscribed(backend: Backend, changed: Callable[[], None]) -> Iterator[Subscription | None]:
     """A subscription, as long as the block lasts; None: the storage says nothing."""
     subscription: Subscription | None = None
-    with suppress(ClosedError):  # which whoever refreshes finds out, too
-        subscription = backend.subscribe(changed)
+    if isinstance(backend, Announces):
+        with suppress(ClosedError):  # which whoever refreshes finds out, too
+            subscription = backend.subscribe(changed)
     try:
         yield subscription
     finally:

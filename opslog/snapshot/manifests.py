@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from opslog.backends import Backend, Entry
+from opslog.backends import Backend, Entry, ListsWithLogs
 from opslog.environment import Environment, format_ts
 from opslog.errors import (
     AlreadyExistsError,
@@ -65,6 +65,7 @@ class ManifestStore:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._lists_with_logs = backend if isinstance(backend, ListsWithLogs) else None
         self._newest: Manifest | None = None
 
     def entries(self, after: int = 0) -> list[tuple[int, Entry]]:
@@ -133,7 +134,9 @@ class ManifestStore:
         :param seen: as of `Backend.list_logs`.
         :raises OpslogError: as of `newest`.
         """
-        listed, logs = self.backend.list_with_logs(MANIFESTS, _path_before(self._before_known), seen)
+        if self._lists_with_logs is None:
+            return self.newest(), None
+        listed, logs = self._lists_with_logs.list_with_logs(MANIFESTS, _path_before(self._before_known), seen)
         if entries := _numbered(listed):
             with suppress(MissingFileError):  # superseded and collected between the listing and the read
                 return self._take(entries[-1][0]), logs

@@ -130,8 +130,8 @@ class StorageService:
             case protocol.ListLogs(seen):
                 return protocol.Entries(_files(backend.list_logs(seen)))
             case protocol.ListWithLogs(prefix, after, seen):
-                listed, logs = backend.list_with_logs(prefix, after, seen)
-                return protocol.FilesAndLogs(_files(listed), _files(backend.list_logs(seen) if logs is None else logs))
+                listed = backend.list(prefix, after)
+                return protocol.FilesAndLogs(_files(listed), _files(backend.list_logs(seen)))
             case protocol.Read(ranges):
                 return protocol.Contents(self._read_some([Range(*part) for part in ranges]))
             case protocol.Describe():

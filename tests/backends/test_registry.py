@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opslog.backends import open_backend, register, registry
+import opslog
+from opslog.backends import Announces, Backend, ListsWithLogs, open_backend, register, registry
 from opslog.backends.local.fs import FsBackend
 from opslog.backends.memory import MemoryBackend
 from opslog.backends.names import split_url
@@ -154,3 +156,34 @@ def test_importing_the_package_loads_no_backend_and_no_backend_loads_what_only_s
 def test_a_prefix_cannot_leave_its_bucket(prefix: str) -> None:
     with pytest.raises(InvalidNameError, match="not a path inside a store"):
         split_url(f"s3://bucket/{prefix}/x")
+
+
+class Required:
+    """A storage with what `Backend` names, and nothing more."""
+
+    segments_grow = MemoryBackend.segments_grow
+
+    def __init__(self, url: str) -> None:
+        inner = MemoryBackend(url, create=True)
+        self.url = url
+        for name, member in vars(Backend).items():
+            if inspect.isfunction(member) and not name.startswith("_"):
+                setattr(self, name, getattr(inner, name))
+
+    @property
+    def requests(self) -> int:
+        return 0
+
+
+def test_a_backend_with_the_required_methods_alone_is_enough(tmp_path: Path) -> None:
+    backend = Required("required://store")
+    assert not isinstance(backend, ListsWithLogs | Announces)
+    register("required", lambda url, **_: backend)
+    with opslog.open("required://store", agent="a") as store, opslog.open("required://store", agent="b") as other:
+        store["x"] = {"n": 1}
+        other.refresh()
+        other.modify("x", lambda document: {"n": document["n"] + 1 if document else 0})
+        commit = next(store.watch(0.01))
+        assert commit.author == "b"
+        assert store["x"] == {"n": 2}
+        assert store.compact() is not None
