@@ -86,9 +86,8 @@ def clocks_never_go_back(log: Sequence[Commit]) -> str | None:
 
 @invariant
 def transactions_keep_their_order(log: Sequence[Commit]) -> str | None:
-    """In the shared log each transaction has an author and a nonce of its own, a clock that is at least 1,000 above
-    that of the line before it, and a `ts` that is not before that of another transaction before it. No other log has
-    authors."""
+    """In the shared log each transaction has an author and a nonce of its own, a clock at least 1,000 above that of the
+    line before it, and a `ts` not before that of any transaction before it. No other log has authors."""
     rules = SharedLogRules() if log and log[0].agent == TRANSACTIONS else None
     for commit in log:
         for fault in [*author_faults(commit), *(rules.faults(commit) if rules else ())]:
@@ -99,7 +98,8 @@ def transactions_keep_their_order(log: Sequence[Commit]) -> str | None:
 @invariant
 def undo_is_exact(log: Sequence[Commit], window: int) -> str | None:
     """An undo names the newest commit of its log that has records, is not undone yet, and is among the last `window`
-    commits before it, of which none before a seal counts. In the shared log, of those of its own author."""
+    commits before it; commits before a seal do not count. In the shared log it names the newest one of its own
+    author."""
     passed = UndoWindow(window, is_whole=True)
     for commit in log:
         if isinstance(commit, Undo):
@@ -117,19 +117,20 @@ def undo_is_exact(log: Sequence[Commit], window: int) -> str | None:
 
 @invariant
 def state_is_the_reference_merge(state: State, commits: Iterable[Commit], who: str) -> str | None:
-    """A store shows exactly what the plain merge of all commits says."""
+    """A store shows exactly the plain merge of all commits."""
     return _difference(state, state_of(commits), who)
 
 
 @invariant
 def memory_is_what_was_read(state: State, logs: Logs, read: Mapping[str, int], who: str) -> str | None:
-    """What an open store shows is the plain merge of what it has read of each log, and of all that it has written."""
+    """An open store shows the plain merge of everything that it has read of each log, and of everything that it has
+    written."""
     return _difference(state, state_of(commit for agent in read for commit in logs.get(agent, ())[: read[agent]]), who)
 
 
 @invariant
 def readers_converge(states: Mapping[str, State]) -> str | None:
-    """All who have read everything show the same, whatever snapshot they started from."""
+    """All readers that have read everything show the same, whatever snapshot they started from."""
     (first, expected), *others = states.items()
     for who, state in others:
         if state != expected:
@@ -145,7 +146,7 @@ def batches_are_atomic(left: object, right: object, who: str) -> str | None:
 
 @invariant
 def own_writes_are_read(state: Mapping[str, object], expected: Mapping[str, object], who: str) -> str | None:
-    """Whoever has written a document sees it."""
+    """A writer sees the documents that it has written."""
     wrong = {id: state.get(id) for id in expected if state.get(id) != expected[id]}
     return f"{who} wrote {dict(expected)} and sees {wrong}" if wrong else None
 
@@ -158,14 +159,13 @@ def time_travel_shows_what_was(state: State, commits: Iterable[Commit], clock: i
 
 @invariant
 def the_past_does_not_change(before: State, after: State, time: str) -> str | None:
-    """What a store shows as of a time that has passed is the same before a compaction and after it, if it is not
-    gone."""
+    """The state as of a past time is the same before a compaction and after it, if it can still be read."""
     return _difference(after, before, f"as_of={time!r} after a compaction")
 
 
 @invariant
 def history_is_complete(found: Sequence[Commit], commits: Iterable[Commit], since: int) -> str | None:
-    """What `ops` returns since a clock is every commit after it, in the order of their stamps."""
+    """`ops` since a clock returns every commit after it, in the order of their stamps."""
     expected = sorted(commit.stamp for commit in commits if commit.clock > since)
     stamps = [commit.stamp for commit in found]
     return None if stamps == expected else f"since {since}: {stamps} and not {expected}"
@@ -173,7 +173,7 @@ def history_is_complete(found: Sequence[Commit], commits: Iterable[Commit], sinc
 
 @invariant
 def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, Set]]) -> str | None:
-    """A document that was deleted by archiving is in the archive, and as its agent had last written it."""
+    """A document that was deleted by archiving is in the archive, as its agent had last written it."""
     for log in logs.values():
         for number, commit in enumerate(log):
             for record in commit.records:
@@ -193,8 +193,8 @@ def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, 
 
 @invariant
 def background_work_is_done(left: str | None, who: str) -> str | None:
-    """What an open store does by itself, it does when nothing fails any more: its buffer is written, and its automatic
-    compaction is tried again."""
+    """Once nothing fails any more, an open store does its background work: it writes its buffer, and tries its
+    automatic compaction again."""
     return None if left is None else f"{who} has had its store open for hours, and {left}"
 
 
@@ -207,7 +207,7 @@ def verify_is_clean(report: Report) -> str | None:
 
 @invariant
 def the_store_is_readable(error: BaseException | None, who: str) -> str | None:
-    """Nothing that is needed was collected, nothing is damaged, and nobody meets an error not meant for them."""
+    """No file that is needed was collected, nothing is damaged, and nobody meets an error not meant for them."""
     return None if error is None else f"{who} failed with {type(error).__name__}: {error}"
 
 

@@ -339,7 +339,7 @@ ALL = [
     Breakage("skip the fsync of directories", posix, "fsync_directory", _nothing, likely("posix", POWER)),
     Breakage("skip the fdatasync of an append", System, "fdatasync", _nothing, likely("posix", POWER)),
     Breakage(
-        "compact what is not on disk",
+        "compact commits that are not on disk",
         compaction,
         "tail_ends",
         _no_segments,
@@ -373,13 +373,13 @@ ALL = [
     ),
     Breakage("replace a manifest that exists", FsBackend, "_link", _link_over, likely("posix", {}, compactors=3)),
     Breakage(
-        "say that nothing was written when fdatasync failed",
+        "report that nothing was written after fdatasync failed",
         fs_log.FsAppender,
         "_unknown",
         _not_written,
         likely("posix", {"lost": 1.0}, 20),
     ),
-    Breakage("keep the locks of the dead", System, "release", _keep_what_the_dead_held, likely("posix", CRASHES)),
+    Breakage("keep the locks of dead processes", System, "release", _keep_what_the_dead_held, likely("posix", CRASHES)),
     Breakage(
         "acknowledge before the append",
         LogWriter,
@@ -389,18 +389,24 @@ ALL = [
     ),
     Breakage("restart the clock", LamportClock, "__init__", _clock_from_zero, likely("posix", {})),
     Breakage("apply half of a batch", Batch, "records", property(_half), likely("posix", {})),
-    Breakage("take a conflict for a loss", objects.ObjectBackend, "put_new", _put_once, likely("s3", ANSWERS, 15)),
     Breakage(
-        "take no answer for a yes", objects.ObjectBackend, "put_new", _unknown_is_written, likely("s3", ANSWERS, 15)
+        "treat every conflict as a lost race", objects.ObjectBackend, "put_new", _put_once, likely("s3", ANSWERS, 15)
     ),
     Breakage(
-        "take the manifest that was read last for the newest",
+        "treat a missing answer as success",
+        objects.ObjectBackend,
+        "put_new",
+        _unknown_is_written,
+        likely("s3", ANSWERS, 15),
+    ),
+    Breakage(
+        "treat the manifest that was read last as the newest",
         Freshness,
         "is_recent",
         property(lambda self: True),
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),
-    Breakage("undo what is undone", Merge, "undoable", _newest_whatever, likely("posix", {})),
+    Breakage("undo a commit that is undone already", Merge, "undoable", _newest_whatever, likely("posix", {})),
     Breakage("undo the oldest commit of the window", Merge, "undoable", _oldest_first, likely("posix", {})),
     Breakage("compact to the end of the log", Tail, "__init__", _compact_everything, likely("posix", {})),
     Breakage(
@@ -461,7 +467,7 @@ ALL = [
         first=60,
     ),
     Breakage(
-        "let what is compacted win whatever its clock",
+        "let compacted records win whatever their clock",
         compaction,
         "first_found",
         _nothing,
@@ -485,14 +491,14 @@ ALL = [
         likely("posix", {}, odd=True, agents=4, inspectors=1, nap_seconds=5000.0),
     ),
     Breakage(
-        "collect the parts of a compaction under way",
+        "collect the parts of a running compaction",
         garbage,
         "_unneeded_runs",
         _collect_aimed_at,
         likely("posix", {}, compactors=3, think_seconds=0.01),
     ),
     Breakage(
-        "take a manifest that came back for one that is retained",
+        "treat a manifest that came back as retained",
         ManifestStore,
         "retained",
         ManifestStore.entries,
@@ -527,7 +533,7 @@ ALL = [
         ),
     ),
     Breakage(
-        "read the block that was read last",
+        "search only the block that was read last",
         BlockRun,
         "get",
         _find_in_last,
@@ -541,7 +547,7 @@ ALL = [
         likely("posix", {"fail": 1, "full": 1}, 20, 1500, buffered=3),
     ),
     Breakage(
-        "flush what is buffered later",
+        "return from flush before the buffer is written",
         Store,
         "flush",
         _nothing,

@@ -81,35 +81,35 @@ _read = Memory.read
 
 CONCURRENT = [
     Breakage(
-        "observe a clock after what came with it can be read",
+        "observe a clock after its commits can be read",
         Following,
         "_take",
         _take_unobserved,
         likely("posix", {}, **BUSY, weights={"set": 1, "refresh": 4}),
     ),
     Breakage(
-        "lose what a watch that is left has not given",
+        "lose the commits that a watch has not returned when it ends",
         Store,
         "watch",
         _watch_all_at_once,
         likely("s3", {}, threaded=3, leaving=0.5, think_seconds=0.1, calls=40),
     ),
     Breakage(
-        "lose what a cancelled refresh has read",
+        "lose the commits that a cancelled refresh has read",
         AsyncStore,
         "refresh",
         _refresh_in_thread,
         likely("s3", {}, threaded=3, asynchronous=2, leaving=0.3, think_seconds=0.01),
     ),
     Breakage(
-        "archive what was written to meanwhile",
+        "archive documents that were written meanwhile",
         Chosen,
         "unchanged",
         _all_chosen,
         likely("posix", {}, **BUSY, weights={"set": 1, "archive": 4}),
     ),
     Breakage(
-        "read while commits are taken in",
+        "read while commits are applied",
         Memory,
         "read",
         _read_unlocked,

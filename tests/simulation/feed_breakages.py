@@ -61,21 +61,21 @@ _busy: dict[str, Any] = {"consumers": 2, "readers": 0, "compactors": 1, "calls":
 
 FEED = [
     Breakage(
-        "skip commits that come late",
+        "skip delayed commits",
         Feed,
         "_read",
         _skip_late,
         likely("posix", {}, **_busy),
     ),
     Breakage(
-        "name the newest manifest in a token though commits are left",
+        "name the newest manifest in a token before all commits are read",
         Feed,
         "_read",
         _say_all_was_read,
         likely("posix", {}, **_busy | {"compactors": 3}, undo_window=0, grace_seconds=30.0),
     ),
     Breakage(
-        "name the newest manifest in a token where its cut is reached",
+        "name the newest manifest in a token once its cut is reached",
         Feed,
         "_read",
         _by_the_cut,
@@ -90,7 +90,7 @@ FEED = [
         first=12,
     ),
     Breakage(
-        "leave out of changes what is as it was",
+        "leave documents out of the changes that are as before",
         feed,
         "_changed",
         _only_changed,
@@ -98,7 +98,7 @@ FEED = [
         first=11,
     ),
     Breakage(
-        "go on from a token whose manifest was collected",
+        "continue from a token whose manifest was collected",
         Feed,
         "_is_retained",
         _retained,
@@ -113,7 +113,7 @@ FEED = [
         first=1,
     ),
     Breakage(
-        "give changes that are not on disk",
+        "return changes that are not on disk",
         Feed,
         "_persist",
         _not_persisted,

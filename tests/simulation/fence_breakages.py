@@ -62,7 +62,7 @@ def _no(*arguments: object) -> bool:
 
 FENCES = [
     Breakage(
-        "take any seal for the end of the log",
+        "treat any seal as the end of the log",
         WriterSession,
         "pass_seal",
         _any_seal,
@@ -84,14 +84,14 @@ FENCES = [
         more=((WriterSession, "stamp", _stamp_seals_as_before),),
     ),
     Breakage(
-        "do not stamp anew what is buffered when a seal comes first",
+        "do not stamp buffered commits anew behind a seal",
         LogWriter,
         "_pass_seal",
         _refuse_buffered,
         likely("s3", {}, buffered=3, undo_window=2, undo_ttl_seconds=5.0, nap_seconds=60.0, think_seconds=1.0),
     ),
     Breakage(
-        "append what rests on what was read long ago",
+        "append commits that rest on old reads",
         Freshness,
         "check_age",
         _nothing,
@@ -115,7 +115,7 @@ FENCES = [
         first=10,
     ),
     Breakage(
-        "go on in a directory that was replaced",
+        "continue in a directory that was replaced",
         OpenFile,
         "is_in_place",
         _yes,
@@ -123,7 +123,7 @@ FENCES = [
         more=((Tree, "is_replaced", _no),),
     ),
     Breakage(
-        "go on without a lock file",
+        "continue without a lock file",
         FsAppender,
         "_keep_name",
         _nothing,

@@ -45,7 +45,7 @@ def _since_now(self: _Claim, record: Set) -> _Seen:
 
 LEASES = [
     Breakage(
-        "finish what is leased without asking who has the lease",
+        "finish a job without checking who has the lease",
         _Claim,
         "_check",
         _nothing,
@@ -60,21 +60,21 @@ LEASES = [
         likely("s3", CRASHES, 3, skew_seconds=1e6, **_WORKERS),
     ),
     Breakage(
-        "count the time of a lease from its claim, also when it was renewed",
+        "count a renewed lease from its claim",
         _Claim,
         "_see",
         _since_claimed,
         likely("posix", {}, **_WORKERS),
     ),
     Breakage(
-        "give out a token that does not grow",
+        "give a lease a token that does not grow",
         _Claim,
         "token",
         property(_of_its_own),
         likely("s3", {}, **_WORKERS),
     ),
     Breakage(
-        "keep the lease of whoever is gone",
+        "keep the leases of dead workers",
         _Claim,
         "_see",
         _since_now,

@@ -61,7 +61,7 @@ def terms_of(record: object) -> Terms | None:
 
 @invariant
 def who_lost_a_lease_writes_nothing(replay: Replay, calls: Iterable[LeaseCall]) -> str | None:
-    """What is written through a lease stands in the shared log where its holder still has it."""
+    """A write through a lease stands in the shared log only while its holder still has the lease."""
     for call in calls:
         place = None if call.attempt is None else replay.place(call.attempt)
         if place is None or call.kind == "claim":
@@ -74,7 +74,7 @@ def who_lost_a_lease_writes_nothing(replay: Replay, calls: Iterable[LeaseCall]) 
 
 @invariant
 def a_job_is_finished_once(calls: Iterable[LeaseCall]) -> str | None:
-    """Of all who claim one and the same round of a job, one finish is accepted at most."""
+    """Of all workers that claim the same round of a job, at most one finish is accepted."""
     finished = Counter((call.job, call.round) for call in calls if call.kind == "finish" and call.is_done)
     twice = [of for of, count in finished.items() if count > 1]
     return f"finished more than once: {twice}" if twice else None
@@ -82,7 +82,7 @@ def a_job_is_finished_once(calls: Iterable[LeaseCall]) -> str | None:
 
 @invariant
 def tokens_of_a_lease_grow(calls: Sequence[LeaseCall]) -> str | None:
-    """Whoever claims or renews a lease after another claim or renewal was acknowledged gets a greater token."""
+    """A claim or renewal that begins after another one was acknowledged gets a greater token."""
     given = [call for call in calls if call.token is not None and call.attempt is not None]
     for earlier in given:
         for later in given:
@@ -122,7 +122,7 @@ def a_lease_is_not_taken_over_early(replay: Replay, calls: Iterable[LeaseCall]) 
 
 @invariant
 def jobs_of_the_gone_are_taken_over(job: str, claimed: bool) -> str | None:
-    """Who has waited for as long as a lease lasts, while nobody renewed it, gets it."""
+    """A worker that has waited for as long as a lease lasts, while nobody renewed it, gets it."""
     return None if claimed else f"{job} is still held, and its holder is gone"
 
 

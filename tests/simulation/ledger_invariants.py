@@ -21,7 +21,7 @@ _ASKED = ("done", "buffered", "unknown", "begun")
 
 @invariant
 def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """Whatever a call returned for is in its agent's log, as it was written."""
+    """Every commit that a call acknowledged is in its agent's log, as it was written."""
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     for attempt in attempts:
         if attempt.outcome == "done":
@@ -33,8 +33,8 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
 
 @invariant
 def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """Every commit of a log was asked for by a call that returned, or whose outcome is unknown; none by a call that
-    failed with nothing written, and none by nobody."""
+    """Every commit of a log belongs to a call that returned, or whose outcome is unknown. None belongs to a call that
+    failed with nothing written, and none to no call at all."""
     waiting: dict[tuple[object, ...], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         waiting[attempt.agent, *attempt.content[:2]].append(attempt)
@@ -64,7 +64,7 @@ def _unwanted(commit: Commit, attempt: Attempt | None) -> str:
 
 @invariant
 def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """Of what a process has buffered its log holds a beginning: nothing is written behind what was lost."""
+    """The log holds a beginning of what a process has buffered: nothing is written behind a commit that was lost."""
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     lost: dict[int, Attempt] = {}
     for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
@@ -81,7 +81,7 @@ def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str
 
 @invariant
 def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str | None:
-    """What was written after something had been read outranks it for everybody."""
+    """A write outranks, for everybody, all commits that its writer had read."""
     if is_greater(attempt.stamp, read.stamp):
         return None
     return f"{attempt} was acknowledged after what is at {read.stamp} had been read, and loses against it"
@@ -89,8 +89,8 @@ def answers_come_after_what_they_answer(read: Record, attempt: Attempt) -> str |
 
 @invariant
 def commits_are_handed_out_once(handout: Handout) -> str | None:
-    """An open store hands out each commit to one of its threads, and to each thread those of one agent in the order of
-    their clocks."""
+    """An open store hands out each commit to one of its threads, and hands the commits of one agent to a thread in the
+    order of their clocks."""
     seen: dict[tuple[int, str], str] = {}
     for thread, commits in handout.handed.items():
         last: dict[str, int] = {}
@@ -105,7 +105,7 @@ def commits_are_handed_out_once(handout: Handout) -> str | None:
 
 @invariant
 def consumers_hold_the_state(held: State, shown: State, who: str) -> str | None:
-    """Whoever applies changes, and goes on from the token of those that were applied last, holds what the store
+    """A consumer that applies changes, and continues from the token of the last ones it applied, holds what the store
     shows."""
     wrong = sorted(id for id in held.keys() | shown.keys() if held.get(id) != shown.get(id))
     if wrong:
@@ -115,13 +115,13 @@ def consumers_hold_the_state(held: State, shown: State, who: str) -> str | None:
 
 @invariant
 def consumers_get_each_commit_once(taken: Set[Stamp], more: Set[Stamp], who: str) -> str | None:
-    """Between two tokens that follow each other is each commit that was not in before the first, and no other."""
+    """Between two consecutive tokens a consumer gets each commit that was not in before the first, and no other."""
     return f"{who} was given {min(taken & more)} again" if taken & more else None
 
 
 @invariant
 def consumers_miss_no_commit(begun: Set[Stamp], taken: Set[Stamp], logs: Logs, who: str) -> str | None:
-    """What was committed after a consumer had begun anew is in the changes that it was given since."""
+    """Every commit made after a consumer began anew is in the changes that it got since."""
     written = {commit.stamp for log in logs.values() for commit in log if not isinstance(commit, Seal)}
     missing = written - begun - taken
     return f"{who} was never given {min(missing)}" if missing else None
@@ -129,15 +129,15 @@ def consumers_miss_no_commit(begun: Set[Stamp], taken: Set[Stamp], logs: Logs, w
 
 @invariant
 def consumers_are_given_what_lasts(given: Set[Stamp], logs: Logs, who: str) -> str | None:
-    """What a consumer was given stays in its log, whatever the power does."""
+    """Commits that a consumer was given stay in their logs, even after a power cut."""
     lost = given - {commit.stamp for log in logs.values() for commit in log}
     return f"{who} was given {min(lost)}, which is in no log" if lost else None
 
 
 @invariant
 def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
-    """What came into an open store from others was handed out, or the store knows that something was collected before
-    it had read it."""
+    """An open store has handed out every commit that came from others, or knows that some were collected before it had
+    read them."""
     handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
     for agent, until in (handout.until or {}).items() if handout.is_whole else ():
         for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:

@@ -116,7 +116,7 @@ async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None
 
 PROGRAM = [
     Breakage(
-        "count a refresh that failed",
+        "count a failed refresh",
         Following,
         "_read_new",
         _count_when_begun,
@@ -124,21 +124,21 @@ PROGRAM = [
         first=5,  # in seed 3 the last compaction fails, too
     ),
     Breakage(
-        "move the cursor before what it stands for is taken in",
+        "move the cursor before its commits are applied",
         Following,
         "_take",
         _move_cursor_first,
         likely("posix", {"interrupt": 1}, 60, 2000, weights={"set": 3, "refresh": 3}),
     ),
     Breakage(
-        "apply what is buffered before it is in the queue",
+        "apply a buffered commit before it is queued",
         LogWriter,
         "_append",
         _apply_before_queueing,
         likely("posix", {"interrupt": 1}, 60, 1000, buffered=3, weights={"set": 4, "undo": 1}),
     ),
     Breakage(
-        "end a background thread at an exception that nobody expected",
+        "let an unexpected exception end a background thread",
         Worker,
         "_try",
         _end_unexpectedly,
@@ -161,21 +161,21 @@ PROGRAM = [
         likely("posix", {"no threads": 1}, 4, 200, buffered=3, compact_after=20),
     ),
     Breakage(
-        "wait for a call that the handler of a signal came into",
+        "let a signal handler wait for the call that it interrupted",
         writer,
         "Section",
         _Lock,
         likely("posix", {"signal": 1}, 30, 1500, buffered=1),
     ),
     Breakage(
-        "refresh in a handler that came into a refresh",
+        "refresh in a handler that interrupted a refresh",
         Following,
         "_one_at_a_time",
         _again_and_again,
         likely("s3", {"signal": 1}, 30, 1500, weights={"set": 3, "refresh": 3}),
     ),
     Breakage(
-        "write for tasks with a view that is too old",
+        "write for tasks with an outdated view",
         AsyncStore,
         "_commit",
         _commit_as_it_is,

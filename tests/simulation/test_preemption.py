@@ -83,7 +83,7 @@ def test_functions_have_their_own_code_afterwards() -> None:
 
 @pytest.mark.long
 def test_only_that_shows_a_state_that_is_read_while_it_changes() -> None:
-    (breakage,) = (breakage for breakage in CONCURRENT if breakage.name == "read while commits are taken in")
+    (breakage,) = (breakage for breakage in CONCURRENT if breakage.name == "read while commits are applied")
     calmer = replace(breakage, scenario=lambda seed: replace(breakage.scenario(seed), statements=0))
     shown = [seed for seed in range(12) if caught(breakage, seed)]
     assert shown

@@ -152,7 +152,7 @@ TRANSACTIONAL = [
         likely("s3", {}, **CLAIMS),
     ),
     Breakage(
-        "take a lost answer for a conflict, and decide again",
+        "treat a lost answer as a conflict, and decide again",
         objects.ObjectBackend,
         "append_at",
         _no_answer_is_a_conflict,
@@ -194,7 +194,7 @@ TRANSACTIONAL = [
         likely("posix", {"fail": 1, "full": 1}, 20, **CLAIMS),
     ),
     Breakage(
-        "decide on what is not on disk",
+        "decide on commits that are not on disk",
         Deciding,
         "_make_durable",
         _nothing,
@@ -262,14 +262,14 @@ TRANSACTIONAL = [
         likely("posix", {}, undo_window=16, **CLAIMS | {"weights": {"undo": 10.0}}),
     ),
     Breakage(
-        "keep what was decided after a lost race",
+        "keep decisions after a lost race",
         deciding,
         "_changed",
         _nothing,
         likely("s3", {}, agents=4, **CLAIMS),
     ),
     Breakage(
-        "compare the documents of a query alone after a lost race",
+        "compare only a query's documents after a lost race",
         Reads,
         "matches",
         _no,

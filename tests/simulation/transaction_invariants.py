@@ -152,8 +152,8 @@ def text_of(record: Record | None) -> bytes | None:
 
 @invariant
 def transactions_saw_all_before_them(replay: Replay) -> str | None:
-    """A transaction that is in the shared log has seen what that says up to there, with all plain commits that were
-    acknowledged before it began."""
+    """A transaction in the shared log has seen everything that the log says up to there, and all plain commits that
+    were acknowledged before it began."""
     for call in replay.attempts:
         place = replay.place(call)
         if place is not None:
@@ -165,8 +165,8 @@ def transactions_saw_all_before_them(replay: Replay) -> str | None:
 
 @invariant
 def answers_rest_on_what_was_there(replay: Replay) -> str | None:
-    """Who was refused, or wrote nothing, saw what the shared log said at some moment between the call and its end; and
-    no power cut took that away."""
+    """A call that was refused, or wrote nothing, saw what the shared log said at some moment between its start and its
+    end; and no power cut removed that."""
     for call in replay.attempts:
         if (
             call.outcome in ("refused", "nothing")
@@ -181,7 +181,7 @@ def answers_rest_on_what_was_there(replay: Replay) -> str | None:
 
 @invariant
 def transactions_are_in_real_order(replay: Replay) -> str | None:
-    """A transaction that began when another one had been acknowledged comes after it."""
+    """A transaction that began after another one was acknowledged comes after it."""
     latest: Attempt | None = None
     for call in replay.calls:
         if call is None:
@@ -209,7 +209,7 @@ def a_claim_has_one_winner(replay: Replay) -> str | None:
 
 @invariant
 def a_commit_is_acknowledged_once(attempts: Iterable[Attempt]) -> str | None:
-    """No two calls are acknowledged by one and the same commit."""
+    """No two calls are acknowledged by the same commit."""
     owners: dict[Stamp, Attempt] = {}
     for attempt in attempts:
         if attempt.outcome == "done" and attempt.sent:
@@ -221,7 +221,8 @@ def a_commit_is_acknowledged_once(attempts: Iterable[Attempt]) -> str | None:
 
 @invariant
 def undo_takes_back_what_nobody_built_on(replay: Replay) -> str | None:
-    """An undo in the shared log is by the author of what it takes back, all documents of which still have its stamp."""
+    """An undo in the shared log has the author of the commit that it cancels, and all documents of that commit still
+    have its stamp."""
     commits = {commit.clock: commit for commit in replay.log}
     for place, undo in enumerate(replay.log):
         if isinstance(undo, Undo):
@@ -238,14 +239,15 @@ def undo_takes_back_what_nobody_built_on(replay: Replay) -> str | None:
 
 @invariant
 def guarded_documents_go_to_the_shared_log(guarded: Iterable[str], attempt: Attempt) -> str | None:
-    """Whoever has read that a document's last writer was a transaction does not write it to the log of an agent."""
+    """A writer that has read that a document's last writer was a transaction does not write it to the log of an
+    agent."""
     wrong = list(guarded)
     return f"{attempt} was queued, and {wrong} are guarded" if wrong else None
 
 
 @invariant
 def transfers_keep_the_total(documents: Mapping[str, Mapping[str, int]], who: str) -> str | None:
-    """Amounts that are only moved by transactions have the same total in every view."""
+    """Amounts that only transactions move have the same total in every view."""
     amounts = {id: documents[id]["amount"] for id in ACCOUNTS if id in documents}
     return f"{who} sees {amounts}" if sum(amounts.values()) else None
 
