@@ -113,8 +113,12 @@ KERNEL_GOALS = (
     ),
     KernelGoal("buffered set / npm, async", (_BUFFERED, "opslog"), 2.2, 1.4, over=(_BUFFERED, NPM), is_rate=True),
     KernelGoal("open a log of 1,000,000 / npm", (LOG, "opslog"), 6, 3, over=(LOG, NPM), is_rate=True),
-    KernelGoal("compact 1,000,000 new / npm", (COMPACT, "opslog"), 1.3, 0.5, over=(COMPACT, NPM), is_rate=True),
-    KernelGoal("get, 200,000, a field read / npm", (TOUCHED, "opslog"), 1, 0.25, over=(TOUCHED, NPM), is_rate=True),
+    KernelGoal(
+        "compact a new log of 1,000,000 / npm", (COMPACT, "opslog"), 1.3, 0.5, over=(COMPACT, NPM), is_rate=True
+    ),
+    KernelGoal(
+        "get and read a field, 200,000 documents / npm", (TOUCHED, "opslog"), 1, 0.25, over=(TOUCHED, NPM), is_rate=True
+    ),
     KernelGoal("get, mapped snapshot of 1,000,000", (_LARGE, "opslog"), 5, 8, unit="µs"),
     KernelGoal("scan with a predicate / SQLite JSON", (SCAN, "opslog"), 1, 0.5, over=(SCAN, SQLITE_JSON), is_rate=True),
     KernelGoal("memory of a log of 1,000,000 documents, opened", (LOG_MEMORY, "opslog"), 250, None, unit="MB"),
@@ -130,8 +134,8 @@ GOALS = (
         (_ONE, "opslog"),
         most=1.15,
         why=(
-            "After each wait for the disk the Python of a set finds cold caches and takes a multiple of what it "
-            "takes in a loop (see: set, buffered); the floor does next to nothing there."
+            "After each wait for the disk the processor's caches are cold, so the Python of a set takes several times "
+            "as long as in a loop (compare: set, buffered). The floor has next to no code to run there."
         ),
     ),
     _times(
@@ -140,8 +144,8 @@ GOALS = (
         (_TASKS, "opslog, one caller"),
         least=10,
         why=(
-            "The processor, not the disk: 64 sets share one fdatasync, and what is left is the Python of each, on"
-            " the one thread of the event loop (compare: set, buffered)."
+            "The processor is the limit, not the disk: 64 sets share one fdatasync, and the Python of each runs on the "
+            "one thread of the event loop (compare: set, buffered)."
         ),
     ),
     _times(
@@ -171,27 +175,27 @@ GOALS = (
     ),
     _at_most("find the top 10 of 200,000 documents by a field: under 1 ms", (finding.TOP, finding.FIND), 1000, "µs"),
     _at_most(
-        "the slowest of these processes: at most 3 times as long as the fastest",
+        "8 processes that count in one document: the slowest takes at most 3 times as long as the fastest",
         (transactions.FAIRNESS, "opslog"),
         3,
         "times as long",
     ),
     _at_most(
-        "plain sets where 1 % of the documents are guarded: buffered ones at most 1.05 times as long",
+        "buffered plain sets, 1 % of the documents guarded: at most 1.05 times as long as with none",
         (transactions.GUARDED, "opslog, buffered"),
         1.05,
         "times as long",
         digits=2,
     ),
     _at_most(
-        "plain sets where 1 % of the documents are guarded: durable ones at most 1.05 times as long",
+        "durable plain sets, 1 % of the documents guarded: at most 1.05 times as long as with none",
         (transactions.GUARDED, "opslog, fsync"),
         1.05,
         "times as long",
         digits=2,
     ),
     _at_most(
-        "plain sets where 1 % of the documents are guarded: no more requests",
+        "plain sets on S3, 1 % of the documents guarded: no more requests than with none",
         (transactions.GUARDED_REQUESTS, "opslog"),
         0,
         "requests more",
@@ -216,23 +220,23 @@ GOALS = (
         (_BUFFERED, NPM),
         least=3,
         why=(
-            "A set checks that the document comes back exactly as it is, stamps it, encodes its line and takes it"
-            " into memory, in Python; the package keeps the caller's own object and checks nothing."
+            "A set checks that the document comes back exactly, stamps it, encodes its line and adds it to memory, in "
+            "Python. The package keeps the caller's own object and checks nothing."
         ),
     ),
     _times(
-        "buffered set, against the npm package's async mode with a copy of what it is given: at least 3 x its rate",
+        "buffered set: at least 3 x the rate of the npm package's async mode with copied input",
         (_BUFFERED, "opslog"),
         (_BUFFERED, NPM_COPIES),
         least=3,
-        why="With the copy the caller may go on changing the object, as with opslog; its types are checked by nobody.",
+        why="With the copy the caller may change the object afterwards, as with opslog. The package checks no types.",
     ),
     _times(
         "open a log of 1,000,000: at least 5 x faster than the npm package",
         (LOG, "opslog"),
         (LOG, NPM),
         least=5,
-        why="Decoding alone with msgspec takes a fifth of the package's time (the floor).",
+        why="Decoding alone with msgspec (the floor) takes a fifth of the package's time.",
     ),
     _times(
         "open a log of 1,000,000: within 2.5 x of decoding it with msgspec", (LOG, "floor"), (LOG, "opslog"), most=2.5
@@ -248,7 +252,7 @@ GOALS = (
         (HUGE, "opslog with"),
         (HUGE, "opslog"),
         most=2,
-        why="The manifest names every part of the snapshot, ten times as many, and is decoded whole.",
+        why="The manifest names every part of the snapshot, ten times as many here, and is decoded as a whole.",
     ),
     _times(
         "memory with 1,000,000 documents opened: at most a tenth of the npm package's",
@@ -292,26 +296,26 @@ GOALS = (
         (COMPACT, NPM),
         least=3,
         why=(
-            "The package writes what its own memory holds, with one call per document and no fsync. opslog reads "
-            "the logs of all agents from storage, as any process may, sorts, and writes parts with checksums that"
-            " are on disk when it returns."
+            "The package writes its own memory, with one call per document and no fsync. opslog reads the logs of all "
+            "agents from storage, because any process may compact, sorts them, and writes parts with checksums. The "
+            "parts are on disk when it returns."
         ),
     ),
     _times(
-        "compact a new log of 1,000,000 sets, against the npm package with an fsync of each file: at least 3 x faster",
+        "compact a new log of 1,000,000 sets: at least 3 x faster than the npm package with an fsync of each file",
         (COMPACT, "opslog"),
         (COMPACT, NPM_SYNCED),
         least=3,
-        why="With the fsync both promise that it is on disk; only opslog reads what other processes wrote.",
+        why="With the fsync both promise that the files are on disk. But only opslog reads what other processes wrote.",
     ),
     _times(
-        "compact 1,000,000 over as many: at least 3 x faster than the npm package, per document",
+        "compact 1,000,000 over a snapshot of as many: at least 3 x faster than the npm package, per document",
         (COMPACT_AGAIN, "opslog"),
         (COMPACT_AGAIN, NPM),
         least=3,
         why=(
-            "Where there is a snapshot, or documents are written in batches, Python does what the kernel does for a "
-            "new log of sets; and each document is compared with the one that it replaces."
+            "The kernel compacts only a new log of sets. With a snapshot, or with batches, Python does that work, and "
+            "compares each document with the one that it replaces."
         ),
     ),
     _at_most(
@@ -327,7 +331,7 @@ GOALS = (
         20,
         "ms",
         beyond=(PAUSE, "floor"),
-        why="The two share the disk alone; the floor's slowest fdatasync varies tenfold between rounds, too.",
+        why="The two processes share only the disk. The floor's slowest fdatasync varies tenfold between rounds, too.",
     ),
     _times(
         "get, in memory: at least the npm package's rate",
@@ -335,12 +339,12 @@ GOALS = (
         ("get, random", NPM),
         least=1,
         why=(
-            "A get decodes the document, or copies one that it has kept, so that it is the caller's own; the package"
-            " hands out the object in its store, and whoever changes that changes the store."
+            "A get decodes the document, or copies one that it has kept, so the caller owns the result. The package "
+            "returns the object in its store: changing the object changes the store."
         ),
     ),
     _times(
-        "get, 200,000 documents, a field read, against the npm package with a copy of what it gives: at least its rate",
+        "get and read a field, 200,000 documents: at least the rate of the npm package with copied output",
         (TOUCHED, "opslog"),
         (TOUCHED, NPM_COPIES),
         least=1,
@@ -350,7 +354,7 @@ GOALS = (
         (_LARGE, "opslog"),
         10,
         "µs",
-        why="Beyond the floor it is a search in two indexes and the decoding of a line; SQLite takes as long.",
+        why="Beyond the floor, a get searches two indexes and decodes a line. SQLite takes as long.",
     ),
     _times(
         "first question in SQL: within 1.2 x of DuckDB reading the exported file",
@@ -358,9 +362,9 @@ GOALS = (
         (tables.FIRST, "opslog"),
         most=1.2,
         why=(
-            "More than half of it is DuckDB, which has to find the document in each stored line and then the types "
-            "of its values; the lines are longer than those of the file. The rest "
-            "checks them: CRC, UTF-8, where each ends."
+            "DuckDB takes more than half of it: it has to find the document in each stored line, and then the types "
+            "of its values. These lines are longer than those of the file. The rest checks the lines: their CRC, "
+            "their UTF-8, and where each ends."
         ),
     ),
     _times(
@@ -379,7 +383,7 @@ GOALS = (
         "µs more",
         beyond=(COLD, "floor"),
         why=(
-            "Most of it is importing click, msgspec and orjson (python -X importtime -c 'import click, msgspec, "
+            "Most of it is the import of click, msgspec and orjson (python -X importtime -c 'import click, msgspec, "
             "orjson')."
         ),
     ),

@@ -63,7 +63,9 @@ if npm_modules() is not None:
     contender(COMPACT, NPM_SYNCED, ON_DISK)(compact_new_npm_synced)
 
 
-COMPACT_AGAIN = workload("compact 1,000,000 documents, in batches of 1,000, over as many, per document", rounds=2)
+COMPACT_AGAIN = workload(
+    "compact 1,000,000 documents, in batches of 1,000, over a snapshot of as many, per document", rounds=2
+)
 
 
 @contender(COMPACT_AGAIN, "opslog", ON_DISK)

@@ -16,26 +16,31 @@ from benchmarks.runner import WORKLOADS, Result
 
 _HEAD = """# Benchmarks
 
-Written by `make bench`; do not edit. Every workload runs for opslog, for a floor (the bare system calls, or
-decoding the same bytes: nothing can be faster and keep the same promise) and for peers, in turns, in one run.
-A figure is the median over the rounds, per operation where it is a time. A ratio says how many times as much
-opslog takes as that contender (the median of the ratios within a round): below 1, opslog is better.
+Written by `make bench`; do not edit. Every workload runs for opslog, for a floor and for peers, in turns, in one run.
+The floor is the bare system calls, or decoding the same bytes: nothing can be faster and keep the same promise.
 
-Documents have 7 fields and about 170 bytes of JSON, 290 bytes as a line of a log. "Safe on return" says what
-a crash of the machine cannot take any more when a call returns; where it differs, times do not say the same
-thing. This is opslog's own benchmark: it measures what opslog is made for. Memory is what a process holds
-itself, beyond what it held before; mapped files (opslog, LMDB) come on top as far as the system has room for
-them.
+- A figure is the median over the rounds. Times are per operation.
+- A ratio divides opslog's figure by the contender's (the median of the ratios within a round): below 1, opslog is
+  better.
+- "Safe on return" says what a crash of the machine cannot remove any more once a call has returned. Times of contenders
+  that differ in it cannot be compared directly.
+- Documents have 7 fields and about 170 bytes of JSON, 290 bytes as a line of a log.
+- Memory is what a process holds itself, beyond what it held before. Mapped files (opslog, LMDB) come on top as far as
+  the system has room for them.
+
+This is opslog's own benchmark: it measures what opslog is made for.
 """
-_PEERS = """Not every peer does everything. TinyDB and diskcache would need hours for a million documents (TinyDB writes
-its whole file at each call). SQLite, LMDB, TinyDB and diskcache have no log to open, no undo and no other
-agents. The npm package cannot open ten million documents (a file becomes one string, of at most 512 MB); it
-compacts every 100 sets if it is let, which is switched off here, as opslog's own automatic compaction is where
-sets are measured; and it runs in a process of its own, where
-its times are taken. With several agents it cannot open a log of more than about 120,000 commits (RangeError), so
-where there is one log it is measured as its only writer. Where the package promises less, there is a second row of
-it that promises the same: "copies" hands out and takes in copies (structuredClone), so that nobody changes the
-store by changing an object; "synced" syncs each file.
+_PEERS = """Not every peer does everything:
+
+- TinyDB and diskcache would need hours for a million documents (TinyDB writes its whole file at each call).
+- SQLite, LMDB, TinyDB and diskcache have no log to open, no undo and no other agents.
+- The npm package runs in a process of its own, where its times are taken. It cannot open ten million documents (it
+  reads a file as one string, of at most 512 MB). With several agents it cannot open a log of more than about 120,000
+  commits (RangeError), so workloads with one log measure it as the only writer.
+- The npm package compacts every 100 sets by default. This is switched off here, and so is opslog's automatic
+  compaction where sets are measured.
+- Where the npm package promises less, a second row promises the same as opslog: "copies" copies its input and output
+  (structuredClone), so that nobody changes the store by changing an object; "synced" syncs each file.
 """
 
 
@@ -54,7 +59,7 @@ def write_page(report: Report, page: Path, *, keep: bool) -> None:
     environment = ", ".join(f"{name} {value}" for name, value in report.environment.items())
     sections = [
         _HEAD,
-        f"{report.rounds} rounds, 2 or 3 of what takes long, on: {environment}.\n\n{_PEERS}",
+        f"{report.rounds} rounds (2 or 3 for long workloads), on: {environment}.\n\n{_PEERS}",
         _kernel_goals(report),
         _goals(report),
     ]
@@ -83,7 +88,7 @@ def _of_both(earlier: list[Result], now: list[Result]) -> list[Result]:
 
 
 def _table(results: list[Result]) -> str:
-    lines = [f"| contender | safe on return | median, {results[0].unit} | least to most | ratio |", "| --- " * 5 + "|"]
+    lines = [f"| contender | safe on return | median, {results[0].unit} | min to max | ratio |", "| --- " * 5 + "|"]
     lines += [
         f"| {result.contender} | {result.durability} | {shown(result.median)} "
         f"| {shown(min(result.values))} to {shown(max(result.values))} | {result.ratio:.2f} |"
@@ -97,9 +102,9 @@ def _kernel_goals(report: Report) -> str:
     lines = [
         "## Goals with the kernel in C, and without it",
         "",
-        "Without it: with `OPSLOG_KERNEL=0`, in a run of its own right before this one.",
+        "The figures without it are from a run with `OPSLOG_KERNEL=0`, right before this one.",
         "",
-        "| goal | with it | | | without it | | |",
+        "| goal | with the kernel | | | without it | | |",
         "| --- " * 7 + "|",
     ]
     for goal in KERNEL_GOALS:
@@ -123,7 +128,7 @@ def _goals(report: Report) -> str:
         if measured is not None:
             lines.append(f"| {goal.text} | {measured.text} | {'met' if measured.met else 'missed'} |")
             if not measured.met and goal.why_missed:
-                notes.append(f"- {goal.text}: {goal.why_missed}")
+                notes.append(f"- **{goal.text}.** {goal.why_missed}")
     return "\n".join([*lines, "", *notes, ""]) if notes else "\n".join([*lines, ""])
 
 

@@ -53,7 +53,7 @@ def table(results: Iterable[Result]) -> Table:
     table = Table(title="per operation, and how many times as much that is for opslog")
     for heading in ("workload", "contender", "safe on return"):
         table.add_column(heading)
-    for heading in ("median", "least to most", "ratio"):
+    for heading in ("median", "min to max", "ratio"):
         table.add_column(heading, justify="right")
     last = None
     for result in results:

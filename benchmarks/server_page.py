@@ -13,12 +13,15 @@ from benchmarks.report import shown
 
 _HEAD = """# Benchmarks of the stream server
 
-Written by `python -m benchmarks.server --page docs/benchmarks-server.md`; do not edit. Both servers keep streams in
-files and answer an append when it is on disk. Each workload runs {rounds} times on a fresh server, in turns; a figure
-is the median. The clients run in a process of their own, on the same machine. The floor is uvicorn with an application
-that appends each body to one file and shares fdatasync between those who wait: it knows no streams. Messages have 100
-bytes where nothing else is said. Memory is the most that the server's process ever held, with what was written first
-to be read.
+Written by `python -m benchmarks.server --page docs/benchmarks-server.md`; do not edit.
+
+- Both servers keep streams in files, and answer an append when it is on disk.
+- Each workload runs {rounds} times on a fresh server, in turns. A figure is the median. The clients run in a process of
+  their own, on the same machine.
+- The floor is uvicorn with an application that appends each body to one file; waiting requests share one fdatasync. It
+  has no streams.
+- Messages have 100 bytes unless a title says otherwise.
+- Memory is the peak of the server's process, including the time in which the data to be read was written.
 
 On: {environment}.
 """

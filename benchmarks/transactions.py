@@ -26,8 +26,8 @@ from tests.support import bucket
 MODIFY = "modify, one caller"
 MODIFY_TASKS = "modify, 64 tasks of one process"
 COUNTER = workload("count in one document, 8 processes", rounds=3)
-FAIRNESS = workload("slowest of these processes, against the fastest", rounds=3, unit="times as long")
-GUARDED = workload("plain sets where 1 % is guarded, against none", unit="times as long")
+FAIRNESS = workload("slowest of 8 counting processes, against the fastest", rounds=3, unit="times as long")
+GUARDED = workload("plain sets with 1 % of the documents guarded, against none guarded", unit="times as long")
 GUARDED_REQUESTS = workload("requests of 100 plain sets on S3, 1 % guarded", rounds=3, unit="requests")
 
 TASKS = 64
