@@ -263,7 +263,7 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
     "order of new directories": (7, [(fs.FsBackend, "_make_root", _made_all_at_once)]),
     "tails durable before a compaction": (3, [(compaction, "tail_ends", lambda *_: [])]),
     "own log durable when opened": (FOUNDERS, [(FsAppender, "settle", _nothing)]),
-    "manifest durable when opened": (12, [(fs.FsBackend, "persist", _of_logs)]),
+    "manifest durable when opened": (FOUNDERS, [(fs.FsBackend, "persist", _of_logs)]),
     "manifests collected first": (4, [(compaction, "collect", _in_one_go)]),
     "zeros as damage": (
         1,
@@ -279,7 +279,6 @@ BREAKAGES: dict[str, tuple[int, list[Patch]]] = {
 MARKS_OF_BROKEN: dict[str, Sequence[pytest.MarkDecorator]] = {
     "tails durable before a compaction": SLOW,
     "manifests collected first": SLOW,
-    "manifest durable when opened": [pytest.mark.long],
 }
 
 
