@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -178,7 +179,7 @@ class Required:
 def test_a_backend_with_the_required_methods_alone_is_enough(tmp_path: Path) -> None:
     backend = Required("required://store")
     assert not isinstance(backend, ListsWithLogs | Announces)
-    register("required", lambda url, **_: backend)
+    register("required", lambda url, **_: cast(Backend, backend))
     with opslog.open("required://store", agent="a") as store, opslog.open("required://store", agent="b") as other:
         store["x"] = {"n": 1}
         other.refresh()

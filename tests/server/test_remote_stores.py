@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, aclosing, closing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from opslog.backends.remote.protocol import SESSION_SECONDS, Append, AppendAt, C
 from opslog.errors import AgentBusyError, AgentFencedError, MissingStoreError, ReadOnlyError, UsageError
 from opslog.format.commits import encode_commit
 from opslog.format.layout import TRANSACTIONS
+from opslog.replica.watching import subscribed
 from opslog.server.http.asgi import App
 from opslog.server.options import Options
 from opslog.server.storage.memory import MemoryStorage
@@ -412,7 +413,7 @@ def listening(store: opslog.Store[Any]) -> bool:
 @contextmanager
 def watching(store: opslog.Store[Any], count: int = 1) -> Iterator[list[Watched]]:
     """Threads that watch a store, once the server says what is written. Closes the store at the end."""
-    with closing(replica_of(store).backend.subscribe(lambda: None)) as kept:  # type: ignore[type-var]
+    with subscribed(replica_of(store).backend, lambda: None) as kept:
         wait_until(lambda: listening(store))
         watched = [Watched(store) for _ in range(count)]
         try:
@@ -477,7 +478,7 @@ def test_a_watch_survives_a_server_that_is_killed(server: Server, url: str, tmp_
 def test_a_task_that_watches_hears_of_what_others_write(server: Server, url: str) -> None:
     async def run() -> None:
         async with opslog.aio.open(at(server), read_only=True) as far:
-            with closing(far._replica.backend.subscribe(lambda: None)):  # type: ignore[type-var]
+            with subscribed(far._replica.backend, lambda: None):
                 while not listening(far._store):
                     await asyncio.sleep(0.01)
                 async with aclosing(far.watch(NEVER)) as watched, asyncio.timeout(30):  # type: ignore[type-var]
