@@ -15,19 +15,21 @@ from pictures import svg
 
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _PICTURE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NOT_RUN = re.compile(r"^(```\w+) no-run$", re.MULTILINE)
 _NAME = re.compile(r"(?<!<pre>)<code>(?:opslog\.)?([A-Z]\w+)</code>(?!</a>)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     """The first page is the README, then the list of all pages. Links to files of the repository that are no pages
     become their text, with the name of a program beside it. Pictures are drawn here, so that who reads the page needs
-    no script and no network for them."""
+    no script and no network for them. The mark of examples that the tests do not run is taken off: the site knows no
+    block that begins so, and would take the text below it for code."""
     folder = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
         readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
         pages = markdown.partition("\n**")
         markdown = _links(readme.partition("\n## More\n")[0], "..") + f"\n\n## All pages\n{''.join(pages[1:])}"
-    return _PICTURE.sub(lambda match: svg(match[1]), _links(markdown, folder))
+    return _PICTURE.sub(lambda match: svg(match[1]), _NOT_RUN.sub(r"\1", _links(markdown, folder)))
 
 
 def _links(markdown: str, folder: str) -> str:

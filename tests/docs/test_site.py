@@ -136,6 +136,19 @@ def test_names_in_the_reference_lead_to_their_headings(browser: Browser, site: s
 
 
 @pytest.mark.usefixtures("site")
+def test_blocks_and_lists_are_shown_as_such() -> None:
+    """What a checkout shows as a block or list may be text of a paragraph on the site, marks included."""
+    marks = re.compile(r"^(?:```|[-*] |\d+\. )", re.MULTILINE)
+    left = {
+        path.parent.relative_to(SITE).as_posix(): paragraph
+        for path in SITE.rglob("index.html")
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL)
+        if marks.search(paragraph)
+    }
+    assert not left
+
+
+@pytest.mark.usefixtures("site")
 def test_the_reference_has_every_public_name() -> None:
     html = (SITE / "reference" / "index.html").read_text(encoding="utf-8")
     missing = [name for name in opslog.__all__ if not re.search(rf'id="opslog\.(\w+\.)*{name}"', html)]
