@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def logger(subject: str) -> logging.Logger:
     """The logger of a subject. Nearly every process ends without having had to import what logs.
 
-    :param subject: "log" (buffers), "compaction", "aio", "doors" or "storage".
+    :param subject: "log" (buffers), "compaction", "aio", "doors", "storage", "access" or "mcp".
     """
     import logging
 

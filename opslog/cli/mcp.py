@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from opslog.cli.session import JSON, WRITES, Session, StoreCommand
+from opslog.cli.session import WRITES, Session, StoreCommand, log_level_option
 
 
-@click.command("mcp", cls=StoreCommand, options=WRITES - JSON)
+@click.command("mcp", cls=StoreCommand, options=WRITES)
 @click.option("--read-only", is_flag=True, help="Offer only what changes nothing; the store must exist.")
 @click.option("--tools", metavar="NAMES", help="Offer only these tools: find,get,claim,release. Default: all.")
 @click.option("--memory", is_flag=True, help="The tools of the reference memory server instead: entities, relations.")
@@ -21,6 +21,7 @@ from opslog.cli.session import JSON, WRITES, Session, StoreCommand
 )
 @click.option("--http", metavar="HOST:PORT", help="Serve at http://HOST:PORT/mcp instead of stdin and stdout.")
 @click.option("--anyone", is_flag=True, help="With --http: serve everybody who reaches this address.")
+@log_level_option
 @click.pass_obj
 def mcp_command(
     session: Session,
@@ -31,6 +32,7 @@ def mcp_command(
     memory_file: Path | None,
     http: str | None,
     anyone: bool,
+    log_level: str,
 ) -> None:
     """Serve the store to a language-model agent by the Model Context Protocol, at stdin and stdout, until it goes away.
 
@@ -38,6 +40,7 @@ def mcp_command(
     servers may serve one store at once.
     """
     try:
+        from opslog.doors.logs import configure
         from opslog.mcp.running import Offer, serve_http, serve_stdio
     except ImportError as error:
         raise click.UsageError(f"MCP is an extra: pip install 'opslog[mcp]' ({error})") from error
@@ -53,6 +56,7 @@ def mcp_command(
         memory=memory,
         memory_file=(memory_file or _kept_so_far()) if memory else None,
     )
+    configure(log_level, json=session.json)
     if http is None:
         serve_stdio(offer)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opslog.cli.output import say
-from opslog.cli.session import JSON, Session, StoreCommand
+from opslog.cli.session import JSON, Session, StoreCommand, log_level_option
 
 if TYPE_CHECKING:
     from opslog.server.protocol.cursors import Cursors
@@ -80,13 +80,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="How much a feed grows, at the least, before it begins with a new snapshot.",
 )
 @click.option("--faults", is_flag=True, help="For tests of clients: let them ask for answers that fail.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="On stderr.",
-)
+@log_level_option
 @click.pass_obj
 def serve_command(session: Session, /, **given: Any) -> None:
     """Serve streams over HTTP by the Durable Streams protocol, and stores, until Ctrl-C or SIGTERM.
@@ -100,8 +94,8 @@ def serve_command(session: Session, /, **given: Any) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise click.UsageError(f"the server is an extra: pip install 'opslog[server]' ({error})") from error
+    from opslog.doors.logs import configure
     from opslog.server import Options, app
-    from opslog.server.http.logs import configure
     from opslog.server.http.serving import Address, check_access, serve
     from opslog.server.http.tokens import Tokens
 

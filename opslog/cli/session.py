@@ -127,6 +127,16 @@ class StoreCommand(click.Command):
         self.params += [option for option in common if not own & {*option.opts}]
 
 
+# Of commands that serve.
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="On stderr; debug has a line for each request over HTTP.",
+)
+
+
 def every_option(what: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     """The option of commands that follow a store. `what` is its help."""
     return click.option(

@@ -111,8 +111,8 @@ def _end_with_input() -> None:
 
 def main() -> None:
     try:
+        from opslog.doors.logs import configure
         from opslog.server import Options, app
-        from opslog.server.http.logs import configure
         from opslog.server.http.serving import Address, serve
     except ImportError as error:
         raise SystemExit(f"the page is of an extra: pip install 'opslog[server]' ({error})") from error

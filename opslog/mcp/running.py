@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -13,15 +13,19 @@ import uvicorn
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
+from opslog.doors.access import accounted
 from opslog.doors.operations import Operations
 from opslog.doors.sessions import open_session, session_name
 from opslog.errors import UsageError
 from opslog.format.documents import Document
+from opslog.logs import logger
 from opslog.mcp.documents import INSTRUCTIONS, Documents
 from opslog.mcp.memory import Memory
 from opslog.mcp.server import Door, Session, by_name
 from opslog.mcp.tools import chosen
 from opslog.store import Store
+
+_log = logger("mcp")
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -41,6 +45,12 @@ class Offer(msgspec.Struct, frozen=True):
     tools: Sequence[str] | None = None
     memory: bool = False
     memory_file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What the store is called in logs and figures: the last part of its URL."""
+        parts = urlsplit(self.url)
+        return PurePosixPath(parts.path).name or parts.netloc
 
 
 def serve_stdio(offer: Offer) -> None:
@@ -68,7 +78,14 @@ def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
         )
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
         application = server_of(offer, store).streamable_http_app(host=host)
-        config = uvicorn.Config(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            accounted(application),
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
+        )
         _Server(config).run()
 
 
@@ -81,8 +98,7 @@ class _Server(uvicorn.Server):
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
-                sys.stderr.write(f"opslog: MCP at http://{shown}:{port}/mcp\n")
-                sys.stderr.flush()
+                _log.info("serving", extra={"url": f"http://{shown}:{port}/mcp"})
 
 
 def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
@@ -98,7 +114,7 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
         author = session_name(offer.agent) if key and not offer.read_only else own
         operations = Operations(store, author)
         tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=key != "").tools()
-        return Session(operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
+        return Session(offer.name, operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
 
     door = Door(begin)
     session = begin(None)  # what was asked for is checked now, and not at the first request

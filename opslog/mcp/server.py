@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -23,6 +24,7 @@ from mcp.server.lowlevel import Server
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from opslog import __version__
+from opslog.doors.access import request_of, working_for
 from opslog.doors.operations import Operations
 from opslog.doors.problems import Problem, problem_of
 from opslog.errors import NotFoundError, OpslogError
@@ -53,9 +55,11 @@ Context = ServerRequestContext[Any, Any]
 class Session(msgspec.Struct, frozen=True):
     """What one client gets.
 
+    :ivar store: what the store is called in logs and figures.
     :ivar tools: by their names, in the order in which they are listed.
     """
 
+    store: str
     operations: Operations
     tools: dict[str, Tool]
 
@@ -112,12 +116,14 @@ class Door:
         return types.ListToolsResult(tools=[_shown(tool) for tool in self._session(context).tools.values()])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        tools = self._session(context).tools
-        tool = tools.get(params.name)
+        session = self._session(context)
+        tool = session.tools.get(params.name)
         if tool is None:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {', '.join(tools)}")
+            there = ", ".join(session.tools)
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {there}")
         try:
-            result = await _in_thread(partial(tool.run, params.arguments))
+            with _working_for(context, session, tool.name):
+                result = await _in_thread(partial(tool.run, params.arguments))
         except OpslogError as error:
             return _refused(problem_of(error))
         structured = msgspec.to_builtins(result)
@@ -166,6 +172,15 @@ class Door:
         entry = await _translated(partial(self._session(context).operations.get, id), uri)
         text = msgspec.json.encode(entry).decode()
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
+
+
+def _working_for(context: Context, session: Session, operation: str) -> AbstractContextManager[None]:
+    """Name in the log what a request asks for, if it came over HTTP, and the request in what is logged meanwhile."""
+    if context.request is None:
+        return nullcontext()
+    request = request_of(context.request.scope)
+    request.store, request.operation = session.store, operation
+    return working_for(request)
 
 
 def _fits(value: Any, levels: int) -> bool:

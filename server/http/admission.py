@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import ceil
 
+from opslog.doors.access import Scope, request_of
 from opslog.server.http import requests
 from opslog.server.http.rates import Rates
-from opslog.server.http.requests import Scope
 from opslog.server.http.tokens import Right, Token, Tokens
 from opslog.server.protocol.refusals import Refused
 
@@ -50,4 +50,6 @@ class Admission:
         """
         if self._tokens is None:
             return None
-        return self._tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
+        token = self._tokens.find(requests.fields(scope["headers"]).get(b"authorization"))
+        request_of(scope).token = token.name
+        return token

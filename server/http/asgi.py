@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from opslog.doors.access import Receive, Request, Scope, Send
 from opslog.environment import REAL, Environment
 from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFailedError
 from opslog.server.http import requests
@@ -18,7 +19,7 @@ from opslog.server.http.page_routes import PageRoutes
 from opslog.server.http.rates import Rates
 from opslog.server.http.reading import Reading
 from opslog.server.http.replies import METHODS, PREFLIGHT, TEXT, refuse, reply
-from opslog.server.http.requests import DisconnectedError, Receive, Scope, Send
+from opslog.server.http.requests import DisconnectedError
 from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.serving import Rest
 from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
@@ -110,16 +111,23 @@ class App:
         if self._started is None or not self._started.done():
             await self.start()
         method = scope["method"]
+        request = Request(scope, send)
         try:
-            status = await self._answer(method, scope, receive, send)
-        except Refused as refused:
-            status = await refuse(send, refused, head=method == "HEAD")
+            status = await self._answer_or_refuse(method, scope, receive, request.send)
         except DisconnectedError:
             return  # nobody is there to be answered
-        except OpslogError as error:
-            status = await refuse(send, _failure(error), head=method == "HEAD")
-            _log.error("a request failed", extra={"method": method, "path": scope["path"], "error": str(error)})
+        finally:
+            request.end()
         self.metrics.requests[method, status] += 1
+
+    async def _answer_or_refuse(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
+        try:
+            return await self._answer(method, scope, receive, send)
+        except Refused as refused:
+            return await refuse(send, refused, head=method == "HEAD")
+        except OpslogError as error:
+            _log.error("a request failed", extra={"method": method, "path": scope["path"], "error": str(error)})
+            return await refuse(send, _failure(error), head=method == "HEAD")
 
     async def _answer(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         path: str = scope["path"]

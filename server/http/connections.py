@@ -30,9 +30,9 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from opslog.doors.access import HEADER, Receive, Scope, Send
 from opslog.server.http.budget import Budget
 from opslog.server.http.replies import refusal, refuse
-from opslog.server.http.requests import Receive, Scope, Send
 from opslog.server.protocol.refusals import Refused
 
 # Without this limit, a head full of empty fields would take 40 times its size in memory.
@@ -81,13 +81,14 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """:param refused: called with the status of each answer that is sent here instead of by the application."""
+    """:param refused: called with the status of each answer that is sent here instead of by the application; returns
+    the id of the request."""
 
-    def __init__(self, *, limits: Limits, budget: Budget, refused: Callable[[int], None], **options: Any) -> None:
+    def __init__(self, *, limits: Limits, budget: Budget, refused: Callable[[int], bytes], **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
         self._holding = budget.holding()
-        self._count_refused = refused
+        self._refused = refused
         self._part = _Part.START
         self._framing = 0  # bytes read so far of a head, of trailers or of a chunk's header
         self._last = b""  # the last three bytes of an incomplete head: the end of the head may begin there
@@ -105,7 +106,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(_Lingering(transport, self))  # type: ignore[arg-type]
         self.flow = self._flow = _Flow(transport)
         if len(self.connections) > self._limits.connections:
-            self.app: Any = _too_many_connections
+            self.app: Any = self._refuse_connection
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
             milliseconds = int(self._limits.seconds * 1000)
@@ -259,11 +260,17 @@ class Connection(HttpToolsProtocol):
                 self._linger()
                 return
         status, headers, body = refusal(refused)
+        headers.append((HEADER, self._refused(status)))
         lines = [b"%b: %b\r\n" % header for header in (*self.server_state.default_headers, *headers)]
         lines.append(b"connection: close\r\n\r\n")
         self._transport.write(b"".join([STATUS_LINE[status], *lines, body]))
-        self._count_refused(status)
         self._linger()
+
+    async def _refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """In place of the application, where there are too many connections."""
+        headers = [(b"retry-after", b"1"), (b"connection", b"close"), (HEADER, self._refused(503))]
+        refused = Refused(503, "there are too many connections: try again", headers)
+        await refuse(send, refused, head=scope["method"] == "HEAD")
 
     def _account(self) -> None:
         """Report the bytes kept here to the budget, and make sure that a timer limits the state we are in."""
@@ -349,8 +356,3 @@ def _content_length(headers: list[tuple[bytes, bytes]]) -> int | None:
         if name == b"transfer-encoding":
             return None
     return 0
-
-
-async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
-    retry = [(b"retry-after", b"1"), (b"connection", b"close")]
-    await refuse(send, Refused(503, "there are too many connections: try again", retry), head=scope["method"] == "HEAD")

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
+from opslog.doors.access import Message, Receive, Scope, Send
 from opslog.format.prepared import prepare
 from opslog.server.http import requests
 from opslog.server.http.asgi import App
 from opslog.server.http.replies import refuse, reply
-from opslog.server.http.requests import Message, Receive, Scope, Send
 from opslog.server.protocol.refusals import Refused
 
 PATH = "/_test/inject-error"

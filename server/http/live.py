@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from opslog.doors.access import Message, Receive, Send
 from opslog.errors import OpslogError
 from opslog.server.followers import Answer, LiveReader
 from opslog.server.http.replies import begin
-from opslog.server.http.requests import DisconnectedError, Message, Receive, Send
+from opslog.server.http.requests import DisconnectedError
 from opslog.server.options import Options
 from opslog.server.protocol import sse
 from opslog.server.protocol.model import Stream

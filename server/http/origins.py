@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from opslog.doors.access import Scope
 from opslog.server.http import requests
-from opslog.server.http.requests import Scope
 from opslog.server.protocol.refusals import Refused
 
 

@@ -21,10 +21,11 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from opslog.doors.access import Receive, Scope, Send
 from opslog.environment import format_ts
 from opslog.server.http.live import Patience, watching
 from opslog.server.http.replies import NO_STORE, begin, reply
-from opslog.server.http.requests import Receive, Scope, Send, fields
+from opslog.server.http.requests import fields
 from opslog.server.http.tokens import Token
 from opslog.server.options import Options
 from opslog.server.protocol import conditional

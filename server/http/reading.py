@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from opslog.doors.access import Receive, Scope, Send
 from opslog.server.followers import Answer
 from opslog.server.http import live, requests
 from opslog.server.http.live import Live
 from opslog.server.http.replies import NO_STORE, begin, reply
-from opslog.server.http.requests import DisconnectedError, Fields, Read, Receive, Scope, Send
+from opslog.server.http.requests import DisconnectedError, Fields, Read
 from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional, json_mode
 from opslog.server.protocol.model import Stream, media_type

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from opslog.server.http.requests import Send
+from opslog.doors.access import Send
 from opslog.server.protocol.refusals import Headers, Refused
 
 _EXPOSED = (
     b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
     b"Stream-Earliest-Offset, Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, "
     b"Producer-Received-Seq, ETag, Opslog-Author, Opslog-Ts, Idempotency-Until, "
-    b"Idempotency-Replayed, Location, Retry-After, Content-Encoding, Vary"
+    b"Idempotency-Replayed, Location, Retry-After, Content-Encoding, Vary, X-Request-Id"
 )
 # On every answer: browsers must not guess what a stream holds, and pages of any origin may read it. `begin` and
 # `refusal` alone add them, because a browser takes an ``Access-Control-Allow-Origin`` that comes twice for none.
@@ -30,6 +30,7 @@ _PREFLIGHT: Headers = [
     (
         b"access-control-allow-headers",
         b"Content-Type, Authorization, If-Match, If-None-Match, Idempotency-Key, Opslog-Agent, "
+        b"X-Request-Id, Traceparent, "
         b"Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
         b"Producer-Id, Producer-Epoch, Producer-Seq, "
         b"Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset",

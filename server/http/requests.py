@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from opslog.doors.access import Receive
 from opslog.environment import parse_ts
 from opslog.server.http.budget import Holding
 from opslog.server.protocol import json_mode
@@ -20,10 +20,6 @@ from opslog.server.protocol.offsets import BEGINNING, NOW, parse_offset
 from opslog.server.protocol.producers import MAX_INTEGER, Stamp
 from opslog.server.protocol.refusals import Refused
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 # The headers that matter here, by name in lower case; their bytes as latin-1.
 Fields = dict[bytes, str]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from opslog.doors.access import unread
 from opslog.environment import REAL
 from opslog.errors import UsageError
 from opslog.server.http.asgi import App
@@ -93,8 +94,9 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
 def _http(application: App, address: Address) -> Any:
     limits = Limits(address.max_connections, address.header_bytes, address.header_seconds)
 
-    def refused(status: int) -> None:
+    def refused(status: int) -> bytes:
         application.metrics.requests["-", status] += 1
+        return unread(status)
 
     return partial(Connection, limits=limits, budget=application.budget, refused=refused)
 

@@ -8,10 +8,11 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from opslog.doors.access import Receive, Scope, Send
 from opslog.server.http import requests
 from opslog.server.http.budget import Budget
 from opslog.server.http.replies import NO_STORE, reply
-from opslog.server.http.requests import Fields, Receive, Scope, Send
+from opslog.server.http.requests import Fields
 from opslog.server.options import Options
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.subscriptions import subscription as subscriptions

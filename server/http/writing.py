@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from opslog.doors.access import Receive, Scope, Send
 from opslog.server.http import requests
 from opslog.server.http.budget import Budget, Holding
 from opslog.server.http.replies import reply
-from opslog.server.http.requests import Receive, Scope, Send
 from opslog.server.http.tokens import Token
 from opslog.server.metrics import Metrics
 from opslog.server.options import Options

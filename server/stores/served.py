@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
 import opslog
@@ -67,15 +68,15 @@ class ServedStore:
 
     async def call(self, function: Callable[[], R]) -> R:
         """What a function returns that blocks; called in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        return await _in(self._threads, function)
 
     async def call_in_turn(self, function: Callable[[], R]) -> R:
         """The same, one after the other: for what takes long, and would take all threads where many ask for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._turns_thread, function)
+        return await _in(self._turns_thread, function)
 
     async def call_for_feed(self, function: Callable[[], R]) -> R:
         """The same, one after the other, and beside those of clients."""
-        return await asyncio.get_running_loop().run_in_executor(self._feed_thread, function)
+        return await _in(self._feed_thread, function)
 
     def operations(self, author: str | None = None, once: Once | None = None) -> Operations:
         """What a client may ask for, in the name of an author.
@@ -190,6 +191,11 @@ class ServedStore:
         for view in self._views.values():
             view.store.close()
         self._store.close()
+
+
+async def _in(threads: ThreadPoolExecutor, function: Callable[[], R]) -> R:
+    """With the context of the task that waits, so that what is logged there has the id of its request."""
+    return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, function)
 
 
 class _View:

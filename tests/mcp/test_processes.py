@@ -144,6 +144,25 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
         assert all(commit.author.startswith("claude.") for commit in store.ops())
 
 
+@pytest.mark.parametrize("mode", ERAS)
+def test_each_request_over_http_has_a_line_in_the_log_with_its_tool(tmp_path: Path, mode: str) -> None:
+    async def run(url: str) -> None:
+        named = httpx2.AsyncClient(headers={"x-request-id": "of-the-client"})
+        async with named, Client(streamable_http_client(url, http_client=named), mode=mode) as client:
+            await Calls(client)("set", id="a", data={"secret": "x"})
+            answer = await named.get(url)
+            assert answer.headers["x-request-id"] == "of-the-client"
+
+    logs: list[dict[str, Any]] = []
+    with http(str(tmp_path / "board"), "--log-level", "debug", logs=logs) as url:
+        asyncio.run(run(url))
+    lines = [line for line in logs if line["logger"] == "opslog.access"]
+    assert {(line["path"], line["request_id"]) for line in lines} == {("/mcp", "of-the-client")}
+    (called,) = [line for line in lines if "operation" in line]
+    assert (called["store"], called["operation"], called["status"]) == ("board", "set", 200)
+    assert "secret" not in json.dumps(logs)
+
+
 def test_no_two_sessions_have_one_name() -> None:
     assert len({session_name("claude") for _ in range(100)}) == 100, "in containers, host and process may be the same"
 

@@ -93,9 +93,13 @@ class Side:
             _loop=asyncio.get_running_loop(),
             limits=limits,
             budget=application.budget,
-            refused=self.refused.append,
+            refused=self.refuse,
         )
         self.connection.connection_made(self.wire)
+
+    def refuse(self, status: int) -> bytes:
+        self.refused.append(status)
+        return b"refused"
 
     def give(self, data: bytes) -> None:
         self.connection.data_received(data)
@@ -186,6 +190,7 @@ def test_what_frames_a_request_is_limited(kind: str, chunk: int) -> None:
         assert side.statuses == side.refused == [431]
         assert (b"connection", b"close") in side.answers.headers[0]
         assert (b"access-control-allow-origin", b"*") in side.answers.headers[0]
+        assert (b"x-request-id", b"refused") in side.answers.headers[0]
         assert side.wire.ended
 
     scenario(run)

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from opslog.server.http.requests import Message
+from opslog.doors.access import Message
 from opslog.server.protocol.model import Stream
 from opslog.server.protocol.ranges import Range
 from tests.server.conftest import Make

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -164,6 +166,17 @@ def test_a_token_whose_name_no_agent_can_have_needs_an_agent_to_write(client: Ca
     answer = ask(client, "bot 7", "PUT", "/documents/a")
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert "names no agent" in answer.json()["detail"]
+
+
+def test_the_log_names_tokens_and_nothing_that_is_secret(client: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "opslog.access"):
+        ask(client, "ci", "GET", "/documents?where=title+%3D+secret")
+        ask(client, "nobody-knows-this", "GET", "/documents")
+    known, unknown = (record.__dict__ for record in caplog.records)
+    assert (known["token"], known["path"], known["status"]) == ("ci", f"{ROOT}tasks/documents", 200)
+    assert unknown["status"] == 401
+    assert "token" not in unknown
+    assert not {"secret", "nobody-knows-this"} & set(re.findall(r"[\w-]+", repr([known, unknown])))
 
 
 def test_a_feed_is_read_with_the_right_to_read_its_store(client: Caller) -> None:

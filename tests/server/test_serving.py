@@ -152,7 +152,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(server: Server) -> None:
 def test_a_client_that_does_not_finish_its_request_is_let_go() -> None:
     code = (
         "from opslog.server import app; from opslog.server.http.serving import Address, serve; "
-        "from opslog.server.http.logs import configure; configure('info', json=True); "
+        "from opslog.doors.logs import configure; configure('info', json=True); "
         "serve(app(), Address(port=0, header_seconds=0.5))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
+from opslog.doors.access import Receive, Scope, Send
 from opslog.environment import REAL, Environment
 from opslog.server.http import requests
 from opslog.server.http.budget import Budget
-from opslog.server.http.requests import Receive, Scope, Send
 from opslog.server.http.subscription_routes import SubscriptionRoutes
 from opslog.server.options import Options
 from opslog.server.protocol.creation import Create

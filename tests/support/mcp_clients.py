@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import IO, Any
 
 from mcp import Client, StdioServerParameters, stdio_client
 
 from opslog.doors.sessions import open_session, session_name
 from opslog.mcp.running import Offer, server_of
+from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-W", "error::UserWarning", "-m", "opslog", "mcp"]
 
@@ -65,15 +67,25 @@ async def inside(url: str, mode: str = "auto", **offer: Any) -> AsyncIterator[Ca
 
 
 @contextmanager
-def http(url: str, *options: str) -> Iterator[str]:
-    """A server at an address of this machine."""
-    command = [*COMMAND, "--store", url, "--http", "127.0.0.1:0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+def http(url: str, *options: str, logs: list[dict[str, Any]] | None = None) -> Iterator[str]:
+    """A server at an address of this machine.
+
+    :param logs: takes what it has logged, once it has ended.
+    """
+    command = [*COMMAND, "--store", url, "--http", "127.0.0.1:0", "--json", *options]
+    with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, stderr=errors) as process:
         try:
-            line = process.stderr.readline()
-            assert "http://" in line, line + process.stderr.read()
-            yield line.split()[-1]
+            until(lambda: bool(_lines(errors)) or process.poll() is not None)
+            (serving, *_) = _lines(errors)
+            yield serving["url"]
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
+            if logs is not None:
+                logs += _lines(errors)
+
+
+def _lines(errors: IO[str]) -> list[dict[str, Any]]:
+    # Read without moving where the server, which has the same file open, writes next.
+    text = os.pread(errors.fileno(), 1 << 24, 0).decode()
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from opslog.doors.access import Receive, Send
 from opslog.server.http.live import Patience, watching
 from opslog.server.http.replies import begin
-from opslog.server.http.requests import Receive, Send
 from opslog.server.options import Options
 from opslog.server.protocol.refusals import Headers, Refused
 from opslog.server.stores.feed import FOLDER

@@ -74,6 +74,7 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     :ivar id: the document that it is about.
     :ivar now: what is there now, where that is not what the client believed.
     :ivar place: where in the document or condition.
+    :ivar request_id: what the request is called in the answer's header ``X-Request-Id`` and in the server's log.
     """
 
     type: str
@@ -86,6 +87,7 @@ class ProblemDocument(msgspec.Struct, omit_defaults=True):
     id: str = ""
     now: Entry | None = None
     place: str = ""
+    request_id: str = ""
 
 
 class PreconditionError(Exception):

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from opslog.backends.remote.protocol import CONTENT_TYPE
+from opslog.doors.access import Receive, Scope, Send, request_of
 from opslog.doors.once import Once
 from opslog.environment import REAL, format_ts
 from opslog.errors import OpslogError
@@ -25,7 +26,7 @@ from opslog.server.http.budget import Budget, Holding
 from opslog.server.http.live import Patience
 from opslog.server.http.origins import check_local
 from opslog.server.http.replies import NO_STORE, STORE_PREFLIGHT, begin, reply
-from opslog.server.http.requests import Fields, Receive, Scope, Send
+from opslog.server.http.requests import Fields
 from opslog.server.http.rest import problems
 from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.handlers import ROUTES
@@ -96,10 +97,10 @@ class Rest:
         began = REAL.monotonic()
         status = await self._answer(scope, receive, send)
         # Of a request that was not admitted nothing is counted here: anybody could make up names.
-        if (asked := scope.get("opslog.operation")) is not None:
-            store, operation = asked
-            self._metrics.store_requests[store, operation, status] += 1
-            self._metrics.store_seconds[store].observe(REAL.monotonic() - began)
+        request = request_of(scope)
+        if request.store is not None and request.operation is not None:
+            self._metrics.store_requests[request.store, request.operation, status] += 1
+            self._metrics.store_seconds[request.store].observe(REAL.monotonic() - began)
         return status
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -128,13 +129,14 @@ class Rest:
             if document.status >= 500:
                 extra = {"method": scope["method"], "path": scope["path"], "error": str(error)}
                 _log.error("a request failed", extra=extra)
+        document.request_id = request_of(scope).id
         body = msgspec.json.encode(document)
         return await reply(send, document.status, [problems.CONTENT_TYPE, NO_STORE, *headers], body, head=head)
 
     def _namer(self, scope: Scope) -> Callable[[str], str]:
         """What keeps messages from saying where the store is that a request is for."""
-        asked = scope.get("opslog.operation")
-        return str if asked is None else self._stores.find(asked[0]).named
+        name = request_of(scope).store
+        return str if name is None else self._stores.find(name).named
 
     def _list(self, scope: Scope) -> dict[str, Any]:
         """The stores that this token may read, what else it may do with each, and in whose name it writes."""
@@ -147,6 +149,7 @@ class Rest:
         """An agent that has a replica of its own waits for what is written."""
         self._admission.admit(scope, FOLDER + name, "read")
         self._stores.find(name)
+        _name(scope, name, "listen")
         return await self._announcing.answer(name, receive, send)
 
     async def _call_storage(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
@@ -155,7 +158,7 @@ class Rest:
             raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"GET, POST, OPTIONS")])
         token = self._admission.admit(scope, FOLDER + name, "read")
         served = self._stores.find(name)
-        scope["opslog.operation"] = name, "storage"
+        _name(scope, name, "storage")
         client = EVERYBODY if token is None else _client_of(token, FOLDER + name)
         options = self._options
         most = max(options.max_body_bytes, min(_STORAGE_BYTES_MAX, options.max_buffered_bytes))
@@ -187,7 +190,7 @@ class Rest:
         if token is not None:
             token.check(FOLDER + name, route.right)
         served = self._stores.find(name)
-        scope["opslog.operation"] = name, route.name
+        _name(scope, name, route.name)
         headers = requests.fields(scope["headers"])
         _check_conditions(route, headers)
         author = None if route.right == "read" else _author(token, headers)
@@ -241,6 +244,12 @@ class Rest:
             headers = [(name, _encoded(value, encoding) if name == b"etag" else value) for name, value in headers]
             headers.append((b"content-encoding", encoding.encode()))
         return await reply(send, answer.status, headers, body, head=head)
+
+
+def _name(scope: Scope, store: str, operation: str) -> None:
+    """Say in the log and the figures what an admitted request asks for."""
+    request = request_of(scope)
+    request.store, request.operation = store, operation
 
 
 def _client_of(token: Token, path: str) -> Client:

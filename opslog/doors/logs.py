@@ -7,6 +7,7 @@ import sys
 
 import orjson
 
+from opslog.doors.access import named
 from opslog.environment import format_ts
 
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
@@ -30,21 +31,31 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """The message, and the `extra` as name=value."""
+    """The message, and the `extra` as name=value: in quotes where a value could pass for something else."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = "".join(f" {name}={value}" for name, value in vars(record).items() if name not in _USUAL)
+        extra = "".join(f" {name}={_plain(value)}" for name, value in vars(record).items() if name not in _USUAL)
         text = f"{format_ts(record.created)} {record.levelname.lower()} {record.getMessage()}{extra}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text else repr(text)
+
+
 def configure(level: str, *, json: bool) -> None:
-    """Send what opslog and uvicorn log to stderr."""
+    """Send what opslog logs to stderr, with the ids of the requests that it is about.
+
+    Of uvicorn and the SDK of MCP only warnings and errors, whatever the level: below that they log what clients send.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json else Lines())
-    for name in ("opslog", "uvicorn"):
+    handler.addFilter(named)
+    for name in ("opslog", "uvicorn", "mcp"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
     logging.getLogger("opslog").setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel("WARNING" if level == "info" else level.upper())
+    for name in ("uvicorn", "mcp"):
+        logging.getLogger(name).setLevel("ERROR" if level == "error" else "WARNING")

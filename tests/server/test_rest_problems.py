@@ -1,0 +1,98 @@
+"""Stores over HTTP: what clients and the log learn of what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opslog
+from opslog.doors import problems as doors
+from opslog.doors.access import named
+from opslog.doors.operations import Operations
+from opslog.server.http.rest import problems
+from opslog.server.http.rest.serving import ROOT
+from tests.server.test_rest import Rest, problem
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[Rest]:
+    client = Rest(str(tmp_path / "tasks"))
+    yield client
+    client.close()
+
+
+def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
+    assert "\n" in problem(rest.ask("GET", "/documents?where=a%20=%20=%201"), 400, "invalid")["detail"]
+
+
+def test_no_problem_says_where_the_store_is(rest: Rest, tmp_path: Path) -> None:
+    rest.ask("PUT", "/documents/a", {"n": 1})
+    for method, path, status in (
+        ("GET", "/documents/none", 404),
+        ("DELETE", "/documents/none", 404),
+        ("GET", "/documents?as_of=999999", 400),
+        ("GET", "/archives/none", 404),
+        ("GET", "/changes?since=x", 400),
+    ):
+        answer = rest.ask(method, path)
+        assert answer.status_code == status, answer.text
+        assert str(tmp_path) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("error", "answered"),
+    [
+        (opslog.CorruptError("/secret/place/ops/a.jsonl, byte 7", "ops/a.jsonl"), (500, "unreadable")),
+        (opslog.LockedError("/secret/place is held by process 17"), (503, "locked")),
+        (opslog.WriteFailedError("/secret/place is full"), (507, "unavailable")),
+        (opslog.CommitUnknownError("/secret/place gave no answer"), (500, "unknown")),
+    ],
+)
+def test_faults_of_the_storage_are_in_the_log_and_not_in_answers(
+    rest: Rest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: opslog.OpslogError,
+    answered: tuple[int, str],
+) -> None:
+    def fail(self: Operations, *args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Operations, "get", fail)
+    answer = rest.ask("GET", "/documents/a")
+    problem(answer, *answered)
+    assert "secret" not in answer.text
+    assert [record.error for record in caplog.records if hasattr(record, "error")] == [str(error)]
+
+
+def test_what_is_logged_of_a_request_and_what_it_is_refused_with_have_its_id(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In threads, too, where stores do their work."""
+
+    def fail(self: Operations, *args: object) -> None:
+        logging.getLogger("opslog.storage").warning("it is slow")
+        raise opslog.CorruptError("ops/a.jsonl, byte 7", "ops/a.jsonl")
+
+    monkeypatch.setattr(Operations, "get", fail)
+    caplog.handler.addFilter(named)
+    with caplog.at_level(logging.DEBUG, "opslog"):
+        answer = rest.ask("GET", "/documents/a", x_request_id="me-1")
+        assert problem(answer, 500, "unreadable")["request_id"] == answer.headers["x-request-id"] == "me-1"
+        rest.ask("GET", "/documents/a")
+    caplog.handler.removeFilter(named)
+    first, second = caplog.records[:3], caplog.records[3:]
+    assert [record.name for record in first] == ["opslog.storage", "opslog.server", "opslog.access"]
+    assert {record.__dict__["request_id"] for record in first} == {"me-1"}
+    assert len({record.__dict__["request_id"] for record in second}) == 1
+    line = first[-1].__dict__
+    assert (line["store"], line["operation"], line["status"]) == ("tasks", "get", 500)
+    assert (line["method"], line["path"]) == ("GET", f"{ROOT}tasks/documents/a")
+    assert line["bytes"] == len(answer.content)
+
+
+def test_every_code_of_the_doors_has_a_status() -> None:
+    assert set(doors.CODES) <= set(problems.CODES)
