@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from opslog.cli.serving import serve_command
 from opslog.cli.session import Session
+from tests.test_packaging import build_wheel, expected_files
 
 ROOT = Path(__file__).parents[2]
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
@@ -41,12 +44,38 @@ def test_the_container_serves_its_volume_to_everybody_with_a_token() -> None:
     assert (given["data"], given["tokens"]) == (Path("/data"), Path("/tokens.toml"))
 
 
-def test_the_container_is_built_from_all_that_the_wheel_is_made_of() -> None:
-    copied = set(re.findall(r"^COPY ([^-].*) /source", CONTAINERFILE, re.MULTILINE))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = {path.partition("/")[0] for path in project["tool"]["setuptools"]["package-dir"].values()}
-    files = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
-    assert {name for names in copied for name in names.split()} == folders | files
+def test_the_container_is_built_from_all_that_the_wheel_is_made_of(tmp_path: Path) -> None:
+    """What is copied into the image makes the whole wheel, with the kernel where there is a compiler."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for names, place in re.findall(r"^COPY ([^-].*) /source(\S*)$", CONTAINERFILE, re.MULTILINE):
+        for name in names.split():
+            path = ROOT / name
+            if path.is_dir():
+                shutil.copytree(path, f"{source}{place}", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy(path, f"{source}{place}")
+    wheel = build_wheel(source, tmp_path)
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} == expected_files()
+
+
+def test_the_image_has_what_serves_and_its_kernel() -> None:
+    build, _, image = CONTAINERFILE.partition("\nFROM ")[2].partition("\nFROM ")
+    extras = re.search(r"'/source\[(.*)\]'", build)
+    assert extras is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"server", "mcp", "s3"} == set(extras[1].split(",")) <= set(project["optional-dependencies"])
+    assert "gcc" in build
+    assert "gcc" not in image
+    (check,) = re.findall(r'^RUN /opt/opslog/bin/python -c "(.*)"$', build, re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        env={**os.environ, "OPSLOG_KERNEL": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the kernel was not built" in done.stderr
 
 
 def test_the_unit_serves_its_state_directory_on_this_machine() -> None:
