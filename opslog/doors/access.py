@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from opslog.environment import REAL
 from opslog.logs import logger
@@ -40,25 +40,35 @@ _log = logger("access")
 _current: ContextVar[Request | None] = ContextVar("opslog.request", default=None)
 
 
+class Asked(NamedTuple):
+    """What an admitted request asks of a store.
+
+    :ivar door: ``http``, ``feed``, ``remote`` (agents with a replica of their own) or ``mcp``.
+    :ivar store: by the name that clients know.
+    """
+
+    door: str
+    store: str
+    operation: str
+
+
 class Request:
     """A request that is being answered.
 
     :ivar id: 1 to 128 printable characters of ASCII, without spaces and quotes.
     :ivar token: the name of the token that it carries.
-    :ivar store: the store that it is about, by the name that clients know.
-    :ivar operation: what it asks of that store.
+    :ivar asked: what it asks of a store, if it was admitted.
     :ivar status: of the answer; None: it has not begun.
     """
 
-    __slots__ = ("_before", "_began", "_bytes", "_scope", "_send", "id", "operation", "status", "store", "token")
+    __slots__ = ("_before", "_began", "_bytes", "_scope", "_send", "asked", "id", "status", "token")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         """Begins with the head of the request: whatever is logged from here on in this task, and in threads that have
         its context, is about it."""
         self.id = _id_of(scope)
         self.token: str | None = None
-        self.store: str | None = None
-        self.operation: str | None = None
+        self.asked: Asked | None = None
         self.status: int | None = None
         self._bytes = 0
         self._scope = scope
@@ -81,7 +91,6 @@ class Request:
         _current.reset(self._before)
         seconds = REAL.monotonic() - self._began
         if _log.isEnabledFor(logging.DEBUG):
-            known = {"token": self.token, "store": self.store, "operation": self.operation}
             extra = {
                 "request_id": self.id,
                 "method": self._scope["method"],
@@ -89,7 +98,8 @@ class Request:
                 "status": self.status,
                 "ms": round(seconds * 1000, 3),
                 "bytes": self._bytes,
-                **{name: value for name, value in known.items() if value is not None},
+                **({} if self.token is None else {"token": self.token}),
+                **({} if self.asked is None else self.asked._asdict()),
             }
             _log.debug("request", extra=extra)
         return seconds

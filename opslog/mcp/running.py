@@ -8,12 +8,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import msgspec
 import uvicorn
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from opslog.doors.access import accounted
+from opslog.doors.metrics import CONTENT_TYPE, DoorMetrics, Doors, exposition, figures_of
 from opslog.doors.operations import Operations
 from opslog.doors.sessions import open_session, session_name
 from opslog.errors import UsageError
@@ -26,6 +32,11 @@ from opslog.mcp.tools import chosen
 from opslog.store import Store
 
 _log = logger("mcp")
+# At an address that only this machine has: neither pages of other sites nor names that lead here.
+_LOCAL = TransportSecuritySettings(
+    allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
+    allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
+)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -61,23 +72,36 @@ def serve_stdio(offer: Offer) -> None:
             await server.run(read, write, server.create_initialization_options())
 
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
-        anyio.run(run, server_of(offer, store))
+        anyio.run(run, server_of(offer, store, DoorMetrics()))
 
 
 def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
-    """Serve clients at ``http://HOST:PORT/mcp`` until SIGTERM or SIGINT. Errors as of `opslog.open`.
+    """Serve clients at ``http://HOST:PORT/mcp``, and figures for Prometheus at ``/metrics``, until SIGTERM or SIGINT.
+    Errors as of `opslog.open`.
 
     :param anyone: whether everybody may who reaches the address. Without it only this machine's own addresses are
         served, and only to pages of this machine.
     :raises UsageError: the address is one that others reach, and nobody said that they may.
     """
-    if host not in ("127.0.0.1", "localhost", "::1") and not anyone:
+    is_local = host in ("127.0.0.1", "localhost", "::1")
+    if not is_local and not anyone:
         raise UsageError(
             f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, or say "
             "that anyone may (--anyone)"
         )
+    security = _LOCAL if is_local else None
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
-        application = server_of(offer, store).streamable_http_app(host=host)
+        metrics = DoorMetrics()
+
+        async def figures(request: Request) -> Response:
+            if refused := await TransportSecurityMiddleware(security).validate_request(request):
+                return refused
+            doors = Doors(metrics, [await anyio.to_thread.run_sync(figures_of, offer.name, store)])
+            return Response(exposition(doors), media_type=CONTENT_TYPE)
+
+        application = server_of(offer, store, metrics).streamable_http_app(
+            host=host, transport_security=security, custom_starlette_routes=[Route("/metrics", figures)]
+        )
         config = uvicorn.Config(
             accounted(application),
             host=host,
@@ -101,8 +125,10 @@ class _Server(uvicorn.Server):
                 _log.info("serving", extra={"url": f"http://{shown}:{port}/mcp"})
 
 
-def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
+def server_of(offer: Offer, store: Store[Document], metrics: DoorMetrics) -> Server[Any]:
     """The server of an open store.
+
+    :param metrics: count what is asked of it.
 
     :raises UsageError: a tool that there is not.
     """
@@ -116,7 +142,7 @@ def server_of(offer: Offer, store: Store[Document]) -> Server[Any]:
         tools = Memory(operations).tools() if offer.memory else Documents(operations, is_alone=key != "").tools()
         return Session(offer.name, operations, by_name(chosen(tools, offer.tools, read_only=offer.read_only)))
 
-    door = Door(begin)
+    door = Door(begin, metrics)
     session = begin(None)  # what was asked for is checked now, and not at the first request
     if offer.memory_file is not None and not offer.read_only:
         Memory(session.operations).take_in(offer.memory_file)

@@ -24,9 +24,11 @@ from mcp.server.lowlevel import Server
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from opslog import __version__
-from opslog.doors.access import request_of, working_for
+from opslog.doors.access import Asked, request_of, working_for
+from opslog.doors.metrics import DoorMetrics
 from opslog.doors.operations import Operations
 from opslog.doors.problems import Problem, problem_of
+from opslog.environment import REAL
 from opslog.errors import NotFoundError, OpslogError
 from opslog.mcp.tools import Tool, schema_of
 
@@ -69,10 +71,12 @@ class Door:
 
     :param begin: makes what a new session gets; called with the id of the session at an address, empty for requests
         there that belong to none, None for the only session of a process.
+    :param metrics: count which tools are called, with ``ok`` or the code of the problem as status.
     """
 
-    def __init__(self, begin: Callable[[str | None], Session]) -> None:
+    def __init__(self, begin: Callable[[str | None], Session], metrics: DoorMetrics) -> None:
         self._begin = begin
+        self._metrics = metrics
         self._sessions: OrderedDict[str | None, Session] = OrderedDict()
 
     def server(self, name: str, instructions: str | None, *, resources: bool) -> Server[Any]:
@@ -121,16 +125,24 @@ class Door:
         if tool is None:
             there = ", ".join(session.tools)
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}; there are {there}")
+        asked, began = Asked("mcp", session.store, tool.name), REAL.monotonic()
         try:
-            with _working_for(context, session, tool.name):
+            with _working_for(context, asked):
                 result = await _in_thread(partial(tool.run, params.arguments))
         except OpslogError as error:
-            return _refused(problem_of(error))
+            problem = problem_of(error)
+            self._count(asked, problem.code, began)
+            return _refused(problem)
+        self._count(asked, "ok", began)
         structured = msgspec.to_builtins(result)
         if not _fits(structured, _LEVELS_MAX):
             return _refused(_TOO_DEEP)
         text = tool.text(result) if tool.text is not None else msgspec.json.encode(result).decode()
         return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=structured)
+
+    def _count(self, asked: Asked, outcome: str, began: float) -> None:
+        self._metrics.requests[*asked, outcome] += 1
+        self._metrics.seconds[asked[:2]].observe(REAL.monotonic() - began)
 
     # -- resources
 
@@ -174,12 +186,12 @@ class Door:
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)])
 
 
-def _working_for(context: Context, session: Session, operation: str) -> AbstractContextManager[None]:
-    """Name in the log what a request asks for, if it came over HTTP, and the request in what is logged meanwhile."""
+def _working_for(context: Context, asked: Asked) -> AbstractContextManager[None]:
+    """What is logged meanwhile is of this request, and its own line says what it asks for; if it came over HTTP."""
     if context.request is None:
         return nullcontext()
     request = request_of(context.request.scope)
-    request.store, request.operation = session.store, operation
+    request.asked = asked
     return working_for(request)
 
 

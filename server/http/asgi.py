@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from opslog.doors.access import Receive, Request, Scope, Send
+from opslog.doors.access import Asked, Receive, Request, Scope, Send, request_of
+from opslog.doors.metrics import CONTENT_TYPE, exposition
 from opslog.environment import REAL, Environment
 from opslog.errors import CommitUnknownError, OpslogError, ReopenError, WriteFailedError
 from opslog.server.http import requests
@@ -25,7 +26,7 @@ from opslog.server.http.rest.serving import Rest
 from opslog.server.http.subscription_routes import SubscriptionRoutes, carries_own_token
 from opslog.server.http.tokens import Right, Tokens
 from opslog.server.http.writing import Writing
-from opslog.server.metrics import Gauges, Metrics, exposition
+from opslog.server.metrics import Collector, Gauges, Metrics
 from opslog.server.options import Options
 from opslog.server.protocol.refusals import Refused
 from opslog.server.protocol.storage import Storage
@@ -43,6 +44,8 @@ _log = logging.getLogger("opslog.server")
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
 
 _READING = frozenset({"GET", "HEAD"})
+# Operations of stores whose answers last as long as somebody waits for more.
+_LIVE = frozenset({"feed", "listen"})
 
 
 class App:
@@ -86,7 +89,6 @@ class App:
             options,
             admission=self._admission,
             budget=self.budget,
-            metrics=self.metrics,
             announcing=Announcing(self.streams, options),
             wrote=self._wake_feed,
         )
@@ -117,8 +119,13 @@ class App:
         except DisconnectedError:
             return  # nobody is there to be answered
         finally:
-            request.end()
+            seconds = request.end()
         self.metrics.requests[method, status] += 1
+        # Of a request that was not admitted nothing is counted here: anybody could make up names.
+        if (asked := request.asked) is not None:
+            self.metrics.doors.requests[*asked, str(status)] += 1
+            if asked[2] not in _LIVE:
+                self.metrics.doors.seconds[asked[:2]].observe(seconds)
 
     async def _answer_or_refuse(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         try:
@@ -162,6 +169,7 @@ class App:
         if method not in _READING and (feed is not None or (method != "DELETE" and is_feed(self.streams, name))):
             raise Refused(405, "this stream is the feed of a store, and read-only", [(b"allow", b"GET, HEAD, OPTIONS")])
         if feed is not None:
+            request_of(scope).asked = Asked("feed", name.removeprefix(FOLDER), "feed")
             await feed.current()
 
     def _wake_feed(self, store: ServedStore) -> None:
@@ -186,8 +194,8 @@ class App:
                 lambda: self.budget.held,
                 [await asyncio.to_thread(store.figures) for store in self.stores],
             )
-            body = exposition(self.metrics, gauges)
-            return await reply(send, 200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], body)
+            body = exposition(Collector(self.metrics, gauges))
+            return await reply(send, 200, [(b"content-type", CONTENT_TYPE.encode())], body)
         problem = self.streams.failure if path == "/readyz" else None
         if path == "/readyz" and self._stopping:
             problem = "the server is stopping"

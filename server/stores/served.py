@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import opslog
 from opslog.doors.activity import Activity
+from opslog.doors.metrics import StoreFigures, figures_of
 from opslog.doors.once import Once
 from opslog.doors.operations import Operations
 from opslog.environment import REAL, Environment
@@ -20,8 +21,6 @@ from opslog.format.documents import Document
 from opslog.format.layout import check_name
 from opslog.history import Point
 from opslog.replica.feed import Changes, Feed
-from opslog.replica.state import State
-from opslog.server.metrics import StoreFigures
 from opslog.server.protocol.refusals import Refused
 from opslog.server.stores.remote_storage import StorageService
 from opslog.server.stores.samples import Sample, Samples
@@ -101,14 +100,7 @@ class ServedStore:
 
     def figures(self) -> StoreFigures:
         """Figures of the store, from memory."""
-        replica = replica_of(self._store)
-
-        def read(state: State) -> StoreFigures:
-            tail = state.commits - replica.compaction.commits_compacted
-            fails = replica.compaction.error is not None
-            return StoreFigures(self.name, state.documents, state.commits, tail, fails, replica.backend.requests)
-
-        return replica.read(read)
+        return figures_of(self.name, self._store)
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
         """For the feed, which goes on from its own last call. It asks for as long as the store is served, so this is

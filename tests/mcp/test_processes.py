@@ -145,22 +145,44 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
 
 
 @pytest.mark.parametrize("mode", ERAS)
-def test_each_request_over_http_has_a_line_in_the_log_with_its_tool(tmp_path: Path, mode: str) -> None:
+def test_each_request_over_http_has_a_line_in_the_log_with_its_tool_and_is_counted(tmp_path: Path, mode: str) -> None:
     async def run(url: str) -> None:
         named = httpx2.AsyncClient(headers={"x-request-id": "of-the-client"})
         async with named, Client(streamable_http_client(url, http_client=named), mode=mode) as client:
             await Calls(client)("set", id="a", data={"secret": "x"})
             answer = await named.get(url)
             assert answer.headers["x-request-id"] == "of-the-client"
+            figures.append(await named.get(url.removesuffix("/mcp") + "/metrics"))
+            elsewhere = {"host": "page.example"}
+            refused.append((await named.get(url.removesuffix("/mcp") + "/metrics", headers=elsewhere)).status_code)
+            with pytest.raises(Refused):
+                await Calls(client)("get", id="none")
+            figures.append(await named.get(url.removesuffix("/mcp") + "/metrics"))
 
     logs: list[dict[str, Any]] = []
+    figures: list[httpx2.Response] = []
+    refused: list[int] = []
     with http(str(tmp_path / "board"), "--log-level", "debug", logs=logs) as url:
         asyncio.run(run(url))
     lines = [line for line in logs if line["logger"] == "opslog.access"]
-    assert {(line["path"], line["request_id"]) for line in lines} == {("/mcp", "of-the-client")}
-    (called,) = [line for line in lines if "operation" in line]
-    assert (called["store"], called["operation"], called["status"]) == ("board", "set", 200)
+    assert {(line["path"], line["request_id"]) for line in lines} == {
+        ("/mcp", "of-the-client"),
+        ("/metrics", "of-the-client"),
+    }
+    called = [line for line in lines if "operation" in line]
+    fields = ("door", "store", "operation", "status")
+    assert [[line[name] for name in fields] for line in called] == [
+        ["mcp", "board", "set", 200],
+        ["mcp", "board", "get", 200],
+    ]
     assert "secret" not in json.dumps(logs)
+    first, second = figures
+    counted = 'opslog_store_requests_total{{door="mcp",operation="{}",status="{}",store="board"}} 1.0'
+    assert counted.format("set", "ok") in first.text
+    assert counted.format("get", "not_found") in second.text
+    assert 'opslog_store_seconds_count{door="mcp",store="board"} 2.0' in second.text
+    assert 'opslog_store_documents{store="board"} 1.0' in second.text
+    assert refused == [421]
 
 
 def test_no_two_sessions_have_one_name() -> None:

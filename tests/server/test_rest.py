@@ -458,10 +458,14 @@ def test_figures_of_each_store_are_there_for_prometheus(rest: Rest) -> None:
         rest.ask("PUT", f"/documents/{number}", {})
     rest.ask("GET", "/documents/none")
     rest.get(f"http://test{ROOT}other/documents")
+    rest.get("stores/tasks")
     text = rest.get("http://test/metrics").text
-    assert 'opslog_store_requests_total{operation="set",status="200",store="tasks"} 3.0' in text
-    assert 'opslog_store_requests_total{operation="get",status="404",store="tasks"} 1.0' in text
-    assert 'opslog_store_seconds_count{store="tasks"} 4.0' in text
+    counted = 'opslog_store_requests_total{{door="{}",operation="{}",status="{}",store="tasks"}} {}'
+    assert counted.format("http", "set", 200, 3.0) in text
+    assert counted.format("http", "get", 404, 1.0) in text
+    assert counted.format("feed", "feed", 200, 1.0) in text
+    assert 'opslog_store_seconds_count{door="http",store="tasks"} 4.0' in text
+    assert 'opslog_store_seconds_count{door="feed"' not in text, "they wait for as long as they like"
     assert 'opslog_store_documents{store="tasks"} 3.0' in text
     assert 'opslog_store_commits{store="tasks"} 3.0' in text
     assert 'opslog_store_compaction_fails{store="tasks"} 0.0' in text

@@ -89,7 +89,7 @@ def test_what_is_logged_of_a_request_and_what_it_is_refused_with_have_its_id(
     assert {record.__dict__["request_id"] for record in first} == {"me-1"}
     assert len({record.__dict__["request_id"] for record in second}) == 1
     line = first[-1].__dict__
-    assert (line["store"], line["operation"], line["status"]) == ("tasks", "get", 500)
+    assert [line[name] for name in ("door", "store", "operation", "status")] == ["http", "tasks", "get", 500]
     assert (line["method"], line["path"]) == ("GET", f"{ROOT}tasks/documents/a")
     assert line["bytes"] == len(answer.content)
 

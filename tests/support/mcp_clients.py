@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from mcp import Client, StdioServerParameters, stdio_client
 
+from opslog.doors.metrics import DoorMetrics
 from opslog.doors.sessions import open_session, session_name
 from opslog.mcp.running import Offer, server_of
 from tests.support.waiting import until
@@ -62,7 +63,7 @@ async def inside(url: str, mode: str = "auto", **offer: Any) -> AsyncIterator[Ca
     """A server in this process."""
     offered = Offer(url=url, **offer)
     with open_session(url, session_name(offered.agent), read_only=offered.read_only) as store:
-        async with Client(server_of(offered, store), mode=mode) as client:
+        async with Client(server_of(offered, store, DoorMetrics()), mode=mode) as client:
             yield Calls(client)
 
 

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import msgspec
 
 from opslog.backends.remote.protocol import CONTENT_TYPE
-from opslog.doors.access import Receive, Scope, Send, request_of
+from opslog.doors.access import Asked, Receive, Scope, Send, request_of
 from opslog.doors.once import Once
-from opslog.environment import REAL, format_ts
+from opslog.environment import format_ts
 from opslog.errors import OpslogError
 from opslog.format import exact
 from opslog.format.documents import Document
@@ -34,7 +34,6 @@ from opslog.server.http.rest.openapi import description
 from opslog.server.http.rest.problems import PreconditionError
 from opslog.server.http.rest.routes import Answer, Call, Route, point_of
 from opslog.server.http.tokens import Right, Token
-from opslog.server.metrics import Metrics
 from opslog.server.options import Options
 from opslog.server.protocol import compression, conditional
 from opslog.server.protocol.refusals import Headers, Refused
@@ -72,7 +71,6 @@ class Rest:
         *,
         admission: Admission,
         budget: Budget,
-        metrics: Metrics,
         announcing: Announcing,
         wrote: Callable[[ServedStore], None],
     ) -> None:
@@ -80,7 +78,6 @@ class Rest:
         self._options = options
         self._admission = admission
         self._budget = budget
-        self._metrics = metrics
         self._announcing = announcing
         self._wrote = wrote
         self._description = msgspec.json.encode(description(ROUTES, ROOT))
@@ -94,16 +91,6 @@ class Rest:
 
         :raises DisconnectedError: nobody is there to be answered.
         """
-        began = REAL.monotonic()
-        status = await self._answer(scope, receive, send)
-        # Of a request that was not admitted nothing is counted here: anybody could make up names.
-        request = request_of(scope)
-        if request.store is not None and request.operation is not None:
-            self._metrics.store_requests[request.store, request.operation, status] += 1
-            self._metrics.store_seconds[request.store].observe(REAL.monotonic() - began)
-        return status
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
         head = scope["method"] == "HEAD"
         try:
             if scope["method"] == "OPTIONS":
@@ -135,8 +122,8 @@ class Rest:
 
     def _namer(self, scope: Scope) -> Callable[[str], str]:
         """What keeps messages from saying where the store is that a request is for."""
-        name = request_of(scope).store
-        return str if name is None else self._stores.find(name).named
+        asked = request_of(scope).asked
+        return str if asked is None else self._stores.find(asked.store).named
 
     def _list(self, scope: Scope) -> dict[str, Any]:
         """The stores that this token may read, what else it may do with each, and in whose name it writes."""
@@ -149,7 +136,7 @@ class Rest:
         """An agent that has a replica of its own waits for what is written."""
         self._admission.admit(scope, FOLDER + name, "read")
         self._stores.find(name)
-        _name(scope, name, "listen")
+        request_of(scope).asked = Asked("remote", name, "listen")
         return await self._announcing.answer(name, receive, send)
 
     async def _call_storage(self, name: str, scope: Scope, receive: Receive, send: Send) -> int:
@@ -158,7 +145,7 @@ class Rest:
             raise Refused(405, f"{scope['method']} is not a method of {STORAGE}", [(b"allow", b"GET, POST, OPTIONS")])
         token = self._admission.admit(scope, FOLDER + name, "read")
         served = self._stores.find(name)
-        _name(scope, name, "storage")
+        request_of(scope).asked = Asked("remote", name, "storage")
         client = EVERYBODY if token is None else _client_of(token, FOLDER + name)
         options = self._options
         most = max(options.max_body_bytes, min(_STORAGE_BYTES_MAX, options.max_buffered_bytes))
@@ -190,7 +177,7 @@ class Rest:
         if token is not None:
             token.check(FOLDER + name, route.right)
         served = self._stores.find(name)
-        _name(scope, name, route.name)
+        request_of(scope).asked = Asked("http", name, route.name)
         headers = requests.fields(scope["headers"])
         _check_conditions(route, headers)
         author = None if route.right == "read" else _author(token, headers)
@@ -244,12 +231,6 @@ class Rest:
             headers = [(name, _encoded(value, encoding) if name == b"etag" else value) for name, value in headers]
             headers.append((b"content-encoding", encoding.encode()))
         return await reply(send, answer.status, headers, body, head=head)
-
-
-def _name(scope: Scope, store: str, operation: str) -> None:
-    """Say in the log and the figures what an admitted request asks for."""
-    request = request_of(scope)
-    request.store, request.operation = store, operation
 
 
 def _client_of(token: Token, path: str) -> Client:

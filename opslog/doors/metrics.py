@@ -1,0 +1,139 @@
+"""Figures of stores and doors for Prometheus, the same for every server: what each door was asked of each store, how
+long that took, and how the stores are. They are counted as plain numbers, on one thread; Prometheus reads them when it
+asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from opslog.format.documents import Document
+from opslog.replica.state import State
+from opslog.store import Store, replica_of
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_GAUGES = {
+    "documents": "Documents that there are.",
+    "commits": "Commits that were ever made, as far as is known here.",
+    "tail_commits": "Those of them that are not compacted.",
+    "compaction_fails": "1 if the last automatic compaction failed.",
+    "storage_requests": "Requests that were sent to the storage.",
+}
+
+
+class Histogram:
+    """How many observations were at most so large."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(_SECONDS, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each counts what the ones before it count, too."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, _SECONDS), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class StoreFigures(NamedTuple):
+    """A store now, as far as this process knows it.
+
+    :ivar name: by which clients know it.
+    :ivar documents: how many there are.
+    :ivar commits: how many were ever made.
+    :ivar tail_commits: how many of them are not compacted.
+    :ivar compaction_fails: whether the last automatic compaction failed.
+    :ivar storage_requests: how many its storage was sent; 0 for directories.
+    """
+
+    name: str
+    documents: int
+    commits: int
+    tail_commits: int
+    compaction_fails: bool
+    storage_requests: int
+
+
+def figures_of(name: str, store: Store[Document]) -> StoreFigures:
+    """Figures of an open store, from memory."""
+    replica = replica_of(store)
+
+    def read(state: State) -> StoreFigures:
+        tail = state.commits - replica.compaction.commits_compacted
+        fails = replica.compaction.error is not None
+        return StoreFigures(name, state.documents, state.commits, tail, fails, replica.backend.requests)
+
+    return replica.read(read)
+
+
+class DoorMetrics:
+    """What was asked of stores, and through which door.
+
+    :ivar requests: by door, store, operation, and what came of it.
+    :ivar seconds: by door and store, what clients waited for.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str, str]] = Counter()
+        self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+
+    def families(self, stores: Sequence[StoreFigures]) -> Iterator[Metric]:
+        """As `prometheus_client` takes them.
+
+        :param stores: those that are served, as they are now.
+        """
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        labels = ["door", "store", "operation", "status"]
+        requests: Any = CounterMetricFamily("opslog_store_requests", "Answered requests for stores.", labels=labels)
+        for values, count in sorted(self.requests.items()):
+            requests.add_metric(values, count)
+        yield requests
+        seconds: Any = HistogramMetricFamily("opslog_store_seconds", "What clients waited for.", labels=labels[:2])
+        for names, found in sorted(self.seconds.items()):
+            seconds.add_metric(names, buckets=found.buckets(), sum_value=found.sum)
+        yield seconds
+        for name, text in _GAUGES.items():
+            family: Any = GaugeMetricFamily(f"opslog_store_{name}", text, labels=["store"])
+            for each in stores:
+                family.add_metric([each.name], float(getattr(each, name)))
+            yield family
+
+
+class Collector(Protocol):
+    """What `prometheus_client` asks for figures."""
+
+    def collect(self) -> Iterator[Metric]: ...
+
+
+class Doors:
+    """The collector of a server that has nothing else to say."""
+
+    def __init__(self, metrics: DoorMetrics, stores: Sequence[StoreFigures]) -> None:
+        self._metrics = metrics
+        self._stores = stores
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.families(self._stores)
+
+
+def exposition(collector: Collector) -> bytes:
+    """All figures in the text format of Prometheus, of `CONTENT_TYPE`."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)
