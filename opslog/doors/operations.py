@@ -43,7 +43,7 @@ from opslog.doors.values import (
     entry_of,
 )
 from opslog.errors import ConflictError, NotFoundError, UsageError
-from opslog.format.commits import Commit, Set, Stamp, described_line
+from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
@@ -354,17 +354,23 @@ class Operations:
             is_complete,
         )
 
-    def ops(self, since: int | None = None, limit: int | None = None) -> CommitsPage:
-        """Commits of all agents, as of `Store.ops`.
+    def ops(self, since: int | None = None, limit: int | None = None, max_bytes: int | None = None) -> CommitsPage:
+        """Commits of all agents, as of `Store.ops`. Those that have one clock are on one page, whatever is asked for.
 
-        :param limit: how many to return at the most, but for those that have the clock of the last one.
+        :param limit: how many to return at the most.
+        :param max_bytes: end the page before it has more than so many bytes; one commit is on it in any case.
         """
-        found: list[Commit] = []
+        lines: list[msgspec.Raw] = []
+        size, clock = 0, None
         for commit in self._store.ops(since):
-            if limit is not None and len(found) >= limit and commit.clock != found[-1].clock:
-                return CommitsPage([msgspec.Raw(described_line(each).rstrip()) for each in found], found[-1].clock)
-            found.append(commit)
-        return CommitsPage([msgspec.Raw(described_line(each).rstrip()) for each in found])
+            line = described_line(commit).rstrip()
+            size += len(line)
+            is_full = (limit is not None and len(lines) >= limit) or (max_bytes is not None and size > max_bytes)
+            if is_full and lines and commit.clock != clock:
+                return CommitsPage(lines, clock)
+            lines.append(msgspec.Raw(line))
+            clock = commit.clock
+        return CommitsPage(lines)
 
     def activity(self, most: int) -> Activity:
         """Who did what lately, and which writes lost. Reads all retained logs, and takes memory for `most` commits.

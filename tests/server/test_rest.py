@@ -285,7 +285,25 @@ def test_every_read_can_be_of_the_past(rest: Rest) -> None:
         assert rest.ask("GET", f"?as_of={point}").json()["documents"] == 1
         assert len(rest.ask("GET", f"/history/a?as_of={point}").json()["revisions"]) == 1
         assert len(rest.ask("GET", f"/ops?as_of={point}").json()["commits"]) == 1
+        stats = rest.ask("GET", f"/stats?as_of={point}").json()
+        assert [stats[name] for name in ("documents", "commits", "clock")] == [1, 1, clock]
+        activity = rest.ask("GET", f"/activity?as_of={point}").json()
+        assert [commit["ids"] for commit in activity["commits"]] == [["a"]]
+        assert [agent["clock"] for agent in activity["agents"]] == [clock]
     assert rest.ask("GET", "/documents/a").json() == {"n": 2}
+    assert len(rest.ask("GET", "/activity").json()["commits"]) == 3
+
+
+@pytest.mark.parametrize("path", ["/changes", "/archives", "/archives/2026-Q4", "/figures"])
+def test_what_is_only_of_now_says_why(rest: Rest, path: str) -> None:
+    refused = problem(rest.ask("GET", f"{path}?as_of=1000"), 400, "invalid")
+    assert re.search("has no as_of: .{40}", refused["detail"])
+
+
+def test_every_read_has_a_past_or_says_why_not() -> None:
+    for route in ROUTES:
+        has_past = any(parameter.name == "as_of" for parameter in route.parameters)
+        assert (has_past or bool(route.now_only)) == (route.method == "GET"), route.name
 
 
 def test_a_past_that_was_compacted_away_is_gone(url: str) -> None:
@@ -336,6 +354,16 @@ def test_commits_come_in_pages(rest: Rest) -> None:
         found += [commit["id"] for commit in page["commits"]]
         since = page["since"]
     assert found == [str(number) for number in range(7)]
+
+
+def test_a_page_of_commits_has_no_more_bytes_than_asked_for(rest: Rest) -> None:
+    for number in range(4):
+        rest.ask("PUT", f"/documents/{number}", {"text": "x" * 400_000})
+    pages = [rest.ask("GET", "/ops?since=0")]
+    while (since := pages[-1].json()["since"]) is not None:
+        pages.append(rest.ask("GET", f"/ops?since={since}&max_bytes={500_000 if len(pages) < 2 else 1}"))
+    assert [[commit["id"] for commit in page.json()["commits"]] for page in pages] == [["0", "1"], ["2"], ["3"]]
+    assert all(len(page.content) < 2**20 for page in pages)
 
 
 def test_changes_go_on_from_a_token(rest: Rest) -> None:

@@ -28,6 +28,20 @@ def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
     assert "\n" in problem(rest.ask("GET", "/documents?where=a%20=%20=%201"), 400, "invalid")["detail"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "says"),
+    [
+        ("PUT", "/documents/a", b'{"a": 1,}', "byte 8: not JSON"),
+        ("PUT", "/documents/a", '{"ä": 1,}'.encode(), "byte 9: not JSON"),
+        ("PATCH", "/documents/a", b'{"a": "\xff"}', "byte 7: not UTF-8"),
+        ("POST", "/batch", b'{"ops": [}', "byte 9: not JSON"),
+        ("POST", "/batch", b'{"ops": 1}', "not what POST /batch takes: Expected `array`, got `int` - at `$.ops`"),
+    ],
+)
+def test_a_body_that_cannot_be_read_says_where(rest: Rest, method: str, path: str, body: bytes, says: str) -> None:
+    assert says in problem(rest.ask(method, path, body), 400, "invalid")["detail"]
+
+
 def test_no_problem_says_where_the_store_is(rest: Rest, tmp_path: Path) -> None:
     rest.ask("PUT", "/documents/a", {"n": 1})
     for method, path, status in (

@@ -41,6 +41,8 @@ from opslog.stats import Stats
 _ITEMS, _ITEMS_MAX = 100, 1000
 # Of one request.
 _OPS_MAX = 100_000
+# Of a page of commits, unless the client says otherwise: one that wrote a batch may have megabytes.
+_OPS_BYTES = 1024 * 1024
 Ops = Annotated[list[Op], msgspec.Meta(max_length=_OPS_MAX)]
 
 
@@ -180,7 +182,8 @@ def changes(call: Call) -> Answer:
 
 
 def ops(call: Call) -> Answer:
-    return Answer(200, call.operations.ops(call.given["since"], call.given["limit"]))
+    given = call.given
+    return Answer(200, call.operations.ops(given["since"], given["limit"], given["max_bytes"]))
 
 
 def archives(call: Call) -> Answer:
@@ -206,7 +209,9 @@ def stats(call: Call) -> Answer:
 
 
 def activity(call: Call) -> Answer:
-    return Answer(200, call.served.activity(_ITEMS_MAX).limited(call.given["limit"]))
+    now = call.given["as_of"] is None
+    found = call.served.activity(_ITEMS_MAX) if now else call.operations.activity(_ITEMS_MAX)
+    return Answer(200, found.limited(call.given["limit"]))
 
 
 def figures(call: Call) -> Answer:
@@ -288,6 +293,8 @@ def _where(text: str | None) -> Where | None:
 
 # -- the table
 
+_MAX_BYTES = "End the page before it is longer than that; one {} is on it in any case."
+_ARCHIVES_ARE_NOW = "archives are files beside the store, and no commit says what one held before"
 _QUESTION = (
     WHERE,
     Parameter("order_by", "A path to sort by, with a minus before it to turn round; may be repeated.", is_list=True),
@@ -295,9 +302,7 @@ _QUESTION = (
     Parameter("offset", "How many to pass over first.", int, most=2**53 - 1, default=0),
     CURSOR,
     FIELDS,
-    Parameter(
-        "max_bytes", "End the page before it is longer than that; one document is on it in any case.", int, least=1
-    ),
+    Parameter("max_bytes", _MAX_BYTES.format("document"), int, least=1),
     AS_OF,
 )
 _CONDITIONS = ("If-Match", "If-None-Match")
@@ -444,6 +449,7 @@ ROUTES: tuple[Route, ...] = (
             ),
         ),
         answers={200: ("Changes, and the next token.", ChangesPage)},
+        now_only="a token says from where on, and the changes lead to now. GET /ops?as_of=… has the commits up to then",
     ),
     Route(
         "GET",
@@ -452,7 +458,12 @@ ROUTES: tuple[Route, ...] = (
         "ops",
         "The commits of all agents that are kept, in the order of their clocks.",
         ops,
-        (Parameter("since", "Only commits with a greater clock.", int), _limit("commits"), AS_OF),
+        (
+            Parameter("since", "Only commits with a greater clock.", int),
+            _limit("commits"),
+            Parameter("max_bytes", _MAX_BYTES.format("commit"), int, least=1, default=_OPS_BYTES),
+            AS_OF,
+        ),
         answers={200: ("As lines of logs.", CommitsPage)},
     ),
     Route(
@@ -463,6 +474,7 @@ ROUTES: tuple[Route, ...] = (
         "The periods that have archives.",
         archives,
         answers={200: ("Their names.", Periods)},
+        now_only=_ARCHIVES_ARE_NOW,
     ),
     Route(
         "GET",
@@ -473,6 +485,7 @@ ROUTES: tuple[Route, ...] = (
         archived,
         (Parameter("limit", "How many to return at the most; left out: all.", int, least=1, most=_ITEMS_MAX), CURSOR),
         answers={200: ("They, and the cursor of the next page.", Page)},
+        now_only=_ARCHIVES_ARE_NOW,
     ),
     Route(
         "POST",
@@ -502,7 +515,7 @@ ROUTES: tuple[Route, ...] = (
         "activity",
         "Who did what lately, of the commits that are kept: agents, commits, and writes that lost.",
         activity,
-        (_limit("commits, and writes that lost,"),),
+        (_limit("commits, and writes that lost,"), AS_OF),
         answers={200: ("Newest first.", Activity)},
         is_in_turn=True,
     ),
@@ -514,8 +527,18 @@ ROUTES: tuple[Route, ...] = (
         "Commits, tails, documents and compactions since the server was started.",
         figures,
         answers={200: ("Oldest first.", Figures)},
+        now_only="each sample says of when it is. GET /stats?as_of=… has the figures of one moment",
     ),
-    Route("GET", "/stats", "read", "stats", "Figures of the store.", stats, answers={200: ("Now.", Stats)}),
+    Route(
+        "GET",
+        "/stats",
+        "read",
+        "stats",
+        "Figures of the store; what files it has, and how long they are, always of now.",
+        stats,
+        (AS_OF,),
+        answers={200: ("Of now, or of then.", Stats)},
+    ),
 )
 
 prepare(*(route.body for route in ROUTES if route.body is not None))

@@ -107,6 +107,7 @@ class Route:
     :ivar conditions: which headers with conditions it takes.
     :ivar media_type: of the body.
     :ivar is_keyed: it takes an Idempotency-Key.
+    :ivar now_only: of a read without `as_of`: why.
     :ivar is_in_turn: it may take long, so those who ask for it wait for each other, and nobody else for them.
     """
 
@@ -123,6 +124,7 @@ class Route:
     conditions: tuple[str, ...] = ()
     media_type: str = "application/json"
     is_keyed: bool = False
+    now_only: str = ""
     is_in_turn: bool = False
 
     @property
@@ -155,6 +157,8 @@ class Route:
             found.setdefault(name, []).append(value)
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in found:
+            if name == "as_of" and self.now_only:
+                raise Refused(400, f"{self.method} {self.path} has no as_of: {self.now_only}")
             if name not in known:
                 there = ", ".join(known) or "none"
                 raise Refused(400, f"{self.method} {self.path} has no parameter {name!r}; it has {there}")

@@ -253,8 +253,11 @@ def _body(route: Route, data: bytes) -> Any:
         if route.body == Document:
             return exact.load_document(data)
         return msgspec.convert(exact.loads(data), route.body)
-    except (exact.InexactError, msgspec.ValidationError) as error:
-        raise Refused(400, f"the body cannot be read: {error}") from None
+    except exact.InexactError as error:
+        where = f", byte {error.offset}" if isinstance(error, exact.NotJsonError) else ""
+        raise Refused(400, f"the body cannot be read{where}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise Refused(400, f"the body is JSON, but not what {route.method} {route.path} takes: {error}") from None
 
 
 def _check_conditions(route: Route, headers: Fields) -> None:
