@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import opslog
-from opslog.errors import ConflictError, ExistsError, UsageError
+from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format import commits
 from opslog.format.layout import TRANSACTIONS
+from opslog.replica import transaction
 from opslog.store import replica_of
 from tests.support import bucket  # noqa: F401  (stores at bucket://)
 from tests.support.waiting import until
-from tests.test_transactions import Document, increment, open_writer, shared
+from tests.test_transaction_faults import deciding_of
+from tests.test_transactions import Document, Store, increment, open_writer, shared
 
 _numbers = itertools.count()
 
@@ -148,3 +153,115 @@ def test_who_is_refreshing_waits_for_nobody_who_decides(url: str, call: str) -> 
             replica_of(a).between_refreshes(handle)
             assert first.result(30) == {"n": 1}
         assert a.modify("n", increment) == {"n": 2}
+
+
+def before_each_append(patch: pytest.MonkeyPatch, store: Store, calls: Iterable[Callable[[], object]]) -> None:
+    """Make these calls, one before each append of the store to the shared log, as long as there are any."""
+    left = iter(calls)
+    backend = replica_of(store).backend
+    append_at = backend.append_at
+
+    def append(*arguments: Any) -> Any:
+        next(left, lambda: None)()
+        return append_at(*arguments)
+
+    patch.setattr(backend, "append_at", append)
+
+
+def test_who_comes_after_a_group_has_refreshed_waits_for_the_next_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would miss what was acknowledged after that refresh, and before it was called itself."""
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        deciding, replica = deciding_of(a), replica_of(a)
+        refresh = replica.refresh
+        late: list[Any] = []
+
+        def refresh_and_come() -> None:
+            refresh()
+            if not late:
+                b["n"] = {"n": 10}
+                submit = partial(deciding.submit, partial(transaction.modify, "n", increment))
+                late.append(pool.submit(submit).result(30))
+
+        with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+            patch.setattr(replica, "refresh", refresh_and_come)
+            deciding.submit(partial(transaction.create, "other", {}))
+            deciding.decide_all()
+        assert late[0].outcome() == a["n"] == {"n": 11}
+
+
+def test_nobody_hears_an_outcome_before_the_append_of_its_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        a.create("n", {"n": 0})
+        deciding = deciding_of(a)
+        heard: list[str] = []
+
+        def submit(name: str, decide: Callable[[opslog.Transaction[Document]], Any]) -> Any:
+            return deciding.submit(decide, notify=lambda: heard.append(name))
+
+        written = submit("written", partial(transaction.modify, "n", increment))
+        read = submit("read", lambda transaction: transaction["n"])
+        refused = submit("refused", lambda transaction: transaction[f"none {transaction['n']}"])
+        # The first append loses its race, so nothing has happened of what was read and refused then.
+        calls = [lambda: b.modify("n", lambda _: {"n": 10}), lambda: heard.append("the second append begins")]
+        before_each_append(monkeypatch, a, calls)
+        deciding.decide_all()
+        assert heard == ["the second append begins", "written", "read", "refused"]
+        assert written.outcome() == read.outcome() == {"n": 11}
+        with pytest.raises(NotFoundError, match="11"):
+            refused.outcome()
+
+
+def test_a_call_that_is_cancelled_before_its_group_is_closed_leaves_nothing(url: str) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(document: Document | None) -> Document:
+        entered.set()
+        assert leave.wait(30)
+        return increment(document)
+
+    async def main() -> None:
+        async with opslog.aio.open(url, agent="a", compact_after=None) as store:
+            first = asyncio.ensure_future(store.modify("n", hold))
+            await asyncio.to_thread(entered.wait, 30)
+            cancelled = asyncio.ensure_future(store.modify("n", increment))
+            last = asyncio.ensure_future(store.modify("n", increment))
+            await asyncio.sleep(0)  # both are queued now
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            leave.set()
+            assert [await first, await last] == [{"n": 1}, {"n": 2}]
+            assert cancelled.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_lost_race_in_which_nothing_changed_is_no_attempt(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        calls: list[None] = []
+
+        def count(transaction: opslog.Transaction[Document]) -> None:
+            calls.append(None)
+            transaction["n"] = increment(transaction.get("n"))
+
+        others = [partial(b.modify, id, increment) for id in ("other", "other", "n")]
+        before_each_append(monkeypatch, a, others)
+        a.transact(count, attempts=2)
+        assert len(calls) == 2
+        assert a["n"] == {"n": 2}
+        # And where the last attempt is decided on what is there, no later race takes it away.
+        before_each_append(monkeypatch, a, others[:2])
+        a.transact(count, attempts=1)
+        assert a["n"] == {"n": 3}
+
+
+def test_an_undo_waits_for_the_append_of_what_it_takes_back(url: str) -> None:
+    """There is nothing else that it could take back."""
+    with open_writer(url, "a") as a:
+        deciding = deciding_of(a)
+        deciding.submit(partial(transaction.create, "x", {}))
+        undone = deciding.submit(lambda transaction: transaction.undo("a"))
+        deciding.decide_all()
+        assert undone.outcome() == ("x",)
+        assert "x" not in a

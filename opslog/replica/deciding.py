@@ -399,7 +399,7 @@ class Deciding(Generic[T]):
                 sight = self._sight(view, overlay)
                 self._decide(waiting, sight)
                 transaction = waiting.transaction
-                if decided and (sight.is_early or isinstance(waiting.commit, Undo)):
+                if decided and sight.is_early:
                     waiting.forget()
                     break  # what it asks for is known after the append of those before it
                 decided.append(waiting)
