@@ -31,10 +31,11 @@ from opslog.errors import (
     WriteFailedError,
 )
 from opslog.format.commits import Commit
-from opslog.format.layout import TRANSACTIONS
+from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import Cursor
 from opslog.replica import transaction
 from opslog.replica.deciding import Deciding
+from opslog.snapshot.manifests import ManifestStore
 from opslog.store import replica_of
 from tests.support import bucket
 
@@ -246,6 +247,30 @@ def test_an_unknown_outcome_stays_unknown_where_nothing_can_be_read_either(
         assert not [request for request in bucket.BUCKETS[name].asked if "transactions" in request.key]
 
 
+@pytest.mark.parametrize("where", ["the log", "the records"])
+def test_an_unknown_outcome_is_known_by_the_nonce_in(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the log where others have overwritten all that it wrote; in the records where it lies before the cut."""
+    settings = opslog.Settings(undo_window=0) if where == "the records" else None
+    url = f"bucket://faults-{next(_numbers)}"
+    with open_writer(url, "a", settings=settings) as store, open_writer(url, "b") as b:
+        backend = replica_of(store).backend
+        append_at = backend.append_at
+
+        def fail(*args: Any) -> None:
+            assert append_at(*args) is not None
+            if where == "the log":
+                b.modify("x", increment)
+            else:
+                b.compact()
+                assert ManifestStore(backend).newest().cut[TRANSACTIONS].commits == 1
+            raise CommitUnknownError("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "append_at", fail)
+            store.create("x", {"n": 1})
+        assert store["x"] == {"n": 2 if where == "the log" else 1}
+
+
 def test_what_a_query_found_deleted_is_durable_and_so_is_all_that_was_not_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +291,67 @@ def test_what_a_query_found_deleted_is_durable_and_so_is_all_that_was_not_compac
         monkeypatch.setattr(backend, "persist", persist)
         store.transact(partial(count_into, "count"))
         assert [path.split("/")[1] for path in persisted] == ["b", "c"]
+
+
+def count_large_into(id: str, transaction: Transaction) -> None:
+    transaction[id] = {"n": transaction.count(lambda document: document["n"] > 1)}
+
+
+def note_persisted(patch: pytest.MonkeyPatch, store: Store) -> list[str]:
+    """The segments that this store makes durable from now on."""
+    backend = replica_of(store).backend
+    persist = backend.persist
+    persisted: list[str] = []
+
+    def note(paths: Iterable[str]) -> None:
+        persisted.extend(paths := list(paths))
+        persist(paths)
+
+    patch.setattr(backend, "persist", note)
+    return persisted
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_a_query_in_a_block_has_read_is_durable_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    url = str(tmp_path / "store")
+    with open_writer(url, "a") as store, open_writer(url, "b") as b:
+        b["x"] = {"n": 2}
+        persisted = note_persisted(monkeypatch, store)
+        with store.transaction() as made:
+            if writes:
+                count_large_into("count", made)
+            else:
+                assert made.find("n = 2") == [("x", {"n": 2})]
+        assert persisted == [segment_path("b", 1)]
+
+
+def test_what_a_decision_rests_on_that_is_kept_after_a_lost_race_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query counts what it counted before because of the last line of "c". That is read while the group is decided
+    for the second time, which does not come to its append: the other transaction has to queue first."""
+    url = str(tmp_path / "store")
+    with open_writer(url, "a") as store, open_writer(url, "b") as b, open_writer(url, "c") as c:
+        b.create("n", {"n": 0})
+        deciding, backend = deciding_of(store), replica_of(store).backend
+        persisted = note_persisted(monkeypatch, store)
+        append_at = backend.append_at
+        deciding.submit(partial(count_large_into, "count"))
+        deciding.submit(partial(transaction.modify, "n", increment))
+
+        def come_first(*args: Any) -> Any:
+            monkeypatch.setattr(backend, "append_at", append_at)
+            b.modify("n", increment)
+            for n in (2, 1):
+                c["x"] = {"n": n}
+            return append_at(*args)
+
+        monkeypatch.setattr(backend, "append_at", come_first)
+        deciding.decide_all()
+        assert (store["count"], store["n"]) == ({"n": 0}, {"n": 2})
+        assert segment_path("c", 1) in persisted
 
 
 def test_a_store_that_can_have_lost_its_name_decides_nothing(tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ class Deciding(Generic[T]):
         """What `commit` decides."""
         old, now = cast(Sight[T], made.source), cast(Sight[T], transaction.source)
         transaction.rest_on(made.reads)
+        now.rest_on(old)
         changed = first_difference(made.reads, old, now)
         if changed is not None:
             raise conflict(changed, transaction.record(changed) if changed else None, "was written since it was read")
