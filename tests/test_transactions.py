@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
 from opslog.backends.local.fs import FsBackend
 from opslog.environment import Environment
-from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError, WriteFailedError
+from opslog.errors import ConflictError, ExistsError, NotFoundError, SealedError, UsageError, WriteFailedError
 from opslog.format.layout import TRANSACTIONS
 from opslog.store import replica_of
 from tests.support import bucket
@@ -298,6 +299,71 @@ def test_a_transaction_that_comes_in_while_a_plain_set_is_stamped_guards_it(
         a["x"] = {"n": 2}
         assert a.record("x").agent == TRANSACTIONS  # type: ignore[union-attr]
         assert [commit.agent for commit in a.ops() if commit.agent == "a"] == []
+
+
+def test_a_transaction_of_the_same_store_that_comes_in_before_a_plain_set_is_queued_guards_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is guarded was asked while the transaction was being appended."""
+    with open_writer(url, "a") as a:
+        replica = replica_of(a)
+        log, append_at = replica.log, replica.backend.append_at
+        assert log is not None
+        plain = opslog.Set("", 0, "", "x", msgspec.Raw(b"{}"))
+        guards: list[int | None] = []
+
+        def append(*args: Any) -> Any:
+            guards.append(replica.unguarded(plain))
+            return append_at(*args)
+
+        monkeypatch.setattr(replica.backend, "append_at", append)
+        a.create("x", {"n": 1})
+        with pytest.raises(SealedError, match="came in meanwhile"):
+            log.queue(plain, *guards)
+
+
+def test_a_plain_write_of_the_same_store_that_was_made_without_a_transaction_loses(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of another process does: it comes from another thread, while the transaction is being appended."""
+    with open_writer(url, "a") as a:
+        backend = replica_of(a).backend
+        append_at = backend.append_at
+
+        def append(*args: Any) -> Any:
+            a["x"] = {"by": "plain"}
+            return append_at(*args)
+
+        monkeypatch.setattr(backend, "append_at", append)
+        a.create("x", {"by": "transaction"})
+        assert a["x"] == {"by": "transaction"}
+
+
+@pytest.mark.parametrize("outcome", ["fails", "loses its race"])
+def test_a_transaction_that_is_not_in_the_log_lets_no_plain_write_win_over_one_that_is(
+    url: str, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    with open_writer(url, "a") as a, open_writer(url, "b") as b:
+        backend = replica_of(a).backend
+        append_at = backend.append_at
+
+        def append(*args: Any) -> Any:
+            monkeypatch.setattr(backend, "append_at", append_at)
+            b.create("x", {"by": "b"})
+            if outcome == "fails":
+                raise WriteFailedError("disk full")
+            assert append_at(*args) is None
+            a["x"] = {"by": "a"}  # before it has read what came first
+
+        monkeypatch.setattr(backend, "append_at", append)
+        if outcome == "fails":
+            with pytest.raises(WriteFailedError):
+                a.create("y", {})
+            a["x"] = {"by": "a"}
+        else:
+            a.create("y", {})
+        a.refresh()
+        assert a["x"] == {"by": "b"}
 
 
 # -- undo

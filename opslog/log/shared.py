@@ -37,20 +37,25 @@ class SharedLog:
         self._clock = clock
         self._author = author
 
-    def stamp(self, commit: Commit, last_ts: str, *, is_first: bool, key: str = "") -> bytes:
+    def stamp(self, commit: Commit, before: Commit | None, last_ts: str, *, key: str = "") -> bytes:
         """Give a commit its agent, author, nonce, clock and ts; returns its line.
 
-        :param last_ts: of the line before it: `ts` never goes back in this log.
-        :param is_first: whether its line is the first of an append.
+        The clock has not moved yet: a plain commit of this process that is stamped before this one is in memory was
+        made without it, and loses, as that of another process does; and an append that fails leaves nothing. So
+        whoever has appended this has the clock observe it.
+
+        :param before: the one before it in the same append; None: its line is the first.
+        :param last_ts: of the line before the append: `ts` never goes back in this log.
         :param key: of the request that it is written for.
-        :raises UsageError, CorruptError: as of `encode_commit`.
+        :raises UsageError: as of `encode_commit`.
+        :raises CorruptError: likewise.
         """
         environment = self._freshness.environment
         commit.agent, commit.by, commit.tx = TRANSACTIONS, commit.by or self._author, environment.nonce()
-        commit.ts = max(last_ts, format_ts(environment.time()))
-        commit.clock = self._clock.tick(CLOCK_STEP)
+        commit.ts = max(last_ts if before is None else before.ts, format_ts(environment.time()))
+        commit.clock = (self._clock.value if before is None else before.clock) + CLOCK_STEP
         line = encode_commit(commit, key)
-        return line if is_first else joined(line)
+        return line if before is None else joined(line)
 
     def append(self, lines: bytes, end: Cursor) -> Cursor | None:
         """Append lines if the log still ends where this cursor is. On return they are durable, and part of the log.

@@ -22,10 +22,10 @@ class LamportClock:
         # Reentrant, for the handler of a signal: what stands under it is one step that nothing interrupts.
         self._lock = threading.RLock()
 
-    def tick(self, step: int = 1) -> int:
-        """The clock for a new commit: so much more than everything seen."""
+    def tick(self) -> int:
+        """The clock for a new commit: greater than everything seen."""
         with self._lock:
-            self.value += step
+            self.value += 1
             return self.value
 
     def observe(self, clock: int) -> None:

@@ -78,7 +78,6 @@ class Replica(Protocol[T]):
     def freeze(self) -> View: ...
     def read_frozen(self, read: Callable[[], R]) -> R: ...
     def between_refreshes(self, work: Callable[[], R]) -> R: ...
-    def note_guards(self) -> None: ...
     def invalidate(self) -> None: ...
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None: ...
     def appended(self, cost: int) -> None: ...
@@ -513,19 +512,18 @@ class Deciding(Generic[T]):
         return False
 
     def _append_at_end(self, writers: list[Waiting[T, Any]], commits: list[Commit], view: View) -> bool:
-        self._replica.note_guards()
-        ts = view.state.shared_ts
+        before: Commit | None = None
         lines: list[bytes] = []
         for waiting, commit in zip(writers, commits, strict=True):
             try:
                 assert waiting.transaction is not None
                 key = waiting.transaction.key
-                lines.append(self._log.stamp(commit, ts, is_first=not lines, key=key))
+                lines.append(self._log.stamp(commit, before, view.state.shared_ts, key=key))
                 waiting.transaction.note_stamp(commit.stamp)
             except OpslogError as error:
                 waiting.error = error  # its alone: too long a line
                 return False
-            ts = commit.ts
+            before = commit
         data = b"".join(lines)
         self._lines = lines
         self._is_appending = True

@@ -41,7 +41,7 @@ class Following(Memory):
     :ivar clock: has observed everything that is in memory.
     :ivar news: what others wrote and nobody has asked for yet.
     :ivar freshness: how recent all this is.
-    :ivar guards: how often documents may have become guarded.
+    :ivar guards: how often documents may have become guarded, counted up before the clock observes what guards them.
     :ivar log: the writer of the agent's log, None where nothing is written.
     :ivar compaction: the automatic one.
     :ivar is_closed: whether somebody has begun to close the store.
@@ -180,7 +180,7 @@ class Following(Memory):
         check = None if self.backend.segments_grow else self.freshness.check_recent
         try:
             for commits, cursor in read_on(self.backend, cursors, logs, check):
-                self._take(commits, cursor)
+                self._take(commits, cursor, self._of_others(commits))
         except MissingFileError:
             return False
         if self.state.is_torn:  # by a write of another thread, so that it has not taken in what came since
@@ -188,16 +188,17 @@ class Following(Memory):
         self.compaction.tail_cost += cost
         return True
 
-    def _take(self, commits: Sequence[Commit], cursor: Cursor) -> None:
-        """Commits of another agent come into the state and the news; the cursor is where they end."""
+    def _take(self, commits: Sequence[Commit], cursor: Cursor, news: Sequence[Commit]) -> None:
+        """The next commits of a log that is not this agent's come into the state, and some of them into the news; the
+        cursor is where they end."""
 
         def take(state: State) -> None:
             if commits:
                 if cursor.agent == TRANSACTIONS:
-                    self.note_guards()
+                    self.guards += 1
                 # First, or a thread could read them, and answer with a smaller clock.
                 self.clock.observe(commits[-1].clock)
-            state.apply(commits, partial(self.news.add, self._of_others(commits), cursor))
+            state.apply(commits, partial(self.news.add, news, cursor))
 
         self.change(take)
 
@@ -206,11 +207,6 @@ class Following(Memory):
         return [commit for commit in commits if not (commit.by and commit.by == self.author)]
 
     # -- transactions, which this store has in memory before the next refresh reads their log
-
-    def note_guards(self) -> None:
-        """Documents may be guarded from now on. To be called before the clock observes what guards them."""
-        with self._state_lock:
-            self.guards += 1
 
     def freeze(self) -> View:
         """What is there now, for as long as it takes to decide on it."""
@@ -229,11 +225,7 @@ class Following(Memory):
 
     def take_own(self, commits: Sequence[Commit], end: Cursor) -> None:
         """These transactions were appended where the shared log ended, and now it ends here."""
-
-        def take(state: State) -> None:
-            state.apply(commits, partial(self.news.add, (), end))
-
-        self.change(take)
+        self._take(commits, end, ())
 
     def _reload(self) -> None:
         """Load again, and read what that took in at once into the news."""
@@ -293,7 +285,7 @@ class Following(Memory):
 
         def swap(_: State) -> None:
             if state.has_transactions:
-                self.note_guards()
+                self.guards += 1
             # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
             state.take_indexes(self.state)

@@ -114,11 +114,11 @@ def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
 _attempt = Deciding._attempt
 
 
-def _stamp_without_nonce(self: SharedLog, commit: Any, last_ts: str, *, is_first: bool) -> bytes:
+def _stamp_without_nonce(self: SharedLog, *arguments: Any, **options: Any) -> bytes:
     environment = self._freshness.environment
     self._freshness.environment = replace(environment, nonce=lambda: "0" * 16)
     try:
-        return _stamp(self, commit, last_ts, is_first=is_first)
+        return _stamp(self, *arguments, **options)
     finally:
         self._freshness.environment = environment
 
@@ -134,13 +134,13 @@ def _no_hashes(hashes: Iterable[int]) -> bytes:
     return b""
 
 
-def _undo_whatever(self: Transaction[Any], author: str) -> bool:
+def _undo_whatever(self: Transaction[Any], author: str) -> tuple[str, ...] | None:
     """Whoever has built on it."""
     commit = self._source.undoable(author)
     if commit is None:
-        return False
-    self._undo = Undo("", 0, "", commit.clock)
-    return True
+        return None
+    self._undo = Undo("", 0, "", commit.clock, by=author)
+    return tuple(record.id for record in commit.records)
 
 
 TRANSACTIONAL = [
