@@ -17,6 +17,7 @@ import opslog
 from opslog.backends import open_backend
 from opslog.backends.local.fs import FsBackend
 from opslog.errors import MissingFileError
+from opslog.format.commits import Undo, encode_commit
 from opslog.format.layout import segment_path
 from opslog.format.manifest import Cut, Manifest
 from opslog.log.reader import Cursor
@@ -94,6 +95,40 @@ def test_then_come_what_changed_and_what_each_commit_did(url: str) -> None:
         assert gone.record.agent == "a"
 
 
+def test_a_batch_of_which_a_newer_commit_wrote_one_document_has_not_won(url: str) -> None:
+    with open_writer(url, "a") as store:
+        token = store.changes().token
+        with store.batch():
+            store["x"], store["y"] = {"n": 1}, {"n": 1}
+        store["y"] = {"n": 2}
+        changes = store.changes(token)
+        assert [(effect.op, effect.ids, effect.won) for effect in changes.commits] == [
+            ("batch", ("x", "y"), False),
+            ("set", ("y",), True),
+        ]
+
+
+def test_a_document_that_was_gone_at_the_token_did_not_exist(url: str) -> None:
+    """Though what counted there is known: its tombstone."""
+    with open_writer(url, "a") as store:
+        store["x"] = {"n": 1}
+        del store["x"]
+        token = store.changes().token
+        store["x"] = {"n": 2}
+        assert seen(store.changes(token)) == [("x", {"n": 2}, False)]
+
+
+def test_a_seal_is_no_commit_of_the_changes(url: str) -> None:
+    with open_writer(url, "a", settings=opslog.Settings(undo_ttl_seconds=0)) as store:
+        with open_writer(url, "b") as b:
+            b["x"] = {}
+        token = store.changes().token
+        assert store.compact().sealed == ("b",)
+        changes = store.changes(token)
+        assert (changes.reset, changes.commits, seen(changes)) == (False, (), [])
+        assert "seal" in [commit.op for commit in store.ops()]
+
+
 def test_an_undo_says_what_it_gave_back(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["x"], a["y"] = {"n": 1}, {"n": 1}
@@ -115,6 +150,21 @@ def test_what_an_undo_took_back_has_not_won_and_is_as_it_was(url: str) -> None:
         changes = b.changes(token)
         assert seen(changes) == [("x", {"n": 1}, True)]
         assert [(effect.op, effect.won) for effect in changes.commits] == [("set", False), ("undo", True)]
+
+
+def test_an_undo_that_took_nothing_back_has_not_won(tmp_path: Path) -> None:
+    """Its target is out of reach for those who read it, as another program may have left it."""
+    with open_writer(str(tmp_path), "a", settings=opslog.Settings(undo_window=1)) as store:
+        store["x"] = {}
+        store["y"] = {}
+        token = store.changes().token
+        *_, last = store.ops()
+    with (tmp_path / segment_path("a", 1)).open("ab") as log:
+        log.write(encode_commit(Undo(last.ts, 3, "a", target=1)))
+    with opslog.open(str(tmp_path), read_only=True) as reader:
+        changes = reader.changes(token)
+        assert [(effect.op, effect.ids, effect.won) for effect in changes.commits] == [("undo", (), False)]
+        assert seen(changes) == []
 
 
 def test_who_was_stopped_half_way_and_begins_again_from_the_old_token_gets_it_right(url: str) -> None:
@@ -151,6 +201,27 @@ def test_changes_are_those_that_the_store_shows(url: str, monkeypatch: pytest.Mo
         assert consumer.documents == dict(reader.items()) == {"x": {"n": 2}}
         consumer.take(reader.changes(consumer.token))
         assert consumer.documents == dict(reader.items()) == {"x": {"n": 3}}
+
+
+def test_an_exception_leaves_nothing_half_done(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_writer(url, "a") as store:
+        token = store.changes().token
+        for id in ("x", "y"):
+            store[id] = {}
+        take, left = State.take, iter([True])
+
+        def interrupted(self: State, *arguments: Any) -> tuple[str, ...]:
+            if next(left, False):
+                return take(self, *arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(State, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.changes(token)
+        changes = store.changes(token)
+        assert seen(changes) == [("x", {}, False), ("y", {}, False)]
+        assert len(changes.commits) == 2
 
 
 def test_a_commit_that_comes_late_with_a_smaller_clock_is_there(url: str) -> None:

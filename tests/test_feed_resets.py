@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opslog
@@ -186,6 +187,27 @@ def test_a_manifest_of_the_same_number_but_another_one_is_a_reset(tmp_path: Path
         a.compact()
         assert ManifestStore(open_backend(str(tmp_path / "s"))).newest().number == Token.parse(token).manifest
         assert a.changes(token).reset
+
+
+def test_a_manifest_of_the_same_number_and_clock_but_another_one_is_a_reset(tmp_path: Path) -> None:
+    """As much was written after the backup was restored as had been before."""
+    store, backup = tmp_path / "s", tmp_path / "backup"
+    with open_writer(str(store), "a", settings=opslog.Settings(undo_window=0)):
+        shutil.copytree(store, backup)
+    tokens: list[str] = []
+    for number in range(2):
+        with open_writer(str(store), "a") as a:
+            a["x"] = {"n": number}
+            a.compact()
+            if tokens:
+                changes = a.changes(tokens[0])
+                assert changes.reset
+                assert seen(changes) == [("x", {"n": 1}, False)]
+            tokens.append(a.changes().token)
+        shutil.rmtree(store)
+        shutil.copytree(backup, store)
+    first, second = map(Token.parse, tokens)
+    assert first == msgspec.structs.replace(second, created=first.created)
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["nothing is left", "others were written since"])

@@ -28,7 +28,7 @@ class Writer:
     that takes time. A work is answered when its group is durable.
 
     :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
-    :param notify: called on the event loop with what each commit did, before those who asked for it are answered.
+    :param notify: called on the event loop with what each commit did, after those who asked for it were answered.
     """
 
     def __init__(

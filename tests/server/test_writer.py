@@ -8,6 +8,7 @@ import pytest
 
 from opslog.environment import REAL
 from opslog.server.metrics import Metrics
+from opslog.server.protocol.model import Stream
 from opslog.server.protocol.transaction import Transaction
 from opslog.server.storage.memory import MemoryShard
 from opslog.server.storage.writer import Writer
@@ -39,3 +40,34 @@ def test_an_error_after_a_commit_is_answered_and_the_thread_goes_on(monkeypatch:
         await writer.close()
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("shard", [MemoryShard, DurableShard])
+def test_those_who_asked_are_answered_before_those_who_follow_are_served(shard: type[MemoryShard]) -> None:
+    order: list[str] = []
+
+    def append(transaction: Transaction) -> None:
+        change(transaction)
+        transaction.events.created.append(Stream(1, "a", "text/plain", 0.0, 0.0))
+
+    async def ask(writer: Writer, name: str) -> None:
+        await writer.run(append)
+        order.append(name)
+
+    async def main() -> None:
+        written = asyncio.Event()
+
+        async def follow() -> None:
+            await written.wait()
+            order.append("follower")
+
+        writer = Writer(shard(), REAL, Metrics(), lambda events: written.set())
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow())
+            await asyncio.sleep(0)  # it waits now
+            for name in ("first", "second"):
+                tasks.create_task(ask(writer, name))
+        await writer.close()
+
+    asyncio.run(main())
+    assert order == ["first", "second", "follower"]
