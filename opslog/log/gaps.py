@@ -1,4 +1,7 @@
-"""Whether a reader of logs missed anything, or what it has read is gone. Pure. The feed and Spark's streams ask here.
+"""Whether a reader of logs missed anything, or what it has read is gone. Pure.
+
+Spark's streams, whose offsets are positions alone, ask both. A token of the feed names a manifest, which is retained or
+not, so the feed asks only whether something is gone that it is to read (`missing_segment`).
 
 A reader that comes back has a position in each log, and compactions may have collected commits behind it. Of a log that
 is collected to its end nothing is left that shows it, and a listing has nothing new. So every log is judged of which
