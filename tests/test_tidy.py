@@ -285,8 +285,8 @@ TAG = r":(?:raises|ivar|param|returns)\b[^:\n]*:"
 
 
 def test_docstrings_can_be_read_by_a_tool() -> None:
-    """Each tag begins a line and says something; what is said of a name is in a comment above it or in the docstring,
-    and not in a string that nothing uses."""
+    """Each tag begins a line, names one thing and says something; what is said of a name is in a comment above it or in
+    the docstring, and not in a string that nothing uses."""
     found = []
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -295,6 +295,7 @@ def test_docstrings_can_be_read_by_a_tool() -> None:
                 lines = (ast.get_docstring(node) or "").splitlines()
                 name = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
                 found += [f"{name}: {line.strip()}" for line in lines if re.search(rf"\S.*{TAG}(?:\s|$)", line)]
+                found += [f"{name}: {line.strip()} names two" for line in lines if re.match(r"\s*:raises [^:]*,", line)]
                 found += [f"{name}: {line.strip()} is empty" for line in lines if re.fullmatch(rf"\s*{TAG}\s*", line)]
             bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
             strings = [

@@ -84,7 +84,8 @@ class GuardedWriter:
 
         :param above: the least clock that they come after.
         :raises WriteFailedError: some of them may be in the log: those before the one that failed.
-        :raises LockedError, CommitUnknownError: likewise.
+        :raises LockedError: likewise.
+        :raises CommitUnknownError: likewise.
         """
         self._replica.clock.observe(above)
         for some in batched(iter(commits), _TOGETHER):

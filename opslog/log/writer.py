@@ -188,7 +188,8 @@ class LogWriter:
         """What is in memory is all that this log has. Costs no request.
 
         :raises ReopenError: an earlier commit had an unknown outcome.
-        :raises AgentFencedError, WriteFailedError: as of `Appender.check_name`.
+        :raises AgentFencedError: as of `Appender.check_name`.
+        :raises WriteFailedError: likewise.
         """
         self._check_unbroken()
         self.session.check_name()
@@ -200,7 +201,8 @@ class LogWriter:
         :raises SealedError: it is not that any more, so one may be; nothing was queued.
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         :raises ClosedError: closed by another thread meanwhile.
-        :raises UsageError, CorruptError: as of `encode_commit`; or as of `check_entry`. Nothing was queued.
+        :raises UsageError: as of `encode_commit`, or of `check_entry`; nothing was queued.
+        :raises CorruptError: as of `encode_commit`; nothing was queued.
         """
         if self._alone.holder == threading.get_ident():
             raise reentered()
@@ -237,7 +239,8 @@ class LogWriter:
     def wait(self, pending: Pending) -> None:
         """Return when the commit is durable.
 
-        :raises WriteFailedError, AgentFencedError: it is not in the log.
+        :raises WriteFailedError: it is not in the log.
+        :raises AgentFencedError: likewise.
         :raises CommitUnknownError: it may be.
         """
         while not pending.done:

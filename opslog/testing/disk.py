@@ -80,7 +80,10 @@ class Disk:
         self.root.links = 1
 
     def find(self, path: str, start: Directory | None = None) -> Node:
-        """:raises FileNotFoundError, NotADirectoryError: as the system does."""
+        """
+        :raises FileNotFoundError: as the system does.
+        :raises NotADirectoryError: likewise.
+        """
         node: Node = start or self.root
         for name in path.split("/"):
             if name in ("", "."):

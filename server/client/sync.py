@@ -344,7 +344,8 @@ class Subscription(Handle[Subscribing]):
         """Take what there is to do; of a subscription with a wake_stream.
 
         :param worker: a name that shows others who has it.
-        :raises AlreadyClaimedError, NoPendingWorkError: wait for the next wake.
+        :raises AlreadyClaimedError: another worker has it; wait for the next wake.
+        :raises NoPendingWorkError: wait for the next wake.
         """
         return Claim(self._connection, self._run(self._core.claim(worker)))
 

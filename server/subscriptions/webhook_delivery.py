@@ -60,8 +60,8 @@ class Delivery:
         """Whether the receiver is done with the wake already (it answered ``{"done": true}``).
 
         :raises SubscriptionRefused: the name leads to where no webhook may go by now.
-        :raises OSError, httpx.HTTPError, TimeoutError: it was not delivered: no connection, no answer, or not a
-            success.
+        :raises OSError: it was not delivered, for want of a connection, or of an answer in time.
+        :raises httpx.HTTPError: it was not delivered: no answer that can be read, or not a success.
         """
         target = parse_target(url, allow_loopback=self._allow_loopback)
         async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -262,7 +262,8 @@ class Recent(msgspec.Struct, frozen=True):
 def find_recent(backend: Backend, log: Log, window: int) -> Recent:
     """Read a log from its end, as far as its recent commits go.
 
-    :raises CorruptError, MissingFileError: as reading.
+    :raises CorruptError: as reading.
+    :raises MissingFileError: likewise.
     """
     positions: list[tuple[int, int]] = []
     ids: set[str] = set()

@@ -100,7 +100,9 @@ class View(Protocol):
     def plan(self, backend: Backend, asked: Asked) -> list[Task]:
         """All tasks.
 
-        :raises NotFoundError, HistoryGoneError, CorruptError: as of `survey_state`.
+        :raises NotFoundError: as of `survey_state`.
+        :raises HistoryGoneError: likewise.
+        :raises CorruptError: likewise.
         """
 
     def read(self, backend: Backend, task: Task, asked: Asked) -> Iterator[pa.RecordBatch]:

@@ -79,7 +79,8 @@ class Columns(msgspec.Struct, frozen=True):
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
         """What the rows write.
 
-        :raises UsageError, InvalidDocumentError: one cannot be written; names its id.
+        :raises UsageError: one cannot be written; names its id.
+        :raises InvalidDocumentError: likewise.
         """
         columns = {name: batch.column(name).to_pylist() for name in self._needed()}
         for values in zip(*columns.values(), strict=True):
