@@ -40,6 +40,7 @@ from opslog.log.survey import Survey, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import outranks
+from opslog.merge.undo import oldest_undoable
 from opslog.snapshot.identity import ensure_identity
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, merge_rows
@@ -171,14 +172,14 @@ def tail_ends(segments: Segments, cut: Mapping[str, Cut]) -> list[str]:
     ]
 
 
-def passed_by_undo(settled_by: Mapping[str, int], oldest_undoable: Callable[[str], int]) -> dict[str, int]:
+def passed_by_undo(settled_by: Mapping[str, int], oldest: Callable[[str], int]) -> dict[str, int]:
     """The transactions that a manifest has to name, since an undo by their authors would pass them: their agents' logs
     have something older that an undo may cancel.
 
     :param settled_by: per author the clock of the newest one that is compacted.
-    :param oldest_undoable: as of `Merge.oldest_undoable`.
+    :param oldest: of an agent, as of `oldest_undoable`.
     """
-    return {author: clock for author, clock in sorted(settled_by.items()) if 0 < oldest_undoable(author) < clock}
+    return {author: clock for author, clock in sorted(settled_by.items()) if 0 < oldest(author) < clock}
 
 
 def publish(
@@ -251,7 +252,8 @@ class Tail:
         """What there is to compact. To be called once: what is settled goes into its rows."""
         rows = _Winners(backend, self, progress)
         ends = tail_ends(self.segments, self.manifest.cut)
-        authors = passed_by_undo(self.merge.settled_by, self.merge.oldest_undoable)
+        recent = self.merge.recent
+        authors = passed_by_undo(self.merge.settled_by, lambda agent: oldest_undoable(recent.get(agent, ())))
         cut = self.cut()
         logs = {
             agent: cursor.cut

@@ -47,13 +47,14 @@ from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
+from opslog.merge.undo import Undoable
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, Path, parse_path
 from opslog.query.question import OrderBy, Question, Where, question
 from opslog.query.values import MISSING
 from opslog.replica.feed import Change
 from opslog.replica.keys import Done
-from opslog.replica.replica import Undoable, not_ours
+from opslog.replica.replica import not_ours
 from opslog.replica.state import State
 from opslog.replica.terms import ATTEMPTS
 from opslog.replica.transaction import Transaction, check_stamp, create

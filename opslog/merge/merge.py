@@ -18,27 +18,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-import msgspec
-
 from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.scanned import ScannedCommits, first_clock
 from opslog.merge.stamps import newer, outranks
-from opslog.merge.undo import farthest, reachable_after
+from opslog.merge.undo import Recent, farthest, reachable_after
 
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
 # Commits that are their own only record, and say nothing of others.
 _PLAIN = frozenset[type]({Set, Delete})
-
-
-class Recent(msgspec.Struct, gc=False):
-    """A commit that an undo may still cancel, with its records."""
-
-    commit: Commit
-    records: tuple[Record, ...]
-    cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -238,32 +228,13 @@ class Merge:
             winners[id] = winner
         return winners
 
-    def undoable(self, agent: str) -> Commit | None:
-        """The newest commit of this agent that an undo would cancel now."""
-        for entry in reversed(self.recent.get(agent, ())):
-            if entry.records and not entry.cancelled:
-                return entry.commit
-        return None
-
-    def undoable_by(self, author: str) -> Commit | None:
-        """Likewise of the commits that an author has in the shared log."""
-        for entry in reversed(self.recent.get(TRANSACTIONS, ())):
-            if entry.records and not entry.cancelled and entry.commit.by == author:
-                return entry.commit
-        return None
-
     def newest_by_author(self) -> dict[str, int]:
         """Per author the clock of the newest commit in the shared log that is not cancelled."""
         newest = dict(self.settled_by)
         for entry in self.recent.get(TRANSACTIONS, ()):
-            if entry.records and not entry.cancelled and entry.commit.by:
+            if entry.is_undoable and entry.commit.by:
                 newest[entry.commit.by] = entry.commit.clock
         return newest
-
-    def oldest_undoable(self, agent: str) -> int:
-        """The clock of the oldest commit in an agent's log that an undo may still cancel; 0: there is none."""
-        recent = self.recent.get(agent, ())
-        return next((entry.commit.clock for entry in recent if entry.records and not entry.cancelled), 0)
 
     def _cancel(self, log: deque[Recent], target: int) -> Iterable[Record]:
         entry = self._find(log, target)

@@ -43,6 +43,7 @@ from opslog.format.documents import Schema
 from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.reader import SEGMENT_COST, Cursor
 from opslog.log.shared import SharedLog
+from opslog.merge.undo import newest_undoable
 from opslog.replica.questions import Frozen, Questions
 from opslog.replica.queueing import Queueing
 from opslog.replica.state import State, View
@@ -141,7 +142,7 @@ class Sight(Generic[T]):
 
     def undoable(self, author: str) -> Commit | None:
         self.is_early = self.is_early or bool(self.overlay)
-        return self.view.state.merge.undoable_by(author)
+        return newest_undoable(self.view.state.merge.recent.get(TRANSACTIONS, ()), author)
 
     def shared_end(self) -> Cursor:
         self.agents.add(TRANSACTIONS)

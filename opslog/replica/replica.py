@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from enum import Enum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -41,6 +40,7 @@ from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
 from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.logs import logger
+from opslog.merge.undo import Undoable, newest_undoable, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
@@ -64,14 +64,6 @@ def _count(state: State, overlay: dict[str, Record]) -> int:
 def _look_up(state: State, id: str) -> tuple[State, Record | None, Record | None]:
     winner = state.winners.get(id)
     return state, winner, state.record_over(id, winner)
-
-
-class Undoable(Enum):
-    """Where the commit is that an undo takes back."""
-
-    NOTHING = "nothing is in reach"
-    IN_OWN_LOG = "in the log of its agent"
-    IN_SHARED_LOG = "in the shared log"
 
 
 def not_ours(author: str) -> UsageError:
@@ -371,7 +363,7 @@ class Replica(Following, Generic[T]):
 
         def prepare(state: State) -> Undo | None:
             nonlocal taken_back
-            target = state.merge.undoable(author)
+            target = newest_undoable(state.merge.recent.get(author, ()))
             if target is None:
                 return None
             taken_back = tuple(record.id for record in target.records)
@@ -383,13 +375,10 @@ class Replica(Following, Generic[T]):
         """Where the newest commit of an author is that an undo may cancel, as far as is read."""
 
         def find(state: State) -> Undoable:
-            merge = state.merge
-            own, shared = merge.undoable(author), merge.undoable_by(author)
-            own_clock, shared_clock = own.clock if own else 0, shared.clock if shared else 0
-            newest = max(own_clock, shared_clock)
-            if not newest or merge.settled_by.get(author, 0) > newest:  # an undo passes nothing over
-                return Undoable.NOTHING
-            return Undoable.IN_SHARED_LOG if shared_clock > own_clock else Undoable.IN_OWN_LOG
+            recent = state.merge.recent
+            own = newest_undoable(recent.get(author, ()))
+            shared = newest_undoable(recent.get(TRANSACTIONS, ()), author)
+            return undoable_in(own, shared, state.merge.settled_by.get(author, 0))
 
         return self.read(find)
 

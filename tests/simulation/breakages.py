@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +36,9 @@ from opslog.log.reader import Segments
 from opslog.log.survey import Survey
 from opslog.log.writer import Group, LogWriter
 from opslog.merge.clock import LamportClock
-from opslog.merge.merge import Merge, Recent
+from opslog.merge.merge import Merge
+from opslog.merge.undo import Recent
+from opslog.replica import replica
 from opslog.replica.following import Following
 from opslog.replica.memory import Memory
 from opslog.replica.state import State
@@ -243,13 +245,12 @@ def _forget_failure(self: LogWriter, group: Group) -> None:
 # -- undo
 
 
-def _newest_whatever(self: Merge, agent: str) -> Commit | None:
-    return next((entry.commit for entry in reversed(self.recent.get(agent, ())) if entry.records), None)
+def _newest_whatever(recent: Sequence[Recent], author: str | None = None) -> Commit | None:
+    return next((entry.commit for entry in reversed(recent) if entry.records), None)
 
 
-def _oldest_first(self: Merge, agent: str) -> Commit | None:
-    recent: Iterable[Recent] = self.recent.get(agent, ())
-    return next((entry.commit for entry in recent if entry.records and not entry.cancelled), None)
+def _oldest_first(recent: Sequence[Recent], author: str | None = None) -> Commit | None:
+    return next((entry.commit for entry in recent if entry.is_undoable), None)
 
 
 # -- compaction and garbage
@@ -406,8 +407,8 @@ ALL = [
         property(lambda self: True),
         likely("s3", PAUSES, 10, rivals=2, undo_window=0, nap_seconds=20.0),
     ),
-    Breakage("undo a commit that is undone already", Merge, "undoable", _newest_whatever, likely("posix", {})),
-    Breakage("undo the oldest commit of the window", Merge, "undoable", _oldest_first, likely("posix", {})),
+    Breakage("undo a commit that is undone already", replica, "newest_undoable", _newest_whatever, likely("posix", {})),
+    Breakage("undo the oldest commit of the window", replica, "newest_undoable", _oldest_first, likely("posix", {})),
     Breakage("compact to the end of the log", Tail, "__init__", _compact_everything, likely("posix", {})),
     Breakage(
         "do not list manifests again after loading",
