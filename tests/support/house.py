@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"opslog": "opslog", "backends": "opslog.backends", "server": "opslog.server", "spark": "opslog.spark"}
 """Folders of the checkout, and the names under which they are imported."""
 
+TESTED_IN = {"testing": "simulation"}
+"""Folders of tests that have another name than what they test."""
+
 Floors = list[tuple[str, ...]]
 """From the lowest one up. Modules of one floor may not import each other, but for those of one folder."""
 
@@ -87,9 +90,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def _names(path: Path) -> list[ast.AST]:
+    """Where a file imports something, or uses an attribute."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute)]
+
+
 def imported(path: Path) -> Iterator[str]:
     """Which of our modules a file imports: at its head, in a function, or for types alone."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _names(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules())
         elif isinstance(node, ast.ImportFrom) and node.module in modules():
@@ -177,30 +187,60 @@ def _test_files() -> list[Path]:
     return sorted((ROOT / "tests").rglob("test_*.py"))
 
 
+def _dotted(node: ast.expr) -> str:
+    """Attributes of a name, as they are written; empty for those of anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 @cache
 def _test_imports() -> dict[str, Counter[str]]:
-    """Of each module the tests that import it."""
+    """Of each module the tests that import it, or use it as an attribute of a package, as in `opslog.aio.open`."""
     found: dict[str, Counter[str]] = {}
     for path in _test_files():
-        for module in imported(path):
+        used = {_dotted(node) for node in _names(path) if isinstance(node, ast.Attribute)}
+        for module in [*imported(path), *(used & modules().keys())]:
             found.setdefault(module, Counter())[path.relative_to(ROOT).as_posix()] += 1
     return found
 
 
+def folder_of_tests(module: str) -> Path:
+    """The folder of tests that is nearest to a module's own."""
+    folder = ROOT / "tests"
+    for part in module.split(".")[1:]:
+        inner = folder / TESTED_IN.get(part, part)
+        if not inner.is_dir():
+            break
+        folder = inner
+    return folder
+
+
+def is_test_of(path: Path, module: str) -> bool:
+    """Whether a test of a module's name is one of this module: it uses it, or lies with the tests of its folder, where
+    those of commands and of processes import nothing."""
+    users = _test_imports().get(module, ())
+    return path.relative_to(ROOT).as_posix() in users or path.parent == folder_of_tests(module)
+
+
 def _tests(module: str) -> str:
-    """Those that are named after it; or those that import it; or, for what only others use, those of its users."""
-    stem = module.rpartition(".")[2]
-    named = [path for path in _test_files() if path.stem == f"test_{stem}"]
-    if (folder := ROOT / "tests" / stem).is_dir():
-        found = [f"{folder.relative_to(ROOT).as_posix()}/"]
+    """Those that are named after it; or those that use it; or, for what only others use, those of its users."""
+    stem, folder = module.rpartition(".")[2], folder_of_tests(module)
+    whole = f"{folder.relative_to(ROOT).as_posix()}/"
+    named = [path for path in _test_files() if path.stem == f"test_{stem}" and is_test_of(path, module)]
+    if folder.name == stem:
+        found = [whole]
     elif named:
         found = sorted(path.relative_to(ROOT).as_posix() for path in named)
     elif module in _test_imports():
         found = sorted(_test_imports()[module], key=lambda path: (-_test_imports()[module][path], path))
+    elif users := sorted(user for user, needed in imports().items() if module in needed):
+        shown = [f"`{user.removeprefix('opslog.')}`" for user in users[:3]]
+        return f"through {', '.join(shown)}"
+    elif folder == ROOT / "tests":
+        return "by running it"
     else:
-        users = [user for user, needed in imports().items() if module in needed]
-        through = [f"`{user.removeprefix('opslog.')}`" for user in sorted(users)[:3]]
-        return f"through {', '.join(through)}" if through else "by running it"
+        found = [whole]  # a command: nothing imports it
     return ", ".join(f"[{path.removeprefix('tests/')}](../{path})" for path in found[:3])
 
 
