@@ -44,9 +44,7 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
     :raises InvalidNameError: nothing is known of such URLs; the message says what is, and what to install.
     :raises NotFoundError: there is no store, and `create` is false.
     """
-    text = os.fspath(url)
-    if not text:
-        raise InvalidNameError(f"{url!r} does not name a store: use a path, or a URL such as memory://name")
+    text = _text(url)
     return _factory_of(text)(text, **options)
 
 
@@ -67,7 +65,7 @@ def parameters(url: str | os.PathLike[str]) -> Parameters:
     """
     from inspect import Parameter, signature
 
-    _, *options = signature(_factory_of(os.fspath(url))).parameters.values()
+    _, *options = signature(_factory_of(_text(url))).parameters.values()
     named = frozenset(each.name for each in options if each.kind is not Parameter.VAR_KEYWORD)
     return Parameters(named - {"create"}, any(each.kind is Parameter.VAR_KEYWORD for each in options))
 
@@ -75,6 +73,17 @@ def parameters(url: str | os.PathLike[str]) -> Parameters:
 def register(scheme: str, factory: Factory) -> None:
     """Let `factory` open the URLs of `scheme` in this process, before any built-in or installed backend."""
     _registered[scheme] = factory
+
+
+def _text(url: object) -> str:
+    """A URL, or a path, as text.
+
+    :raises InvalidNameError: it names nothing.
+    """
+    text = os.fspath(url) if isinstance(url, os.PathLike) else url
+    if not text or not isinstance(text, str):
+        raise InvalidNameError(f"{url!r} does not name a store: use a path, or a URL such as memory://name")
+    return text
 
 
 def _factory_of(url: str) -> Factory:

@@ -92,7 +92,7 @@ def open(
     :param environment: clocks and random names, for simulations.
     :param storage_options: options of the backend.
     :raises UsageError: an option does not exist, or cannot have this value; `as_of` lies in the future; the store has
-        other `settings`.
+        other `settings`; `url` is neither text nor a path (`InvalidNameError`).
     :raises AgentBusyError: another live process writes under this agent name. (If that is a compaction that seals this
         agent's log, this call waits for it.)
     :raises NotFoundError: `read_only`, and there is no store.
@@ -104,6 +104,10 @@ def open(
     _check_writing(log, durability, buffer_seconds, buffer_bytes, compact_after)
     if cache_bytes < 0:
         raise UsageError(f"cache_bytes is a number of bytes from 0 on, not {cache_bytes!r}")
+    if settings is not None and not isinstance(settings, Settings):
+        raise UsageError(
+            f"settings takes an opslog.Settings, as in settings=opslog.Settings(grace_seconds=60), not {settings!r:.60}"
+        )
     if version is not None:
         check_version(version)
     with _checking_types:
@@ -158,7 +162,7 @@ def open(
 def _check_storage(url: str | os.PathLike[str], given: dict[str, Any]) -> None:
     from opslog.options import OPEN, check_storage_options
 
-    check_storage_options(os.fspath(url), given, "opslog.open", OPEN)
+    check_storage_options(url, given, "opslog.open", OPEN)
 
 
 def _included(point: Point) -> Callable[[Commit], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal, TypedDict
 
@@ -68,7 +69,7 @@ class OpenOptions(StorageOptions, total=False):
 OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__annotations__})
 
 
-def check_storage_options(url: str, given: Mapping[str, Any], whose: str, own: Set[str]) -> None:
+def check_storage_options(url: str | os.PathLike[str], given: Mapping[str, Any], whose: str, own: Set[str]) -> None:
     """Refuse an option that neither the caller nor the storage has, and one that nearly equals one of the caller's:
     some storages ignore unknown options.
 

@@ -16,7 +16,7 @@ from opslog.format.layout import check_name
 from opslog.replica.batch import Block
 from opslog.replica.found import Found
 from opslog.replica.replica import Replica
-from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts
+from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts, check_predicate
 from opslog.replica.views import Items, Values
 from opslog.tables import table_of, tables_of
 
@@ -121,7 +121,11 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id; for what the conditions of
-        `find` cannot express. Decodes every document."""
+        `find` cannot express. Decodes every document.
+
+        :raises UsageError: the predicate is no function.
+        """
+        check_predicate(predicate)
         return [(id, document) for id, document in self._documents() if predicate(document)]
 
     def count(self, where: Where | Callable[[T], object] | None = None) -> int:

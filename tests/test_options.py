@@ -60,6 +60,20 @@ def test_type_checkers_see_a_wrong_name() -> None:
         opslog.aio.open("memory://x", agnet="a")._open_store()  # type: ignore[call-overload]
 
 
+def test_settings_of_another_type_are_refused_with_an_example(tmp_path: Path) -> None:
+    settings: Any = {"grace_seconds": 9}
+    with pytest.raises(opslog.UsageError, match=r"as in settings=opslog.Settings\(grace_seconds=60\), not \{'grace"):
+        opslog.open(tmp_path / "store", settings=settings)
+    assert not (tmp_path / "store").exists(), "nothing is made"
+
+
+@pytest.mark.parametrize("url", [None, 3, b"tasks", ""])
+@pytest.mark.parametrize("options", [{}, {"segment_bytes": 1000}])
+def test_what_is_no_path_and_no_url_is_refused(url: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(opslog.InvalidNameError, match=rf"{url!r} does not name a store: use a path, or a URL"):
+        opslog.open(url, **options)
+
+
 # -- options that contradict each other, or what is there
 
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
+import click
+
 import opslog
 
 FORMATS = ("jsonl", "parquet", "csv")
+# The format that the end of a file's name says. JSON lines are no JSON text, so `.json` says none of them.
+_SUFFIXES = {"": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 
 
 def format_of(file: str) -> str:
-    """The format that the end of a file's name says."""
-    suffix = Path(file.removesuffix(".gz")).suffix.lower().removeprefix(".")
-    return suffix if suffix in FORMATS else FORMATS[0]
+    """The format that the end of a file's name says; of a name without one, JSON lines.
+
+    :raises click.UsageError: it says another one.
+    """
+    suffix = Path(file.removesuffix(".gz")).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise click.UsageError(
+            f"{file} ends in {suffix}, which is no format of export: end the name in .jsonl, .ndjson, .parquet or .csv "
+            "(JSON lines also in .gz), or choose with --format"
+        )
+    return _SUFFIXES[suffix]
 
 
 def write_table(form: str, store: opslog.Store[Any], out: IO[bytes]) -> list[str]:

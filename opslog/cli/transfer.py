@@ -199,7 +199,7 @@ def _orphaned(session: Session, directory: str) -> int:
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="What to write. Default: by the end of FILE's name; jsonl, if that says nothing.",
+    help="What to write. Default: by the end of FILE's name; jsonl, if it has none.",
 )
 @click.pass_obj
 def export_command(session: Session, file: str, as_of: str | None, plain: bool, form: str | None) -> None:

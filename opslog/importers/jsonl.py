@@ -128,9 +128,15 @@ def _commit(line: Line, id_field: str) -> ImportedCommit:
         case str(id):
             return ImportedCommit(None, None, (ImportedOp("set", id, value),), line.source)
         case None:
-            raise line.corrupt(f"no field {id_field!r}, which names the document")
+            raise line.corrupt(f"no field {id_field!r} to name the document{_other_names(value)}")
         case other:
             raise line.corrupt(f"the field {id_field!r} must be a string, not {other!r}")
+
+
+def _other_names(value: dict[str, Any]) -> str:
+    """The fields that could name a document instead."""
+    names = [name for name, field in value.items() if isinstance(field, str)]
+    return f": name one with --id-field, of {', '.join(names)}" if names else ""
 
 
 def _opslog_commit(line: Line, value: dict[str, Any]) -> ImportedCommit:

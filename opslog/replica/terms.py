@@ -1,4 +1,5 @@
-"""What callers say of a write that takes effect only in a certain case: on which condition, and how often it is tried.
+"""What callers say of a write that takes effect only in a certain case: on which condition, and how often it is tried;
+and the check of a function that chooses documents.
 
 Apart from `opslog.replica.transaction` and `opslog.replica.deciding`, which only those load who write so.
 """
@@ -32,3 +33,12 @@ def check_attempts(attempts: int) -> int:
     if attempts < 1:
         raise UsageError(f"a transaction takes one attempt at least, not {attempts!r}")
     return attempts
+
+
+def check_predicate(predicate: object) -> None:
+    """:raises UsageError: it is no function; `find` takes conditions."""
+    if not callable(predicate):
+        raise UsageError(
+            f"filter takes a function of a document, not {predicate!r:.60}; find takes conditions, as in "
+            "find('status = \"active\"')"
+        )

@@ -19,7 +19,7 @@ from opslog.query import conditions
 from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
 from opslog.replica.found import Found
 from opslog.replica.questions import Frozen, Questions, matcher
-from opslog.replica.terms import Condition
+from opslog.replica.terms import Condition, check_predicate
 from opslog.replica.views import Items, Values
 
 T = TypeVar("T")
@@ -172,6 +172,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id. A document that another writer
         changes conflicts only if it fulfils the predicate before or after."""
+        check_predicate(predicate)
         decode = self._schema.decode
         found = ((record.id, decode(record)) for record in self._records(lambda record: predicate(decode(record))))
         return [(id, document) for id, document in found if predicate(document)]

@@ -71,6 +71,22 @@ def test_csv_comes_back_but_for_lists_and_objects_which_are_named(store: Path, t
     }
 
 
+@pytest.mark.parametrize("name", ["out.xlsx", "out.json", "out.parq", "out.xlsx.gz"])
+def test_a_name_that_ends_in_no_format_is_refused(store: Path, tmp_path: Path, name: str) -> None:
+    result = call(store, "export", str(tmp_path / name))
+    assert (result.code, result.out) == (2, "")
+    assert "end the name in .jsonl, .ndjson, .parquet or .csv" in result.err
+    assert not (tmp_path / name).exists()
+    assert call(store, "export", str(tmp_path / name), "--format", "jsonl").code == 0
+
+
+@pytest.mark.parametrize("name", ["out", "out.jsonl", "out.NDJSON", "out.jsonl.gz", "out.gz"])
+def test_a_name_without_an_end_is_of_json_lines(store: Path, tmp_path: Path, name: str) -> None:
+    assert call(store, "export", str(tmp_path / name)).code == 0
+    assert call(tmp_path / "again", "import", str(tmp_path / name)).code == 0
+    assert documents(tmp_path / "again") == DOCUMENTS
+
+
 def test_what_parquet_has_as_json_text_is_named(store: Path, tmp_path: Path) -> None:
     with opslog.open(store, agent="one") as writer:
         writer["c"] = {"n": "many"}

@@ -72,6 +72,14 @@ def test_every_value_has_a_place_in_an_order(store: opslog.Store[Any], order_by:
     assert store.find(order_by=order_by, limit=0) == store.find(order_by=order_by, offset=99) == []
 
 
+def test_filter_refuses_a_condition_and_names_find(store: opslog.Store[Any]) -> None:
+    condition: Any = "n = 1"
+    with pytest.raises(opslog.UsageError, match=r"filter takes a function of a document, not 'n = 1'; find takes"):
+        store.filter(condition)
+    with store.transaction() as transaction, pytest.raises(opslog.UsageError, match="find takes conditions"):
+        transaction.filter(condition)
+
+
 def test_count_takes_conditions_and_predicates(store: opslog.Store[Any]) -> None:
     assert store.count() == 6
     assert store.count({}) == 6
