@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -20,23 +21,27 @@ from opslog.cli.output import (
     write_json,
 )
 from opslog.cli.session import READS, WRITES, Session, StoreCommand, complete_id
-from opslog.cli.values import document_id, parse_document, stamp_of_text
+from opslog.cli.values import as_of_option, document_id, parse_document, stamp_of_text
 from opslog.errors import NotFoundError
 from opslog.format.commits import Stamp
 from opslog.replica.terms import NO_CONDITION
 from opslog.store import replica_of
 
+if TYPE_CHECKING:
+    from opslog.history import Point
+
 
 @click.command("get", cls=StoreCommand, options=READS)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @click.option("--stamp", is_flag=True, help="Before the document, its stamp (see set --if-stamp) and who wrote it.")
+@as_of_option
 @click.pass_obj
-def get_command(session: Session, id: str, stamp: bool) -> int:
+def get_command(session: Session, id: str, stamp: bool, as_of: Point | None) -> int:
     """Print the document ID as JSON: indented at a terminal, otherwise on one line.
 
     Exit code 1: there is none.
     """
-    with session.reading() as store:
+    with session.reading(as_of) as store:
         record = store.record(id)
         if record is None:
             return _missing(session, [id])

@@ -11,7 +11,7 @@ import click
 import orjson
 
 import opslog
-from opslog.cli.output import id_text, rows, wait_while_read, write_json
+from opslog.cli.output import id_text, is_terminal, rows, wait_while_read, write, write_json
 from opslog.cli.session import READS, Session, StoreCommand, every_option
 from opslog.environment import REAL
 
@@ -48,6 +48,8 @@ def _show(session: Session, changes: opslog.Changes[Any], *, paged: bool) -> Non
         write_json({"op": "token", "token": changes.token, "commits": list(map(_effect, changes.commits))})
     else:
         rows(["op", "id", "document"], _rows(changes), paged=paged)
+        # Whole, however narrow the terminal is: it is there to be copied.
+        write(f"go on with --since {changes.token}" if is_terminal() else f"token\t\t{changes.token}")
 
 
 def _rows(changes: opslog.Changes[Any]) -> Iterator[list[str]]:
@@ -59,7 +61,6 @@ def _rows(changes: opslog.Changes[Any]) -> Iterator[list[str]]:
             yield ["set", id_text(change.id), bytes(record.data).decode()]
         else:
             yield ["delete", id_text(change.id), ""]
-    yield ["token", "", changes.token]
 
 
 def _fields(change: opslog.Change[Any]) -> dict[str, object]:

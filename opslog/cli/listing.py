@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 import orjson
 
 from opslog.cli.output import answer, documents, id_text, rows, write_json
 from opslog.cli.session import READS, Session, StoreCommand
-from opslog.cli.values import columns_option, order, path, where_option
+from opslog.cli.values import as_of_option, columns_option, order, path, where_option
 from opslog.format.commits import Set
 from opslog.format.documents import Document
 from opslog.query.conditions import Condition
 from opslog.query.paths import BY_ID, Path
 from opslog.query.question import Grouping, Order, Question, all_of, count_of, groups_of
+
+if TYPE_CHECKING:
+    from opslog.history import Point
 
 
 @click.command("ls", cls=StoreCommand, options=READS)
@@ -33,6 +37,7 @@ from opslog.query.question import Grouping, Order, Question, all_of, count_of, g
 @click.option("--ids", is_flag=True, help="Only the ids.")
 @columns_option
 @click.option("--stamp", is_flag=True, help="Behind the id, the stamp and who wrote it, as of get.")
+@as_of_option
 @click.pass_obj
 def ls_command(
     session: Session,
@@ -45,6 +50,7 @@ def ls_command(
     ids: bool,
     columns: Sequence[Path] | None,
     stamp: bool,
+    as_of: Point | None,
 ) -> None:
     """List documents, one per line: the id, a tab, the document."""
     if ids and (stamp or columns is not None):
@@ -52,7 +58,7 @@ def ls_command(
     if desc:
         orders = [Order(each.path, not each.is_descending) for each in [*orders, Order(BY_ID, is_descending=False)]]
     asked = Question(all_of(conditions), tuple(orders), limit, offset)
-    with session.reading() as store:
+    with session.reading(as_of) as store:
         found = (record for record, _ in asked.matches(store.records(), _document_of))
         if ids:
             for record in found:
@@ -64,10 +70,11 @@ def ls_command(
 @click.command("count", cls=StoreCommand, options=READS)
 @where_option("Only documents that fulfil this, as for ls; may be repeated.")
 @click.option("--by", type=path, metavar="PATH", help="How many there are with each value of this field.")
+@as_of_option
 @click.pass_obj
-def count_command(session: Session, conditions: Sequence[Condition], by: Path | None) -> None:
+def count_command(session: Session, conditions: Sequence[Condition], by: Path | None, as_of: Point | None) -> None:
     """Print how many documents there are; with --by the number, a tab and the value, the most frequent first."""
-    with session.reading() as store:
+    with session.reading(as_of) as store:
         condition = all_of(conditions)
         if by is None:
             count = len(store) if not conditions else count_of(condition, store.records(), _document_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -30,12 +31,17 @@ from opslog.environment import REAL
 from opslog.format.commits import SetOp, described_line
 from opslog.query.paths import Path
 
+_limit_option = click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", help="Only the newest N of them, still oldest first."
+)
+
 
 @click.command("history", cls=StoreCommand, options=READS)
 @click.argument("id", type=document_id, shell_complete=complete_id)
 @columns_option
+@_limit_option
 @click.pass_obj
-def history_command(session: Session, id: str, columns: Sequence[Path] | None) -> int:
+def history_command(session: Session, id: str, columns: Sequence[Path] | None, limit: int | None) -> int:
     """Show what happened to the document ID, oldest first, as far back as logs are kept.
 
     Exit code 1: nothing is known of it.
@@ -45,6 +51,8 @@ def history_command(session: Session, id: str, columns: Sequence[Path] | None) -
     if not revisions:
         error = opslog.NotFoundError(f"nothing is known of a document {id!r} in {session.url}")
         return report_error(session, error, 1, ids=[id])
+    if limit is not None:
+        revisions = revisions[max(0, len(revisions) - limit) :]
     shown = Shown(columns)
     if session.json:
         for revision in revisions:
@@ -58,8 +66,9 @@ def history_command(session: Session, id: str, columns: Sequence[Path] | None) -
 @click.command("ops", cls=StoreCommand, options=READS)
 @click.option("--since", type=click.IntRange(min=0), metavar="CLOCK", help="Only commits with a greater clock.")
 @click.option("--by", metavar="NAME", help="Only commits that this agent made.")
+@_limit_option
 @click.pass_obj
-def ops_command(session: Session, since: int | None, by: str | None) -> None:
+def ops_command(session: Session, since: int | None, by: str | None, limit: int | None) -> None:
     """Show the commits of all agents that are kept, in the order of their clocks: as log lines, or a table at a
     terminal.
 
@@ -67,7 +76,7 @@ def ops_command(session: Session, since: int | None, by: str | None) -> None:
     """
     with session.reading() as store:
         commits = (commit for commit in store.ops(since) if by is None or commit.author == by)
-        _show(session, commits)
+        _show(session, commits if limit is None else deque(commits, limit))
 
 
 @click.command("watch", cls=StoreCommand, options=READS)

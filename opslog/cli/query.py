@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
-from opslog.cli.output import id_text, rows, write_json
+from opslog.cli.output import id_text, is_terminal, rows, short_time, write_json
 from opslog.cli.session import READS, Session, StoreCommand
-from opslog.cli.values import point
+from opslog.cli.values import as_of_option
+
+if TYPE_CHECKING:
+    from opslog.history import Point
 
 
 @click.command("query", cls=StoreCommand, options=READS)
 @click.argument("sql", metavar="SQL")
-@click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@as_of_option
 @click.pass_obj
-def query_command(session: Session, sql: str, as_of: str | None) -> None:
+def query_command(session: Session, sql: str, as_of: Point | None) -> None:
     """Answer a question in SQL, by DuckDB, over the tables documents, commits and archive.
 
     `documents` has a column for each field, and id, clock, agent, author, ts and data (the JSON text). Without a
     terminal there are tabs between columns, and with --json each row is a line. Needs the extra query.
     """
-    with session.reading(None if as_of is None else point(as_of)) as store:
+    with session.reading(as_of) as store:
         table = store.sql(sql)
     found = (row for batch in table.to_batches() for row in batch.to_pylist())
     if session.json:
         for row in found:
             write_json(plain(row))
     else:
-        rows(list(map(id_text, table.column_names)), (list(map(_text, row.values())) for row in found))
+        rows(list(map(id_text, table.column_names)), ([_text(*item) for item in row.items()] for row in found))
 
 
 def plain(value: Any) -> Any:
@@ -53,8 +56,11 @@ def plain(value: Any) -> Any:
             return str(value) if not isinstance(value, date) else value.isoformat()
 
 
-def _text(value: Any) -> str:
-    """On one line; text as it is, or, where that would act on a terminal or break the line, as a JSON string."""
+def _text(column: str, value: Any) -> str:
+    """On one line; text as it is, or, where that would act on a terminal or break the line, as a JSON string. A person
+    gets the time of a write as other commands show it; what a query computed of times stays exact."""
+    if column == "ts" and isinstance(value, datetime) and value.tzinfo is not None and is_terminal():
+        return short_time(value.isoformat())
     value = plain(value)
     if value is None:
         return ""

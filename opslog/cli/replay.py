@@ -14,7 +14,7 @@ from opslog.cli.engines import Choice, Engine, bytes_to_read, choose, cores_of, 
 from opslog.cli.output import answer, counted, say, unicode_text
 from opslog.cli.progress import progress
 from opslog.cli.session import READS, Session, StoreCommand
-from opslog.cli.values import point
+from opslog.cli.values import as_of_option
 from opslog.environment import REAL, machine_memory
 from opslog.history import Point, load_as_of
 from opslog.replica.state import Loader
@@ -56,7 +56,7 @@ class Wish(msgspec.Struct, frozen=True):
     show_default=True,
     help="Lines of JSON, Parquet, or a store that has these documents and no past.",
 )
-@click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@as_of_option
 @click.option(
     "--engine",
     type=click.Choice(get_args(Engine)),
@@ -75,7 +75,7 @@ def replay_command(
     url: str | None,
     directory: Path,
     form: str,
-    as_of: str | None,
+    as_of: Point | None,
     engine: str,
     master: str | None,
     variant: bool,
@@ -85,8 +85,7 @@ def replay_command(
     Runs beside running writers.
     """
     session.store = session.store if url is None else url
-    at = None if as_of is None else point(as_of)
-    wish = Wish(directory, cast(Format, form), at, cast(Engine, engine), master, variant)
+    wish = Wish(directory, cast(Format, form), as_of, cast(Engine, engine), master, variant)
     wish.check()
     check_vacant(directory)
     with session.existing() as backend:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import click
 import orjson
@@ -20,10 +20,13 @@ from opslog.cli.output import answer, counted, is_terminal, joined, one_line, sa
 from opslog.cli.progress import Advance, Unit, progress, size_text
 from opslog.cli.session import JSON, READS, WRITES, Session, StoreCommand
 from opslog.cli.tables import FORMATS, format_of, write_table
-from opslog.cli.values import point
+from opslog.cli.values import as_of_option
 from opslog.environment import REAL
 from opslog.format.commits import Set, encode_commit
 from opslog.importers import ImportedCommit
+
+if TYPE_CHECKING:
+    from opslog.history import Point
 
 # After how many documents an export says how far it is.
 _SHOWN_DOCUMENTS = 100
@@ -193,7 +196,7 @@ def _orphaned(session: Session, directory: str) -> int:
 
 @click.command("export", cls=StoreCommand, options=READS)
 @click.argument("file", required=False, default="-", metavar="[FILE]")
-@click.option("--as-of", metavar="CLOCK|TIME", help="The state as it was: at a clock, or as in 2026-11-20T12:00:00Z.")
+@as_of_option
 @click.option("--plain", is_flag=True, help="JSON lines of ids and documents alone, without who wrote them and when.")
 @click.option(
     "--format",
@@ -202,7 +205,7 @@ def _orphaned(session: Session, directory: str) -> int:
     help="What to write. Default: by the end of FILE's name; jsonl, if it has none.",
 )
 @click.pass_obj
-def export_command(session: Session, file: str, as_of: str | None, plain: bool, form: str | None) -> None:
+def export_command(session: Session, file: str, as_of: Point | None, plain: bool, form: str | None) -> None:
     """Write all documents, in order of id, to FILE (gzipped, if its name ends with .gz) or to stdout.
 
     As JSON lines there is one document per line; as Parquet or CSV (this needs the extra query) a column for id, and
@@ -211,7 +214,7 @@ def export_command(session: Session, file: str, as_of: str | None, plain: bool, 
     form = form or format_of(file)
     if plain and form != "jsonl":
         raise click.UsageError("--plain is for JSON lines; Parquet and CSV have ids and documents alone")
-    with session.reading(None if as_of is None else point(as_of)) as store, progress(session) as steps:
+    with session.reading(as_of) as store, progress(session) as steps:
         total = len(store)
         # Documents that a person reads say by themselves how far this is.
         step = None if file == "-" and is_terminal() else steps.step("exporting", "documents")

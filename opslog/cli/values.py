@@ -136,6 +136,12 @@ def point(text: str) -> Point:
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
+def as_of_option(function: click.decorators.FC) -> click.decorators.FC:
+    """The option of commands that can show the past."""
+    what = "The state as it was: at a clock, or as in 2026-11-20T12:00:00Z."
+    return click.option("--as-of", type=point, metavar="CLOCK|TIME", help=what)(function)
+
+
 def parse_document(text: bytes, source: str) -> Document:
     """The JSON object in `text`.
 

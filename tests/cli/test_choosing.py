@@ -117,6 +117,24 @@ def test_count_counts_and_groups(tasks: Path) -> None:
     assert call(tasks, "count", "--json").values == [{"count": 4}]
 
 
+def test_ls_count_and_get_show_the_past(tasks: Path) -> None:
+    with opslog.open(tasks) as store:
+        clock = store.records().__next__().clock
+        store["a"] = {"status": "done"}
+        del store["b"]
+    assert call(tasks, "ls", "--ids").out.split() == ["a", "c", "d"]
+    assert call(tasks, "ls", "--ids", "--as-of", "4").out.split() == ["a", "b", "c", "d"]
+    assert call(tasks, "ls", "--ids", "--as-of", "4", "-w", "status = done").out == "b\n"
+    assert call(tasks, "count", "--as-of", str(clock)).out == "1\n"
+    assert call(tasks, "count", "--as-of", "4", "--by", "status", "-w", "status = done").out == '1\t"done"\n'
+    assert call(tasks, "get", "a", "--as-of", "4").out == '{"status":"active","hours":3}\n'
+    assert call(tasks, "get", "b", "--as-of", "0").code == 1
+    for command in (["ls"], ["count"], ["get", "a"]):
+        result = call(tasks, *command, "--as-of", "yesterday")
+        assert (result.code, result.out) == (2, "")
+        assert "as_of takes a clock" in result.err
+
+
 @pytest.mark.parametrize("command", [["ls"], ["count"], ["archive", "--dry-run"]])
 def test_a_condition_that_cannot_be_read_is_pointed_at(tasks: Path, command: list[str]) -> None:
     done = call(tasks, *command, "--where", "status = active an hours > 3")

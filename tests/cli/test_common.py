@@ -86,7 +86,7 @@ def test_damage_is_a_failure_with_file_and_offset(opslog: Opslog, root: Path) ->
 
 
 def test_an_error_of_the_system_is_a_sentence(opslog: Opslog, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Session) -> None:
+    def fail(self: Session, as_of: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/somewhere")
 
     monkeypatch.setattr(Session, "reading", fail)

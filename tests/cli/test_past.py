@@ -38,6 +38,20 @@ def test_ops_are_the_lines_of_the_logs_and_undos_say_what_they_gave_back(opslog:
     assert opslog("ops", "--by", "nobody") == (0, "", "")
 
 
+@pytest.mark.parametrize("command", [["ops"], ["history", "x"]])
+def test_limit_takes_the_newest_and_leaves_them_in_their_order(opslog: Opslog, command: list[str]) -> None:
+    whole = opslog(*command, "--json").values
+    assert len(whole) > 2
+    for limit in (0, 1, 2, 99):
+        answer = opslog(*command, "--json", "--limit", str(limit))
+        assert (answer.code, answer.values) == (0, whole[len(whole) - min(limit, len(whole)) :])
+
+
+def test_limit_counts_what_the_other_options_leave(opslog: Opslog) -> None:
+    assert [line["clock"] for line in opslog("ops", "--by", "b", "--limit", "1").values] == [3]
+    assert [line["clock"] for line in opslog("ops", "--since", "3", "--limit", "9").values] == [4, 5]
+
+
 def test_ops_that_are_gone_are_an_error(opslog: Opslog, root: Path) -> None:
     with library.open(root, agent="c") as store:
         for number in range(40):

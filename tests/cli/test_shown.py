@@ -146,6 +146,24 @@ def test_watch_shows_a_line_for_each_document_to_a_person(tmp_path: Path) -> Non
     assert any(re.search(r"  planner  undo    task-\d+ +took back its commit \d+", line) for line in lines)
 
 
+def test_a_query_shows_times_of_writes_as_other_commands_do(tmp_path: Path) -> None:
+    with opslog.open(tmp_path / "store", agent="one") as store:
+        store["a"] = {}
+    query = "SELECT ts, ts AS computed FROM documents"
+    shown = at_terminal(tmp_path / "store", "query", query).splitlines()[1]
+    assert re.fullmatch(r"\d+ (s|min) ago +\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", shown)
+    ts, computed = call(tmp_path / "store", "query", query).out.split()
+    assert ts == computed
+
+
+def test_a_token_is_whole_however_narrow_the_terminal_is(store: Path) -> None:
+    token = call(store, "changes").out.splitlines()[-1].split("\t")[2]
+    shown = at_terminal(store, "changes", columns=40).splitlines()
+    assert len(token) > 40
+    assert shown[-1] == f"go on with --since {token}"
+    assert shown[0].split() == ["op", "id", "document"]
+
+
 def test_times_are_short_for_people() -> None:
     now = time.time()
     assert re.fullmatch(r"\d s ago", short_time(format_ts(now - 3)))
