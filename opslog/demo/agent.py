@@ -196,19 +196,19 @@ class Agent:
 
 
 def _status_of(journals: Path, name: str, store: opslog.Store[Any]) -> Status:
-    """What earlier sessions of an agent have done: its commits as the store has them, all else as it noted itself."""
+    """What earlier sessions of an agent have done, as it noted itself: the commits that were acknowledged to it, as in
+    the summary. The store may have one more, whose answer a kill cut off."""
     calls = read_journals(journals).get(name, [])
     ended = [(call.begin.kind, call.end) for call in calls if call.end is not None]
     done = Counter(kind for kind, end in ended if end.done)
-    found = sum(commit.author == name for commit in store.ops())
     return Status(
         "running",
-        commits=found,
+        commits=sum(len(end.clocks) for _, end in ended),
         undos=done["undo"],
         batches=done["batch"],
         conflicts=sum(end.conflicts for _, end in ended),
         tasks=done["finish"],
-        found=found,
+        found=sum(commit.author == name for commit in store.ops()),
     )
 
 

@@ -121,18 +121,12 @@ class Display:
         table.add_column("at")
         for worker in sorted(agents, key=lambda worker: worker.name):
             status = worker.status
-            numbers = (
-                status.commits,
-                self._rates.of(worker),
-                status.lag,
-                status.undos,
-                status.batches,
-                status.conflicts,
-                status.tasks,
-            )
+            rate = self._rates.of(worker)
+            counts = (status.lag, status.undos, status.batches, status.conflicts, status.tasks)
+            numbers = (f"{status.commits:,}", f"{rate:,.0f}" if rate else "", *(f"{count:,}" for count in counts))
             state = _state(worker, sessions)
             style = {"killed": "bold red", "back": "green"}.get(state, "")
-            table.add_row(worker.name, state, *(f"{number:,.0f}" for number in numbers), status.task, style=style)
+            table.add_row(worker.name, state, *numbers, status.task, style=style)
         return table
 
     def _time(self) -> str:
@@ -140,10 +134,11 @@ class Display:
         return f"{passed:.0f} of {self._seconds:.0f} s" if passed < self._seconds else "they finish"
 
     def _notes(self, agents: Sequence[Worker], compactor: Worker) -> Iterator[str]:
-        yield f"a compaction process beside them: {compactor.status.compactions:,} compactions"
+        yield f"a compaction process beside them: {_counted(compactor.status.compactions, 'compaction')}"
         for worker in agents:
             if worker.status.found is not None:
-                yield f"{worker.name} was killed and came back: it found {worker.status.found:,} commits of its own"
+                found = _counted(worker.status.found, "commit")
+                yield f"{worker.name} was killed and came back: it found {found} of its own"
         for word, meaning in _WORDS.items():
             yield f"{word:<9}  {meaning}"
 
@@ -157,8 +152,8 @@ class Display:
             for worker in sorted(agents, key=lambda worker: worker.name)
         )
         return (
-            f"{commits:,} commits, {rate:,.0f} per second, lag at most {lag}, {tasks:,} tasks done, "
-            f"{compactor.status.compactions} compactions; {states}"
+            f"{_counted(commits, 'commit')}{f', {rate:,.0f} a second' if rate else ''}, lag at most {lag}, "
+            f"{_counted(tasks, 'task')} done, {_counted(compactor.status.compactions, 'compaction')}; {states}"
         )
 
 
@@ -178,6 +173,7 @@ class _Rates:
                 self._marks[worker] = (now, worker.status.commits)
 
     def of(self, worker: Worker) -> float:
+        """0 where it is not known yet, or nothing is written any more."""
         return 0.0 if worker.is_killed or worker.status.state == "done" else self._rates.get(worker, 0.0)
 
 
@@ -190,32 +186,36 @@ def _state(worker: Worker, sessions: Mapping[str, int]) -> str:
 
 def _found(worker: Worker) -> str:
     """Of one that was killed and came back."""
-    return "" if worker.status.found is None else f" (found {worker.status.found:,} commits of its own)"
+    return "" if worker.status.found is None else f" (found {_counted(worker.status.found, 'commit')} of its own)"
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def describe(summary: Summary) -> str:
     """The outcome, for a person."""
     lines = [
-        f"{name}: {agent.commits:,} commits acknowledged ({agent.sets:,} sets, {agent.deletes:,} deletes, "
-        f"{agent.batches:,} batches, {agent.undos:,} undos), {agent.conflicts:,} conflicts; "
-        f"{agent.tasks:,} tasks done, {agent.refused_claims:,} claims refused"
+        f"{name}: {_counted(agent.commits, 'commit')} acknowledged ({_counted(agent.sets, 'set')}, "
+        f"{_counted(agent.deletes, 'delete')}, {_counted(agent.batches, 'batch', 'batches')}, "
+        f"{_counted(agent.undos, 'undo')}), {_counted(agent.conflicts, 'conflict')}; "
+        f"{_counted(agent.tasks, 'task')} done, {_counted(agent.refused_claims, 'claim')} refused"
         for name, agent in summary.agents.items()
     ]
     for call in summary.in_flight:
-        outcome = "is in the history, whole" if call.in_history else "did not happen"
+        outcome = "is in the history, whole, though nobody acknowledged it" if call.in_history else "did not happen"
         lines.append(f"{call.agent} was killed during a {call.call}, which {outcome}")
     lines += [
         f"{found.by} took {found.task} over from {found.holder}, and it was done once" for found in summary.taken_over
     ]
     lines += [
-        f"{summary.tasks:,} tasks shared out by transactions, each of them done once"
-        if summary.ok
-        else f"{summary.tasks:,} tasks shared out by transactions",
-        f"{summary.commits:,} commits in {summary.writing_seconds:.1f} s, {summary.commits_per_second:,.0f} a second, "
-        f"with {summary.kills} kill and {summary.compactions} compactions",
+        f"{_counted(summary.tasks, 'task')} shared out by transactions" + (", each of them done once" * summary.ok),
+        f"{_counted(summary.commits, 'commit')} acknowledged in {summary.writing_seconds:.1f} s, "
+        f"{summary.commits_per_second:,.0f} a second, with {_counted(summary.kills, 'kill')} and "
+        f"{_counted(summary.compactions, 'compaction')}",
         f"lost: {summary.lost}; commits that nobody made: {summary.unknown}",
-        f"the same {summary.documents:,} documents: {', '.join(summary.agreeing)} and a plain replay of the journals; "
-        f"digest {summary.digest[:16]}",
+        f"the same {_counted(summary.documents, 'document')}: {', '.join(summary.agreeing)} and a plain replay of the "
+        f"journals; digest {summary.digest[:16]}",
         *([f"without Spark: {summary.without_spark}"] if summary.without_spark else []),
         *(f"WRONG: {problem}" for problem in summary.problems),
         "All is well." if summary.ok else "The store did not keep its promises.",
