@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -32,7 +32,8 @@ from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.scanned import greatest_ts, last_clock
-from opslog.format.snapshot import Ages, Row, build_parts, runs_to_merge
+from opslog.format.snapshot import Ages, Row, SortedLines, build_parts, runs_to_merge
+from opslog.kernel import Table
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
 from opslog.log.sealing import logs_of_the_gone, seal_all
@@ -46,7 +47,9 @@ from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, merge_rows
 
 if TYPE_CHECKING:
-    from opslog.merge.lines import LineRange
+    from opslog.kernel import _kernel
+
+T = TypeVar("T")
 
 LOCK = "compaction"
 
@@ -243,9 +246,7 @@ class Tail:
     def read(cls, backend: Backend, found: Survey) -> Tail:
         """:raises MissingFileError: collected meanwhile."""
         tail = cls(found)
-        # Where there is a snapshot, each record is compared with it, decoded.
-        scans = not tail.manifest.runs
-        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments, scans=scans)))
+        tail.merge.load(tail._noted(read_logs(backend, tail.cursors, tail.segments, scans=True)))
         return tail
 
     def input(self, backend: Backend, sealed: tuple[str, ...], progress: Progress | None) -> CompactionInput:
@@ -324,27 +325,44 @@ def _positions(cuts: dict[str, Cut]) -> dict[str, tuple[int, int]]:
 
 
 class _Winners:
-    """New rows in memory: made, at the cost of the tail, from what a `Tail` has settled, which is let go of."""
+    """New rows in memory: made, at the cost of the tail, from what a `Tail` has settled, which is let go of. With the
+    kernel most of them stay the lines that they are."""
 
     def __init__(self, backend: Backend, tail: Tail, progress: Progress | None) -> None:
         self._backend = backend
         self._progress = progress
         self._uncompacted = tail.merge.contested
         self.documents = 0
-        # None where there is a snapshot.
-        self._lines = tail.merge.lines
-        if self._lines is not None:
-            self._lines.absorb(tail.merge.settled)
-        winners = self._winners(tail.merge.settled, [BlockRun(backend, run) for run in tail.manifest.runs])
+        runs = [BlockRun(backend, run) for run in tail.manifest.runs]
+        self._sets = self._take_sets(tail.merge, runs)
+        winners = self._winners(tail.merge.settled, runs)
         # In tuples: Python's garbage collector skips a tuple of rows, and would traverse a list of them.
         self._rows = deque(batched(winners, _TOGETHER))
         self.count = sum(map(len, self._rows))
         self.bytes = sum(len(row.line) for some in self._rows for row in some)
-        if self._lines is not None:
-            count, size = self._lines.size(without=(row.id for some in self._rows for row in some))
+        if self._sets is not None:
+            count, size, documents = self._sets.figures()
             self.count += count
             self.bytes += size
-            self.documents += count
+            self.documents += documents
+
+    @staticmethod
+    def _take_sets(merge: Merge, runs: list[BlockRun]) -> _kernel.Winners | None:
+        """What is settled, out of `merge.settled` as far as it is sets of the usual form, and compared with the
+        snapshot; None where there is no kernel."""
+        if Table is None:
+            return None
+        from opslog.merge.lines import Lines
+        from opslog.snapshot.merging import compare
+
+        lines = Lines() if merge.lines is None else merge.lines
+        lines.absorb(merge.settled)
+        sets = lines.winners()
+        for id in merge.settled:
+            sets.drop(id)
+        for run in runs:
+            compare(sets, run, len(lines))
+        return sets
 
     def _winners(self, settled: dict[str, Record], runs: list[BlockRun]) -> Iterator[Row]:
         """What is settled and wins against the snapshot, in order of id; counts the documents that come and go."""
@@ -359,19 +377,23 @@ class _Winners:
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         total = self.count + sum(stored.records for stored in merged)
         written = 0
-        below = [BlockRun(self._backend, stored).rows() for stored in merged]
-        rows: Iterable[Row | LineRange] = _taken(self._rows)
-        if self._lines is not None:
-            rows = self._lines.over(_taken(self._rows))
-        elif below:
-            rows = merge_rows([_taken(self._rows), *below])
-        for file in build_parts(run, ages.of(rows, self._uncompacted)):
+        for file in build_parts(run, ages.of(self._over(merged), self._uncompacted)):
             self._backend.create(file.part.path, file.data)
             self._backend.create(index_path(file.part.path), file.index)
             yield file.part
             written += file.part.records
             if self._progress:
                 self._progress(written, total)
+
+    def _over(self, merged: Sequence[Run]) -> Iterable[Row | SortedLines]:
+        """The rows of the new run, in order of id."""
+        below = [BlockRun(self._backend, stored) for stored in merged]
+        if self._sets is None:
+            above = (row for some in _taken(self._rows) for row in some)
+            return merge_rows([above, *(run.rows() for run in below)])
+        from opslog.snapshot.merging import Merged, rows_from, rows_in
+
+        return Merged([rows_from(_taken(self._rows)), self._sets, *map(rows_in, below)])
 
 
 class _Plan:
@@ -472,10 +494,10 @@ class _Plan:
         )
 
 
-def _taken(rows: deque[tuple[Row, ...]]) -> Iterator[Row]:
+def _taken(rows: deque[T]) -> Iterator[T]:
     """The rows, let go of as they are taken: to free a million at once holds all threads up."""
     while rows:
-        yield from rows.popleft()
+        yield rows.popleft()
 
 
 def first_found(lookups: Sequence[Callable[[str], Record | None]], id: str) -> Record | None:

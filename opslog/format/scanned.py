@@ -1,8 +1,8 @@
 """Chunks of a log that are not decoded line by line. Pure.
 
-Most lines of a log are sets of the usual form, of which most have been overwritten. `opslog.kernel` reads those; the
-others are decoded here. What it makes of a chunk is what `decode_commits` makes of it, for any bytes: where one of the
-other lines cannot be read by itself, or is not where it belongs, `decode_commits` has the word.
+Most lines of a log are sets of the usual form, or batches of them, of which most have been overwritten. `opslog.kernel`
+reads those; the others are decoded here. What it makes of a chunk is what `decode_commits` makes of it, for any bytes:
+where one of the other lines cannot be read by itself, or is not where it belongs, `decode_commits` has the word.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ScannedCommits(Sequence[Commit]):
     """The commits of whole lines of one log, which are decoded when somebody asks for one.
 
-    :ivar sets: those that the kernel has read.
+    :ivar sets: those that the kernel has read, alone or in batches.
     :ivar others: the other ones, decoded.
     :ivar clocks: of the first and the last of all of them.
     """
@@ -42,7 +42,7 @@ class ScannedCommits(Sequence[Commit]):
         return max([self.sets.ts, *(commit.ts for commit in self.others)])
 
     def __len__(self) -> int:
-        return len(self.sets) + len(self.others)
+        return self.sets.commits + len(self.others)
 
     @overload
     def __getitem__(self, index: int) -> Commit: ...

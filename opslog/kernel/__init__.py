@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
-_INTERFACE = 3
+_INTERFACE = 4
 
 try:
     from opslog.kernel import _kernel
@@ -28,3 +28,6 @@ copy = _kernel.copy if IS_USED else None
 set_line = _kernel.set_line if IS_USED else None
 scan = _kernel.scan if IS_USED else None
 Table = _kernel.Table if IS_USED else None
+rows = _kernel.rows if IS_USED else None
+Winners = _kernel.Winners if IS_USED else None
+Merger = _kernel.Merger if IS_USED else None

@@ -18,7 +18,7 @@
 #endif
 
 /* Changes with what the functions take and return: opslog/kernel/__init__.py refuses another one. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -579,50 +579,138 @@ typedef struct {
     uint32_t id, id_length, data, data_length;
 } Line;
 
-/* Whether these bytes, without the newline, are a set of the usual form. */
-static int
-read_line(Bytes base, Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
+/* What a line of the usual form begins with: ts, clock and agent. Where its op begins; NULL: it has another form. */
+static Bytes
+read_head(Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
 {
     if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &line->ts)) {
-        return 0;
+        return NULL;
     }
     if ((at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &line->clock)) == NULL
         || (at = SKIP(at, end, ",\"agent\":\"")) == NULL
-        || (at = skip_word(at, end, (const char *)agent, agent_length)) == NULL
-        || (at = SKIP(at, end, "\",\"op\":\"set\",\"id\":\"")) == NULL) {
-        return 0;
+        || (at = skip_word(at, end, (const char *)agent, agent_length)) == NULL) {
+        return NULL;
+    }
+    return SKIP(at, end, "\",\"op\":\"");
+}
+
+/* What follows the op of a set: id, data and v. Where that ends; NULL: it has another form. */
+static Bytes
+read_set(Bytes base, Bytes at, Bytes end, Line *line)
+{
+    if ((at = SKIP(at, end, "set\",\"id\":\"")) == NULL) {
+        return NULL;
     }
     line->id = (uint32_t)(at - base);
     if ((at = skip_string(at, end, 0)) == NULL) {
-        return 0;
+        return NULL;
     }
     line->id_length = (uint32_t)(at - base) - line->id - 1;
     if ((at = SKIP(at, end, ",\"data\":")) == NULL || at == end || *at != '{') {
-        return 0;
+        return NULL;
     }
     line->data = (uint32_t)(at - base);
     if ((at = skip_value(at, end, 0)) == NULL) {
-        return 0;
+        return NULL;
     }
     line->data_length = (uint32_t)(at - base) - line->data;
     line->v = 1;
     Bytes next = SKIP(at, end, ",\"v\":");
     if (next != NULL && (at = read_number(next, end, &line->v)) == NULL) {
-        return 0;
+        return NULL;
     }
-    if ((next = SKIP(at, end, ",\"joined\":true")) != NULL) {
-        at = next;
-    }
-    return end - at == 1 && *at == '}' && line->id_length < ID_MAX && line->data_length < DATA_MAX && line->v < V_MAX;
+    return line->id_length < ID_MAX && line->data_length < DATA_MAX && line->v < V_MAX ? at : NULL;
 }
 
-/* The sets of the usual form in a chunk, in order. */
+/* Whether nothing follows but the end of the line, with or without what says that it was written with the one before. */
+static int
+is_line_end(Bytes at, Bytes end)
+{
+    Bytes next = SKIP(at, end, ",\"joined\":true");
+    if (next != NULL) {
+        at = next;
+    }
+    return end - at == 1 && *at == '}';
+}
+
+/* The sets of the lines that were read. */
+typedef struct {
+    Line *lines;
+    size_t count, room;
+} LineList;
+
+/* Room for one more; NULL where there is no memory. */
+static Line *
+next_line(LineList *list)
+{
+    if (list->count == list->room) {
+        size_t room = list->room * 2 + 16;
+        Line *more = realloc(list->lines, room * sizeof(Line));
+        if (more == NULL) {
+            return NULL;
+        }
+        list->lines = more;
+        list->room = room;
+    }
+    return &list->lines[list->count];
+}
+
+/* Read a line, without its newline, that is a set or a batch of sets of the usual form: 1, with its sets in the list; 0
+ * where it is none; -1 where there is no memory. */
+static int
+read_commit(Bytes base, Bytes at, Bytes end, Bytes agent, size_t agent_length, LineList *list)
+{
+    size_t first = list->count;
+    Line *line = next_line(list);
+    if (line == NULL) {
+        return -1;
+    }
+    if ((at = read_head(at, end, agent, agent_length, line)) == NULL) {
+        return 0;
+    }
+    Bytes next = SKIP(at, end, "batch\",\"ops\":[");
+    if (next == NULL) {
+        if ((at = read_set(base, at, end, line)) == NULL || !is_line_end(at, end)) {
+            return 0;
+        }
+        list->count++;
+        return 1;
+    }
+    Line head = *line;
+    at = next;
+    for (;;) {
+        if ((line = next_line(list)) == NULL) {
+            return -1;
+        }
+        line->clock = head.clock;
+        line->ts = head.ts;
+        if ((at = SKIP(at, end, "{\"op\":\"")) == NULL || (at = read_set(base, at, end, line)) == NULL
+            || (at = SKIP(at, end, "}")) == NULL || at == end) {
+            break;
+        }
+        list->count++;
+        if (*at == ']') {
+            if (!is_line_end(at + 1, end)) {
+                break;
+            }
+            return 1;
+        }
+        if (*at++ != ',') {
+            break;
+        }
+    }
+    list->count = first;
+    return 0;
+}
+
+/* The sets of the usual form in a chunk, in order; those of a batch one after the other. */
 typedef struct {
     PyObject_HEAD
     PyObject *chunk; /* bytes */
     PyObject *agent; /* str */
     Line *lines;
     Py_ssize_t count;
+    Py_ssize_t commits; /* lines of the log */
 } Sets;
 
 static void
@@ -673,7 +761,14 @@ sets_ts(PyObject *self, void *closure)
     return ts_text(greatest);
 }
 
+static PyObject *
+sets_commits(PyObject *self, void *closure)
+{
+    return PyLong_FromSsize_t(((Sets *)self)->commits);
+}
+
 static PyGetSetDef sets_getters[] = {
+    {"commits", sets_commits, NULL, "How many lines of the log they are.", NULL},
     {"clocks", sets_clocks, NULL, "Of the first and of the last one.", NULL},
     {"ts", sets_ts, NULL, "The greatest one.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -701,12 +796,13 @@ typedef struct {
 } Other;
 
 typedef struct {
-    PyTypeObject *sets_type;
+    PyTypeObject *sets_type, *table_type, *rows_type, *winners_type;
 } ModuleState;
 
 PyDoc_STRVAR(scan_doc,
 "scan(chunk, agent)\n--\n\n"
-"The sets of the usual form in whole lines of the log of an agent, and the other lines of it, for Python to read: each as\n"
+"The sets of the usual form in whole lines of the log of an agent, alone or in batches of such sets, and the other lines\n"
+"of it, for Python to read: each as\n"
 "(where it starts, where it stops, the clock of the last set before it or 0, the clock of the next set or 0).\n\n"
 "None where most are others, or where the clocks of the sets do not ascend.");
 
@@ -727,33 +823,33 @@ scan(PyObject *module, PyObject *args)
         || !needs_no_escape((const char *)name, agent_length)) {
         Py_RETURN_NONE;
     }
-    Line *lines = NULL;
+    LineList list = {NULL, 0, 0};
     Other *others = NULL;
-    size_t count = 0, room = 0, other_count = 0, other_room = 0, open_others = 0;
+    size_t commits = 0, other_count = 0, other_room = 0, open_others = 0;
     int no_memory = 0, declined = 0;
 
     Py_BEGIN_ALLOW_THREADS
+    list.lines = malloc(((size_t)length / 256 + 16) * sizeof(Line));
+    list.room = list.lines == NULL ? 0 : (size_t)length / 256 + 16;
     Bytes at = base, end = base + length;
     while (at < end) {
         Bytes newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
-        if (count == room) {
-            room = room ? room * 2 : (size_t)length / 256 + 16;
-            Line *more = realloc(lines, room * sizeof(Line));
-            if (more == NULL) {
-                no_memory = 1;
-                break;
-            }
-            lines = more;
+        size_t before = list.count;
+        int read = read_commit(base, at, newline, name, (size_t)agent_length, &list);
+        if (read < 0) {
+            no_memory = 1;
+            break;
         }
-        if (read_line(base, at, newline, name, (size_t)agent_length, &lines[count])) {
-            if (count && lines[count].clock <= lines[count - 1].clock) {
+        if (read) {
+            uint64_t clock = list.lines[before].clock;
+            if (before && clock <= list.lines[before - 1].clock) {
                 declined = 1;
                 break;
             }
             for (; open_others; open_others--) {
-                others[other_count - open_others].after = lines[count].clock;
+                others[other_count - open_others].after = clock;
             }
-            count++;
+            commits++;
         } else {
             if (other_count == other_room) {
                 other_room = other_room ? other_room * 2 : 16;
@@ -766,11 +862,11 @@ scan(PyObject *module, PyObject *args)
             }
             others[other_count].start = (size_t)(at - base);
             others[other_count].stop = (size_t)(newline + 1 - base);
-            others[other_count].before = count ? lines[count - 1].clock : 0;
+            others[other_count].before = before ? list.lines[before - 1].clock : 0;
             others[other_count].after = 0;
             other_count++;
             open_others++;
-            if (other_count > 32 && other_count > count) {
+            if (other_count > 32 && other_count > list.count) {
                 declined = 1;
                 break;
             }
@@ -779,24 +875,24 @@ scan(PyObject *module, PyObject *args)
     }
     Py_END_ALLOW_THREADS
 
-    PyObject *result = NULL, *list = NULL;
+    PyObject *result = NULL, *places = NULL;
     if (no_memory) {
         PyErr_NoMemory();
         goto done;
     }
-    if (declined || count == 0 || other_count > count) {
+    if (declined || list.count == 0 || other_count > list.count) {
         result = Py_NewRef(Py_None);
         goto done;
     }
-    list = PyList_New((Py_ssize_t)other_count);
-    if (list == NULL) {
+    places = PyList_New((Py_ssize_t)other_count);
+    if (places == NULL) {
         goto done;
     }
     for (size_t index = 0; index < other_count; index++) {
         PyObject *other = Py_BuildValue("(nnKK)", (Py_ssize_t)others[index].start, (Py_ssize_t)others[index].stop,
                                         (unsigned long long)others[index].before,
                                         (unsigned long long)others[index].after);
-        if (other == NULL || PyList_SetItem(list, (Py_ssize_t)index, other) < 0) {
+        if (other == NULL || PyList_SetItem(places, (Py_ssize_t)index, other) < 0) {
             goto done;
         }
     }
@@ -806,16 +902,17 @@ scan(PyObject *module, PyObject *args)
     if (sets == NULL) {
         goto done;
     }
-    Line *exact = realloc(lines, count * sizeof(Line));
-    sets->lines = exact == NULL ? lines : exact;
-    lines = NULL;
-    sets->count = (Py_ssize_t)count;
+    Line *exact = realloc(list.lines, list.count * sizeof(Line));
+    sets->lines = exact == NULL ? list.lines : exact;
+    list.lines = NULL;
+    sets->count = (Py_ssize_t)list.count;
+    sets->commits = (Py_ssize_t)commits;
     sets->chunk = Py_NewRef(chunk);
     sets->agent = Py_NewRef(agent);
-    result = Py_BuildValue("(NO)", sets, list);
+    result = Py_BuildValue("(NO)", sets, places);
 done:
-    Py_XDECREF(list);
-    free(lines);
+    Py_XDECREF(places);
+    free(list.lines);
     free(others);
     return result;
 }
@@ -853,6 +950,7 @@ typedef struct {
     PyObject *agents; /* list of str */
     uint32_t *order; /* references, by id; NULL until that is asked for */
     int is_complete; /* whether it does not change any more */
+    int is_busy; /* in a thread that lets others run */
 } Table;
 
 static uint64_t
@@ -910,16 +1008,18 @@ find_slot(const Table *table, uint64_t hash, const char *id, size_t length)
     }
 }
 
+/* Other threads run meanwhile, and find what is there in the slots as they were. */
 static int
 grow_slots(Table *table)
 {
     size_t count = table->slot_count ? table->slot_count * 2 : 64;
-    uint64_t *slots = count > ((size_t)1 << 32) ? NULL : calloc(count, sizeof(uint64_t));
+    uint64_t *slots = count > ((size_t)1 << 32) ? NULL : calloc(count, sizeof(uint64_t)), *before = table->slots;
     if (slots == NULL) {
         return -1;
     }
+    Py_BEGIN_ALLOW_THREADS
     for (size_t old = 0; old < table->slot_count; old++) {
-        uint64_t entry = table->slots[old];
+        uint64_t entry = before[old];
         if ((uint32_t)entry) {
             size_t slot = (size_t)(entry >> 32) & (count - 1);
             while ((uint32_t)slots[slot]) {
@@ -928,9 +1028,22 @@ grow_slots(Table *table)
             slots[slot] = entry;
         }
     }
-    free(table->slots);
+    Py_END_ALLOW_THREADS
     table->slots = slots;
     table->slot_count = count;
+    free(before);
+    return 0;
+}
+
+/* Nobody else is at it in a thread, or an exception. */
+static int
+begin_alone(int *is_busy)
+{
+    if (*is_busy) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread is at it");
+        return -1;
+    }
+    *is_busy = 1;
     return 0;
 }
 
@@ -964,25 +1077,21 @@ room_for(Table *table, size_t bytes)
     return reference;
 }
 
-static int
-table_clear(PyObject *self)
+static void
+table_dealloc(PyObject *self)
 {
+    PyTypeObject *type = Py_TYPE(self);
     Table *table = (Table *)self;
+    /* The system takes tens of milliseconds to get the memory of a million documents back. */
+    Py_BEGIN_ALLOW_THREADS
     for (size_t index = 0; index < table->block_count; index++) {
         free(table->blocks[index]);
     }
     free(table->blocks);
     free(table->slots);
     free(table->order);
-    Py_CLEAR(table->agents);
-    return 0;
-}
-
-static void
-table_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    table_clear(self);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(table->agents);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -1042,6 +1151,77 @@ agent_number(Table *table, PyObject *agent)
 /* A large table is in no cache: so many lines before a record is compared it is asked for, and its slot as many earlier. */
 #define AHEAD 8
 
+/* Take in the sets of a chunk. 0; -1 with an exception. */
+static int
+add_sets(Table *table, const Sets *sets, int agent)
+{
+    const char *base = PyBytes_AsString(sets->chunk);
+    uint64_t hashes[4 * AHEAD]; /* of the lines from `hashed` to `index`, by the last bits of their number */
+    Py_ssize_t hashed = sets->count;
+    for (Py_ssize_t index = sets->count; index-- > 0;) {
+        const Line *line = &sets->lines[index];
+        while (hashed > 0 && hashed > index - 2 * AHEAD) {
+            const Line *next = &sets->lines[--hashed];
+            uint64_t hash = hash_of(table->seed, base + next->id, next->id_length);
+            hashes[hashed % (4 * AHEAD)] = hash;
+            if (table->slot_count) {
+                __builtin_prefetch(&table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)]);
+            }
+        }
+        if (index >= AHEAD && table->slot_count) {
+            uint64_t hash = hashes[(index - AHEAD) % (4 * AHEAD)];
+            uint32_t near = (uint32_t)table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)];
+            if (near) {
+                __builtin_prefetch(record_at(table, near));
+            }
+        }
+        if ((table->count + 1) * 3 > table->slot_count * 2 && grow_slots(table) < 0) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        const char *id = base + line->id;
+        uint64_t hash = hashes[index % (4 * AHEAD)];
+        size_t slot = find_slot(table, hash, id, line->id_length);
+        uint32_t before = (uint32_t)table->slots[slot];
+        if (before) {
+            Record known = head_of(record_at(table, before));
+            if (line->clock < known.clock) {
+                continue;
+            }
+            if (line->clock == known.clock) {
+                /* Two agents, by code points; or two sets of one batch, of which the later one is in. */
+                int order = PyUnicode_Compare(sets->agent, PyList_GetItem(table->agents, known.agent));
+                if (order == -1 && PyErr_Occurred()) {
+                    return -1;
+                }
+                if (order <= 0) {
+                    continue;
+                }
+            }
+        }
+        uint32_t reference = room_for(table, RECORD_BYTES + line->id_length + line->data_length);
+        if (!reference) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        Record record;
+        memset(&record, 0, sizeof(record));
+        record.clock = line->clock;
+        record.ts = line->ts;
+        record.data_length = line->data_length & (DATA_MAX - 1);
+        record.v = line->v & (V_MAX - 1);
+        record.id_length = line->id_length & (ID_MAX - 1);
+        record.agent = (unsigned int)agent & (AGENTS_MAX - 1);
+        char *to = (char *)record_at(table, reference);
+        memcpy(to, &record, RECORD_BYTES);
+        memcpy(to + RECORD_BYTES, id, line->id_length);
+        memcpy(to + RECORD_BYTES + line->id_length, base + line->data, line->data_length);
+        table->slots[slot] = (hash >> 32 << 32) | reference;
+        table->count += !before;
+    }
+    return 0;
+}
+
 PyDoc_STRVAR(table_add_doc,
 "add(sets)\n--\n\n"
 "Take in the sets of a chunk: of each id the one with the greatest stamp stays. False, and nothing is taken in, where there\n"
@@ -1068,67 +1248,13 @@ table_add(PyObject *self, PyObject *argument)
         }
         Py_RETURN_FALSE;
     }
-    const char *base = PyBytes_AsString(sets->chunk);
-    uint64_t hashes[4 * AHEAD]; /* of the lines from `hashed` to `index`, by the last bits of their number */
-    Py_ssize_t hashed = sets->count;
-    for (Py_ssize_t index = sets->count; index-- > 0;) {
-        const Line *line = &sets->lines[index];
-        while (hashed > 0 && hashed > index - 2 * AHEAD) {
-            const Line *next = &sets->lines[--hashed];
-            uint64_t hash = hash_of(table->seed, base + next->id, next->id_length);
-            hashes[hashed % (4 * AHEAD)] = hash;
-            if (table->slot_count) {
-                __builtin_prefetch(&table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)]);
-            }
-        }
-        if (index >= AHEAD && table->slot_count) {
-            uint64_t hash = hashes[(index - AHEAD) % (4 * AHEAD)];
-            uint32_t near = (uint32_t)table->slots[(size_t)(hash >> 32) & (table->slot_count - 1)];
-            if (near) {
-                __builtin_prefetch(record_at(table, near));
-            }
-        }
-        if ((table->count + 1) * 3 > table->slot_count * 2 && grow_slots(table) < 0) {
-            return PyErr_NoMemory();
-        }
-        const char *id = base + line->id;
-        uint64_t hash = hashes[index % (4 * AHEAD)];
-        size_t slot = find_slot(table, hash, id, line->id_length);
-        uint32_t before = (uint32_t)table->slots[slot];
-        if (before) {
-            Record known = head_of(record_at(table, before));
-            if (line->clock < known.clock) {
-                continue;
-            }
-            if (line->clock == known.clock) {
-                /* Two of one log have different clocks, so these are two agents: by code points. */
-                int order = PyUnicode_Compare(sets->agent, PyList_GetItem(table->agents, known.agent));
-                if (order == -1 && PyErr_Occurred()) {
-                    return NULL;
-                }
-                if (order <= 0) {
-                    continue;
-                }
-            }
-        }
-        uint32_t reference = room_for(table, RECORD_BYTES + line->id_length + line->data_length);
-        if (!reference) {
-            return PyErr_NoMemory();
-        }
-        Record record;
-        memset(&record, 0, sizeof(record));
-        record.clock = line->clock;
-        record.ts = line->ts;
-        record.data_length = line->data_length & (DATA_MAX - 1);
-        record.v = line->v & (V_MAX - 1);
-        record.id_length = line->id_length & (ID_MAX - 1);
-        record.agent = (unsigned int)agent & (AGENTS_MAX - 1);
-        char *to = (char *)record_at(table, reference);
-        memcpy(to, &record, RECORD_BYTES);
-        memcpy(to + RECORD_BYTES, id, line->id_length);
-        memcpy(to + RECORD_BYTES + line->id_length, base + line->data, line->data_length);
-        table->slots[slot] = (hash >> 32 << 32) | reference;
-        table->count += !before;
+    if (begin_alone(&table->is_busy) < 0) {
+        return NULL;
+    }
+    int failed = add_sets(table, sets, agent);
+    table->is_busy = 0;
+    if (failed) {
+        return NULL;
     }
     Py_RETURN_TRUE;
 }
@@ -1189,23 +1315,113 @@ table_get(PyObject *self, PyObject *id)
                          (Py_ssize_t)record.data_length, (unsigned long)record.v);
 }
 
-/* What is sorted: an id, its first eight bytes as a number, and the reference. */
+/* What is sorted: the first 16 bytes of an id as two numbers, with zeros behind a shorter one, and the reference. No id
+ * here has a zero byte, which JSON escapes. */
 typedef struct {
-    uint64_t prefix;
-    const char *id;
-    uint32_t length, reference;
+    uint64_t words[2];
+    uint32_t reference, length;
 } Key;
 
-static int
-compare_keys(const void *one, const void *other)
+#define KEY_BYTES 16
+
+static uint64_t
+word_at(const char *id, size_t length, size_t from)
 {
-    const Key *left = one, *right = other;
-    if (left->prefix != right->prefix) {
-        return left->prefix < right->prefix ? -1 : 1;
+    unsigned char bytes[8] = {0};
+    if (length > from) {
+        memcpy(bytes, id + from, length - from < 8 ? length - from : 8);
     }
+    uint64_t word = 0;
+    for (size_t index = 0; index < 8; index++) {
+        word = word << 8 | bytes[index];
+    }
+    return word;
+}
+
+/* Sort by `words`: byte by byte from the last one, but for those in which all are alike. Returns where the result is, in
+ * `keys` or in `spare`. */
+static Key *
+sort_by_words(Key *keys, Key *spare, size_t count)
+{
+    for (int byte = 0; byte < KEY_BYTES; byte++) {
+        int word = 1 - byte / 8, shift = byte % 8 * 8;
+        size_t places[256] = {0}, place = 0;
+        for (size_t index = 0; index < count; index++) {
+            places[keys[index].words[word] >> shift & 0xFF]++;
+        }
+        if (places[keys[0].words[word] >> shift & 0xFF] == count) {
+            continue;
+        }
+        for (size_t value = 0; value < 256; value++) {
+            size_t found = places[value];
+            places[value] = place;
+            place += found;
+        }
+        for (size_t index = 0; index < count; index++) {
+            spare[places[keys[index].words[word] >> shift & 0xFF]++] = keys[index];
+        }
+        Key *sorted = spare;
+        spare = keys;
+        keys = sorted;
+    }
+    return keys;
+}
+
+/* What few ids are sorted by, and very long ones. */
+typedef struct {
+    const char *id;
+    uint32_t length, reference;
+} LongKey;
+
+#define FEW 64
+#define LONG (16 * KEY_BYTES)
+
+static int
+compare_long_keys(const void *one, const void *other)
+{
+    const LongKey *left = one, *right = other;
     size_t shorter = left->length < right->length ? left->length : right->length;
     int order = memcmp(left->id, right->id, shorter);
     return order ? order : (left->length > right->length) - (left->length < right->length);
+}
+
+/* Put references in order of id, of which the first bytes, `from` of them, are alike. `keys` and `spare` have room for as
+ * many keys. */
+static void
+sort_references(const Table *table, uint32_t *order, size_t count, size_t from, Key *keys, Key *spare)
+{
+    if (count < FEW || from >= LONG) {
+        LongKey *whole = (LongKey *)(void *)keys;
+        for (size_t index = 0; index < count; index++) {
+            const char *at = record_at(table, order[index]);
+            whole[index] = (LongKey){at + RECORD_BYTES, head_of(at).id_length, order[index]};
+        }
+        qsort(whole, count, sizeof(LongKey), compare_long_keys);
+        for (size_t index = 0; index < count; index++) {
+            order[index] = whole[index].reference;
+        }
+        return;
+    }
+    for (size_t index = 0; index < count; index++) {
+        if (index + AHEAD < count) {
+            __builtin_prefetch(record_at(table, order[index + AHEAD]));
+        }
+        const char *at = record_at(table, order[index]), *id = at + RECORD_BYTES;
+        uint32_t length = head_of(at).id_length;
+        keys[index] = (Key){{word_at(id, length, from), word_at(id, length, from + 8)}, order[index], length};
+    }
+    const Key *sorted = sort_by_words(keys, spare, count);
+    for (size_t start = 0, stop; start < count; start = stop) {
+        int is_longer = 0;
+        for (stop = start; stop < count && sorted[stop].words[0] == sorted[start].words[0]
+                           && sorted[stop].words[1] == sorted[start].words[1]; stop++) {
+            order[stop] = sorted[stop].reference;
+            is_longer |= sorted[stop].length > from + KEY_BYTES;
+        }
+        if (is_longer && stop - start > 1) {
+            sort_references(table, order + start, stop - start, from + KEY_BYTES, keys + start, spare + start);
+        }
+    }
 }
 
 /* The references in order of id. Lets other threads run meanwhile; nothing is taken in from now on. */
@@ -1215,38 +1431,33 @@ put_in_order(Table *table)
     if (table->order != NULL) {
         return 0;
     }
+    if (table->is_busy) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread adds to this table");
+        return -1;
+    }
     table->is_complete = 1;
-    size_t count = table->count;
-    Key *keys = malloc((count + 1) * sizeof(Key));
-    uint32_t *order = malloc((count + 1) * sizeof(uint32_t));
-    if (keys == NULL || order == NULL) {
-        free(keys);
+    size_t room = table->count + 1, count = 0;
+    uint32_t *order = malloc(room * sizeof(uint32_t));
+    Key *keys = malloc(room * sizeof(Key)), *spare = malloc(room * sizeof(Key));
+    int has_room = order != NULL && keys != NULL && spare != NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (has_room) {
+        for (size_t slot = 0; slot < table->slot_count; slot++) {
+            uint32_t reference = (uint32_t)table->slots[slot];
+            if (reference) {
+                order[count++] = reference;
+            }
+        }
+        sort_references(table, order, count, 0, keys, spare);
+    }
+    free(keys);
+    free(spare);
+    Py_END_ALLOW_THREADS
+    if (!has_room) {
         free(order);
         PyErr_NoMemory();
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    size_t found = 0;
-    for (size_t slot = 0; slot < table->slot_count; slot++) {
-        uint32_t reference = (uint32_t)table->slots[slot];
-        if (reference) {
-            const char *at = record_at(table, reference);
-            Key *key = &keys[found++];
-            key->id = at + RECORD_BYTES;
-            key->length = head_of(at).id_length;
-            key->reference = reference;
-            key->prefix = 0;
-            for (size_t index = 0; index < 8; index++) {
-                key->prefix = key->prefix << 8 | (index < key->length ? (unsigned char)key->id[index] : 0);
-            }
-        }
-    }
-    qsort(keys, found, sizeof(Key), compare_keys);
-    for (size_t index = 0; index < found; index++) {
-        order[index] = keys[index].reference;
-    }
-    Py_END_ALLOW_THREADS
-    free(keys);
     if (table->order == NULL) {
         table->order = order;
     } else { /* another thread was first */
@@ -1333,22 +1544,18 @@ put_line(char *to, const char *at, const Record *record, const char *agent, size
     return PUT(to, "}\n");
 }
 
-PyDoc_STRVAR(table_rank_doc,
-"rank(id)\n--\n\n"
-"How many ids are before this one, in order.");
-
-static PyObject *
-table_rank(PyObject *self, PyObject *id)
+/* How many ids are before one, in order. */
+static int
+find_place(Table *table, PyObject *id, size_t *place)
 {
-    Table *table = (Table *)self;
     if (!PyUnicode_Check(id)) {
         PyErr_SetString(PyExc_TypeError, "an id is a string");
-        return NULL;
+        return -1;
     }
     Py_ssize_t length;
     const char *text = PyUnicode_AsUTF8AndSize(id, &length);
     if (text == NULL || put_in_order(table) < 0) {
-        return NULL;
+        return -1;
     }
     size_t low = 0, high = table->count;
     while (low < high) {
@@ -1362,7 +1569,19 @@ table_rank(PyObject *self, PyObject *id)
             high = middle;
         }
     }
-    return PyLong_FromSize_t(low);
+    *place = low;
+    return 0;
+}
+
+PyDoc_STRVAR(table_rank_doc,
+"rank(id)\n--\n\n"
+"How many ids are before this one, in order.");
+
+static PyObject *
+table_rank(PyObject *self, PyObject *id)
+{
+    size_t place;
+    return find_place((Table *)self, id, &place) < 0 ? NULL : PyLong_FromSize_t(place);
 }
 
 /* The agents' names, for as long as the table is held. */
@@ -1479,33 +1698,12 @@ table_block(PyObject *self, PyObject *args)
     return lines == NULL ? NULL : Py_BuildValue("(Nn)", lines, (Py_ssize_t)stop);
 }
 
-PyDoc_STRVAR(table_size_doc,
-"size(start, stop)\n--\n\n"
-"How many bytes `lines` would give.");
-
-static PyObject *
-table_size(PyObject *self, PyObject *args)
-{
-    Table *table = (Table *)self;
-    size_t start, stop, total;
-    Names names;
-    if (parse_range(table, args, &start, &stop) < 0 || get_names(table, &names) < 0) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    total = measure(table, &names, start, &stop, SIZE_MAX);
-    Py_END_ALLOW_THREADS
-    free_names(&names);
-    return PyLong_FromSize_t(total);
-}
-
 static PyMethodDef table_methods[] = {
     {"add", table_add, METH_O, table_add_doc},
     {"get", table_get, METH_O, table_get_doc},
     {"ids", table_ids, METH_VARARGS, table_ids_doc},
     {"lines", table_lines, METH_VARARGS, table_lines_doc},
     {"block", table_block, METH_VARARGS, table_block_doc},
-    {"size", table_size, METH_VARARGS, table_size_doc},
     {"rank", table_rank, METH_O, table_rank_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -1527,6 +1725,804 @@ static PyType_Spec table_spec = {
     .slots = table_slots,
 };
 
+/* -- compaction --------------------------------------------------------------------------------------------------- */
+
+/* A record of a snapshot, with what comparing and copying need to know of it. */
+typedef struct {
+    const char *line, *id, *agent; /* in what a `Rows` holds */
+    size_t length; /* of the line, with its newline */
+    uint64_t clock;
+    uint32_t id_length;
+    uint16_t agent_length;
+    uint8_t is_live, is_plain; /* a set; and that not of the shared log */
+} Row;
+
+/* The log whose sets are listed in parts one by one. */
+#define SHARED "transactions"
+
+static int
+compare_texts(const char *one, size_t length, const char *other, size_t other_length)
+{
+    int order = memcmp(one, other, length < other_length ? length : other_length);
+    return order ? order : (length > other_length) - (length < other_length);
+}
+
+/* A string without escapes, of which `at` is behind the opening quote. Where what follows it begins. */
+static Bytes
+read_string(Bytes at, Bytes end, const char **text, size_t *length)
+{
+    *text = (const char *)at;
+    if ((at = skip_string(at, end, 0)) != NULL) {
+        *length = (size_t)((const char *)at - *text) - 1;
+    }
+    return at;
+}
+
+/* Whether these bytes, without the newline, are a record of a snapshot in the form that Python writes. */
+static int
+read_row(Bytes at, Bytes end, Row *row)
+{
+    uint64_t ts, v;
+    size_t id_length, agent_length, length;
+    const char *text;
+    Bytes next;
+    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &ts)
+        || (at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &row->clock)) == NULL
+        || (at = SKIP(at, end, ",\"agent\":\"")) == NULL
+        || (at = read_string(at, end, &row->agent, &agent_length)) == NULL) {
+        return 0;
+    }
+    if ((next = SKIP(at, end, ",\"by\":\"")) != NULL && (at = read_string(next, end, &text, &length)) == NULL) {
+        return 0;
+    }
+    if ((next = SKIP(at, end, ",\"tx\":\"")) != NULL && (at = read_string(next, end, &text, &length)) == NULL) {
+        return 0;
+    }
+    row->is_live = (next = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) != NULL;
+    if (next == NULL && (next = SKIP(at, end, ",\"op\":\"delete\",\"id\":\"")) == NULL) {
+        return 0;
+    }
+    if ((at = read_string(next, end, &row->id, &id_length)) == NULL) {
+        return 0;
+    }
+    if (row->is_live) {
+        if ((at = SKIP(at, end, ",\"data\":")) == NULL || (at = skip_value(at, end, 0)) == NULL
+            || ((next = SKIP(at, end, ",\"v\":")) != NULL && (at = read_number(next, end, &v)) == NULL)) {
+            return 0;
+        }
+    } else if (((next = SKIP(at, end, ",\"archived\":\"")) != NULL
+                && (at = read_string(next, end, &text, &length)) == NULL)
+               || ((next = SKIP(at, end, ",\"folded\":\"")) != NULL
+                   && (at = read_string(next, end, &text, &length)) == NULL)) {
+        return 0;
+    }
+    row->id_length = (uint32_t)id_length;
+    row->agent_length = (uint16_t)agent_length;
+    return end - at == 1 && *at == '}' && id_length <= UINT32_MAX && agent_length <= UINT16_MAX;
+}
+
+static int
+is_plain_row(const Row *row)
+{
+    return row->is_live && compare_texts(row->agent, row->agent_length, SHARED, sizeof(SHARED) - 1) != 0;
+}
+
+/* Records of a snapshot as lines, in order of id. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *text; /* bytes */
+    PyObject *decoded; /* a tuple that holds the ids and agents which Python has decoded; or NULL */
+    Row *rows;
+    size_t count;
+} Rows;
+
+static void
+rows_dealloc(PyObject *self)
+{
+    Rows *rows = (Rows *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(rows->text);
+    Py_XDECREF(rows->decoded);
+    free(rows->rows);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot rows_slots[] = {
+    {Py_tp_dealloc, rows_dealloc},
+    {Py_tp_doc, "Records of a snapshot as lines, in order of id."},
+    {0, NULL},
+};
+
+static PyType_Spec rows_spec = {
+    .name = "opslog.kernel._kernel.Rows",
+    .basicsize = sizeof(Rows),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = rows_slots,
+};
+
+/* Take a row from (id, clock, agent, whether it is a set). */
+static int
+row_from(PyObject *record, Row *row)
+{
+    PyObject *id, *agent;
+    unsigned long long clock;
+    int is_live;
+    if (!PyTuple_Check(record)) {
+        PyErr_SetString(PyExc_TypeError, "what was decoded is a tuple of each line");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(record, "UKUp", &id, &clock, &agent, &is_live)) {
+        return -1;
+    }
+    Py_ssize_t id_length, agent_length;
+    row->id = PyUnicode_AsUTF8AndSize(id, &id_length);
+    row->agent = row->id == NULL ? NULL : PyUnicode_AsUTF8AndSize(agent, &agent_length);
+    if (row->agent == NULL) {
+        return -1;
+    }
+    if ((uint64_t)id_length > UINT32_MAX || agent_length > UINT16_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "an id or the name of an agent is too long");
+        return -1;
+    }
+    row->clock = clock;
+    row->id_length = (uint32_t)id_length;
+    row->agent_length = (uint16_t)agent_length;
+    row->is_live = is_live != 0;
+    return 0;
+}
+
+PyDoc_STRVAR(rows_doc,
+"rows(text, decoded)\n--\n\n"
+"The records of whole lines of a snapshot, in order of id. None where one has another form than Python writes: then give\n"
+"them as they were `decoded`, which is None otherwise: a tuple with an (id, clock, agent, whether it is a set) of each line.");
+
+static PyObject *
+rows(PyObject *module, PyObject *args)
+{
+    PyObject *text, *decoded;
+    if (!PyArg_ParseTuple(args, "SO:rows", &text, &decoded)) {
+        return NULL;
+    }
+    int is_decoded = decoded != Py_None;
+    if (is_decoded && !PyTuple_CheckExact(decoded)) {
+        PyErr_SetString(PyExc_TypeError, "decoded is a tuple or None");
+        return NULL;
+    }
+    size_t length = (size_t)PyBytes_Size(text), count = 0, room = 0;
+    Bytes base = (Bytes)PyBytes_AsString(text), at = base, end = base + length;
+    if (length && base[length - 1] != '\n') {
+        PyErr_SetString(PyExc_ValueError, "no whole lines");
+        return NULL;
+    }
+    Row *found = NULL;
+    int no_memory = 0, declined = 0;
+
+    Py_BEGIN_ALLOW_THREADS
+    while (at < end) {
+        Bytes newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
+        if (count == room) {
+            room = room ? room * 2 : length / 256 + 16;
+            Row *more = realloc(found, room * sizeof(Row));
+            if (more == NULL) {
+                no_memory = 1;
+                break;
+            }
+            found = more;
+        }
+        Row *row = &found[count++];
+        row->line = (const char *)at;
+        row->length = (size_t)(newline - at) + 1;
+        if (!is_decoded) {
+            if (!read_row(at, newline, row)) {
+                declined = 1;
+                break;
+            }
+            row->is_plain = (uint8_t)is_plain_row(row);
+        }
+        at = newline + 1;
+    }
+    Py_END_ALLOW_THREADS
+
+    Rows *result = NULL;
+    if (no_memory) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (declined) {
+        free(found);
+        Py_RETURN_NONE;
+    }
+    if (is_decoded && (size_t)PyTuple_Size(decoded) != count) {
+        PyErr_SetString(PyExc_ValueError, "there are more or fewer lines than decoded");
+        goto done;
+    }
+    for (size_t index = 0; is_decoded && index < count; index++) {
+        if (row_from(PyTuple_GetItem(decoded, (Py_ssize_t)index), &found[index]) < 0) {
+            goto done;
+        }
+        found[index].is_plain = (uint8_t)is_plain_row(&found[index]);
+    }
+    PyTypeObject *type = ((ModuleState *)PyModule_GetState(module))->rows_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    result = (Rows *)allocate(type, 0);
+    if (result != NULL) {
+        result->text = Py_NewRef(text);
+        result->decoded = is_decoded ? Py_NewRef(decoded) : NULL;
+        result->rows = found;
+        result->count = count;
+        found = NULL;
+    }
+done:
+    free(found);
+    return (PyObject *)result;
+}
+
+/* What is known of a set that may come into a snapshot. */
+enum {
+    FOUND = 1, /* the snapshot has a record of its id */
+    FOUND_LIVE = 2, /* which is a set */
+    LOST = 4, /* it does not come into it */
+};
+
+/* The sets of a table, in order of id, but for those that do not come into a snapshot. */
+typedef struct {
+    PyObject_HEAD
+    Table *table;
+    Names names;
+    uint8_t *known;
+    size_t count; /* of all, lost ones too */
+    size_t place; /* up to which `meet` has come */
+    int is_busy; /* in a thread that lets others run */
+} Winners;
+
+static void
+winners_dealloc(PyObject *self)
+{
+    Winners *winners = (Winners *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (winners->table != NULL) {
+        free_names(&winners->names);
+    }
+    Py_XDECREF((PyObject *)winners->table);
+    free(winners->known);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+winners_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *table;
+    PyTypeObject *expected = ((ModuleState *)PyType_GetModuleState(type))->table_type;
+    if ((keywords != NULL && PyDict_Size(keywords) != 0) || !PyArg_ParseTuple(args, "O!:Winners", expected, &table)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "Winners() takes no keyword arguments");
+        }
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Winners *winners = put_in_order((Table *)table) < 0 ? NULL : (Winners *)allocate(type, 0);
+    if (winners == NULL) {
+        return NULL;
+    }
+    winners->count = ((Table *)table)->count;
+    winners->known = calloc(winners->count + 1, 1);
+    if (winners->known == NULL) {
+        PyErr_NoMemory();
+    } else if (get_names((Table *)table, &winners->names) == 0) {
+        winners->table = (Table *)Py_NewRef(table);
+        return (PyObject *)winners;
+    }
+    Py_DECREF(winners);
+    return NULL;
+}
+
+/* The record at a place, while those of the next places are on their way from memory. */
+static const char *
+winner_at(const Winners *winners, size_t place)
+{
+    const Table *table = winners->table;
+    if (place + AHEAD < winners->count) {
+        const char *next = record_at(table, table->order[place + AHEAD]);
+        __builtin_prefetch(next);
+        __builtin_prefetch(next + 64);
+        __builtin_prefetch(next + 128);
+        __builtin_prefetch(next + 192);
+    }
+    return record_at(table, table->order[place]);
+}
+
+/* Whether a set wins against a row. */
+static int
+outranks(const Winners *winners, const Record *record, const Row *row)
+{
+    if (record->clock != row->clock) {
+        return record->clock > row->clock;
+    }
+    return compare_texts(winners->names.texts[record->agent], winners->names.lengths[record->agent], row->agent,
+                         row->agent_length) > 0;
+}
+
+PyDoc_STRVAR(winners_begin_doc,
+"begin()\n--\n\n"
+"What is met next is an older run, from its beginning.");
+
+static PyObject *
+winners_begin(PyObject *self, PyObject *unused)
+{
+    ((Winners *)self)->place = 0;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(winners_next_doc,
+"next()\n--\n\n"
+"The next id that may be in this run, of those that were in none before; None where there is none.");
+
+static PyObject *
+winners_next(PyObject *self, PyObject *unused)
+{
+    Winners *winners = (Winners *)self;
+    while (winners->place < winners->count && winners->known[winners->place]) {
+        winners->place++;
+    }
+    if (winners->place == winners->count) {
+        Py_RETURN_NONE;
+    }
+    const char *at = record_at(winners->table, winners->table->order[winners->place]);
+    return PyUnicode_FromStringAndSize(at + RECORD_BYTES, head_of(at).id_length);
+}
+
+PyDoc_STRVAR(winners_skip_doc,
+"skip()\n--\n\n"
+"That id is not in this run.");
+
+static PyObject *
+winners_skip(PyObject *self, PyObject *unused)
+{
+    Winners *winners = (Winners *)self;
+    winners->place += winners->place < winners->count;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(winners_meet_doc,
+"meet(rows)\n--\n\n"
+"Compare with the next rows of a run. What is in a newer run already is not compared again.");
+
+static PyObject *
+winners_meet(PyObject *self, PyObject *argument)
+{
+    Winners *winners = (Winners *)self;
+    PyTypeObject *type = ((ModuleState *)PyType_GetModuleState(Py_TYPE(self)))->rows_type;
+    if (Py_TYPE(argument) != type) {
+        PyErr_SetString(PyExc_TypeError, "only rows are met");
+        return NULL;
+    }
+    if (begin_alone(&winners->is_busy) < 0) {
+        return NULL;
+    }
+    Rows *met = (Rows *)argument;
+    Py_BEGIN_ALLOW_THREADS
+    size_t index = 0;
+    while (index < met->count && winners->place < winners->count) {
+        const char *at = winner_at(winners, winners->place);
+        Record record = head_of(at);
+        const Row *row = &met->rows[index];
+        int order = compare_texts(at + RECORD_BYTES, record.id_length, row->id, row->id_length);
+        if (order > 0) {
+            index++;
+            continue;
+        }
+        uint8_t *known = &winners->known[winners->place++];
+        if (order == 0 && !(*known & FOUND)) {
+            *known |= FOUND | (row->is_live ? FOUND_LIVE : 0) | (outranks(winners, &record, row) ? 0 : LOST);
+        }
+    }
+    Py_END_ALLOW_THREADS
+    winners->is_busy = 0;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(winners_drop_doc,
+"drop(id)\n--\n\n"
+"The set of this id, if there is one, does not come into the snapshot.");
+
+static PyObject *
+winners_drop(PyObject *self, PyObject *id)
+{
+    Winners *winners = (Winners *)self;
+    size_t place;
+    if (find_place(winners->table, id, &place) < 0) {
+        return NULL;
+    }
+    if (place < winners->count && find_record(winners->table, id) != NULL) {
+        winners->known[place] |= LOST;
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(winners_figures_doc,
+"figures()\n--\n\n"
+"(how many come into the snapshot, how many bytes their lines have, how many of them the snapshot does not show yet).");
+
+static PyObject *
+winners_figures(PyObject *self, PyObject *unused)
+{
+    Winners *winners = (Winners *)self;
+    if (begin_alone(&winners->is_busy) < 0) {
+        return NULL;
+    }
+    size_t count = 0, bytes = 0, documents = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t place = 0; place < winners->count; place++) {
+        Record record = head_of(winner_at(winners, place));
+        if (!(winners->known[place] & LOST)) {
+            count++;
+            bytes += line_length(winners->table, &record, winners->names.lengths);
+            documents += !(winners->known[place] & FOUND_LIVE);
+        }
+    }
+    Py_END_ALLOW_THREADS
+    winners->is_busy = 0;
+    return Py_BuildValue("(nnn)", (Py_ssize_t)count, (Py_ssize_t)bytes, (Py_ssize_t)documents);
+}
+
+static PyMethodDef winners_methods[] = {
+    {"begin", winners_begin, METH_NOARGS, winners_begin_doc},
+    {"next", winners_next, METH_NOARGS, winners_next_doc},
+    {"skip", winners_skip, METH_NOARGS, winners_skip_doc},
+    {"meet", winners_meet, METH_O, winners_meet_doc},
+    {"drop", winners_drop, METH_O, winners_drop_doc},
+    {"figures", winners_figures, METH_NOARGS, winners_figures_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot winners_slots[] = {
+    {Py_tp_new, winners_new},
+    {Py_tp_dealloc, winners_dealloc},
+    {Py_tp_methods, winners_methods},
+    {Py_tp_doc, "Winners(table)\n--\n\nThe sets of a table, in order of id, but for those that do not come into a snapshot."},
+    {0, NULL},
+};
+
+static PyType_Spec winners_spec = {
+    .name = "opslog.kernel._kernel.Winners",
+    .basicsize = sizeof(Winners),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = winners_slots,
+};
+
+/* What is merged: winners, or rows that are given some at a time. `place` is that of the next one. */
+typedef struct {
+    Winners *winners;
+    Rows *rows;
+    size_t place;
+    int has_ended; /* no more rows are given */
+} Source;
+
+typedef struct {
+    PyObject_HEAD
+    Source *sources; /* newer ones first */
+    uint8_t *is_least; /* which of them stand at the least id */
+    size_t count;
+    char *out;
+    size_t room;
+    int is_busy;
+} Merger;
+
+static void
+merger_dealloc(PyObject *self)
+{
+    Merger *merger = (Merger *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    for (size_t index = 0; index < merger->count; index++) {
+        Py_XDECREF((PyObject *)merger->sources[index].winners);
+        Py_XDECREF((PyObject *)merger->sources[index].rows);
+    }
+    free(merger->sources);
+    free(merger->is_least);
+    free(merger->out);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+merger_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *sources;
+    PyTypeObject *expected = ((ModuleState *)PyType_GetModuleState(type))->winners_type;
+    if (!PyArg_ParseTuple(args, "O!:Merger", &PyTuple_Type, &sources)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(sources);
+    if (keywords != NULL && PyDict_Size(keywords) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Merger() takes no keyword arguments");
+        return NULL;
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *source = PyTuple_GetItem(sources, index);
+        if (source != Py_None && Py_TYPE(source) != expected) {
+            PyErr_SetString(PyExc_TypeError, "a source is winners, or None for rows that are given");
+            return NULL;
+        }
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Merger *merger = (Merger *)allocate(type, 0);
+    if (merger == NULL) {
+        return NULL;
+    }
+    merger->sources = calloc((size_t)count + 1, sizeof(Source));
+    merger->is_least = calloc((size_t)count + 1, 1);
+    if (merger->sources == NULL || merger->is_least == NULL) {
+        Py_DECREF(merger);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *source = PyTuple_GetItem(sources, index);
+        if (source != Py_None) {
+            merger->sources[index].winners = (Winners *)Py_NewRef(source);
+        }
+    }
+    merger->count = (size_t)count;
+    return (PyObject *)merger;
+}
+
+PyDoc_STRVAR(merger_give_doc,
+"give(source, rows)\n--\n\n"
+"The next rows of a source that has none left; None: there are no more.");
+
+static PyObject *
+merger_give(PyObject *self, PyObject *args)
+{
+    Merger *merger = (Merger *)self;
+    PyTypeObject *type = ((ModuleState *)PyType_GetModuleState(Py_TYPE(self)))->rows_type;
+    Py_ssize_t number;
+    PyObject *given;
+    if (!PyArg_ParseTuple(args, "nO:give", &number, &given)) {
+        return NULL;
+    }
+    if (given != Py_None && Py_TYPE(given) != type) {
+        PyErr_SetString(PyExc_TypeError, "rows are given, or None");
+        return NULL;
+    }
+    Source *source = number < 0 || (size_t)number >= merger->count ? NULL : &merger->sources[number];
+    if (source == NULL || merger->is_busy || source->winners != NULL
+        || (source->rows != NULL && source->place < source->rows->count)) {
+        PyErr_SetString(PyExc_ValueError, "no source that has no rows left");
+        return NULL;
+    }
+    Rows *before = source->rows;
+    source->rows = given == Py_None ? NULL : (Rows *)Py_NewRef(given);
+    source->place = 0;
+    source->has_ended = given == Py_None;
+    Py_XDECREF((PyObject *)before);
+    Py_RETURN_NONE;
+}
+
+/* The id at which a source stands. 1; 0 at its end; -1 where rows must be given first. */
+static int
+head_of_source(Source *source, const char **id, size_t *length)
+{
+    if (source->winners != NULL) {
+        const Winners *winners = source->winners;
+        while (source->place < winners->count && winners->known[source->place] & LOST) {
+            source->place++;
+        }
+        if (source->place == winners->count) {
+            return 0;
+        }
+        const char *at = record_at(winners->table, winners->table->order[source->place]);
+        *id = at + RECORD_BYTES;
+        *length = head_of(at).id_length;
+        return 1;
+    }
+    if (source->has_ended) {
+        return 0;
+    }
+    if (source->rows == NULL || source->place == source->rows->count) {
+        return -1;
+    }
+    const Row *row = &source->rows->rows[source->place];
+    *id = row->id;
+    *length = row->id_length;
+    return 1;
+}
+
+/* What `find_least` has found. */
+typedef struct {
+    Source *source; /* the newest one of those that stand at the least id; NULL: all have ended */
+    const char *id;
+    size_t length;
+    size_t wanting; /* the number of a source for which rows must be given first, or the number of sources */
+} Least;
+
+static void
+find_least(Merger *merger, Least *least)
+{
+    least->source = NULL;
+    least->wanting = merger->count;
+    for (size_t number = 0; number < merger->count; number++) {
+        const char *id;
+        size_t length;
+        int has = head_of_source(&merger->sources[number], &id, &length);
+        merger->is_least[number] = 0;
+        if (has < 0) {
+            least->wanting = number;
+            return;
+        }
+        if (!has) {
+            continue;
+        }
+        int order = least->source == NULL ? -1 : compare_texts(id, length, least->id, least->length);
+        if (order < 0) {
+            memset(merger->is_least, 0, number);
+            least->source = &merger->sources[number];
+            least->id = id;
+            least->length = length;
+        }
+        merger->is_least[number] = order <= 0;
+    }
+}
+
+/* Go on after the least id in all sources that stand at it. */
+static void
+pass(Merger *merger)
+{
+    for (size_t number = 0; number < merger->count; number++) {
+        merger->sources[number].place += merger->is_least[number];
+    }
+}
+
+/* Room for so many more bytes of `out`. */
+static int
+grow_out(Merger *merger, size_t used, size_t more)
+{
+    if (merger->room - used >= more) {
+        return 0;
+    }
+    size_t room = (used + more) * 2;
+    char *out = realloc(merger->out, room);
+    if (out == NULL) {
+        return -1;
+    }
+    merger->out = out;
+    merger->room = room;
+    return 0;
+}
+
+PyDoc_STRVAR(merger_take_doc,
+"take(room)\n--\n\n"
+"The next lines, of each id that of the newest source, up to the one with which they have so many bytes: (text, how many,\n"
+"first id, last id). Or the number of a source for which rows must be given first. Or None: the next row, if there is\n"
+"one, is no set, or is from the shared log, and `row` gives it.");
+
+static PyObject *
+merger_take(PyObject *self, PyObject *argument)
+{
+    Merger *merger = (Merger *)self;
+    Py_ssize_t wanted = PyLong_AsSsize_t(argument);
+    if (wanted == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (begin_alone(&merger->is_busy) < 0) {
+        return NULL;
+    }
+    size_t used = 0, count = 0;
+    const char *first = NULL, *last = NULL;
+    size_t first_length = 0, last_length = 0;
+    int no_memory = 0;
+    Least least;
+
+    Py_BEGIN_ALLOW_THREADS
+    do {
+        find_least(merger, &least);
+        Source *source = least.source;
+        if (source == NULL || least.wanting < merger->count) {
+            break;
+        }
+        if (source->winners != NULL) {
+            const Winners *winners = source->winners;
+            const char *at = winner_at(winners, source->place);
+            Record record = head_of(at);
+            size_t length = line_length(winners->table, &record, winners->names.lengths);
+            if (grow_out(merger, used, length) < 0) {
+                no_memory = 1;
+                break;
+            }
+            put_line(merger->out + used, at, &record, winners->names.texts[record.agent],
+                     winners->names.lengths[record.agent]);
+            used += length;
+        } else {
+            const Row *row = &source->rows->rows[source->place];
+            if (!row->is_plain) {
+                break;
+            }
+            if (grow_out(merger, used, row->length) < 0) {
+                no_memory = 1;
+                break;
+            }
+            memcpy(merger->out + used, row->line, row->length);
+            used += row->length;
+        }
+        if (!count++) {
+            first = least.id;
+            first_length = least.length;
+        }
+        last = least.id;
+        last_length = least.length;
+        pass(merger);
+    } while (wanted > 0 && used < (size_t)wanted);
+    Py_END_ALLOW_THREADS
+
+    merger->is_busy = 0;
+    if (no_memory) {
+        return PyErr_NoMemory();
+    }
+    if (count) {
+        return Py_BuildValue("(y#ns#s#)", merger->out, (Py_ssize_t)used, (Py_ssize_t)count, first,
+                             (Py_ssize_t)first_length, last, (Py_ssize_t)last_length);
+    }
+    if (least.wanting < merger->count) {
+        return PyLong_FromSize_t(least.wanting);
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(merger_row_doc,
+"row()\n--\n\n"
+"The line of the row that `take` has left, for which nothing must be given first; None where all sources have ended.");
+
+static PyObject *
+merger_row(PyObject *self, PyObject *unused)
+{
+    Merger *merger = (Merger *)self;
+    Least least;
+    if (begin_alone(&merger->is_busy) < 0) {
+        return NULL;
+    }
+    find_least(merger, &least);
+    merger->is_busy = 0;
+    if (least.wanting < merger->count || (least.source != NULL && least.source->rows == NULL)) {
+        PyErr_SetString(PyExc_ValueError, "no row that was left");
+        return NULL;
+    }
+    if (least.source == NULL) {
+        Py_RETURN_NONE;
+    }
+    const Row *row = &least.source->rows->rows[least.source->place];
+    PyObject *line = PyBytes_FromStringAndSize(row->line, (Py_ssize_t)row->length);
+    if (line != NULL) {
+        pass(merger);
+    }
+    return line;
+}
+
+static PyMethodDef merger_methods[] = {
+    {"give", merger_give, METH_VARARGS, merger_give_doc},
+    {"take", merger_take, METH_O, merger_take_doc},
+    {"row", merger_row, METH_NOARGS, merger_row_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot merger_slots[] = {
+    {Py_tp_new, merger_new},
+    {Py_tp_dealloc, merger_dealloc},
+    {Py_tp_methods, merger_methods},
+    {Py_tp_doc, "Merger(sources)\n--\n\n"
+                "Several sources in order of id as one, newer ones first: winners, or None for rows that are given."},
+    {0, NULL},
+};
+
+static PyType_Spec merger_spec = {
+    .name = "opslog.kernel._kernel.Merger",
+    .basicsize = sizeof(Merger),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = merger_slots,
+};
+
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
@@ -1534,37 +2530,51 @@ static PyMethodDef methods[] = {
     {"copy", copy, METH_O, copy_doc},
     {"set_line", set_line, METH_VARARGS, set_line_doc},
     {"scan", scan, METH_VARARGS, scan_doc},
+    {"rows", rows, METH_VARARGS, rows_doc},
     {NULL, NULL, 0, NULL},
 };
+
+static int
+add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
+{
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    *kept = type;
+    return type == NULL ? -1 : PyModule_AddType(module, type);
+}
 
 static int
 set_up(PyObject *module)
 {
     ModuleState *state = PyModule_GetState(module);
-    state->sets_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sets_spec, NULL);
-    if (state->sets_type == NULL) {
-        return -1;
-    }
-    PyObject *table_type = PyType_FromModuleAndSpec(module, &table_spec, NULL);
-    if (table_type == NULL) {
-        return -1;
-    }
-    int added = PyModule_AddType(module, (PyTypeObject *)table_type);
-    Py_DECREF(table_type);
-    return added < 0 ? -1 : PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+    PyTypeObject *merger_type = NULL;
+    int failed = add_type(module, &sets_spec, &state->sets_type) < 0
+        || add_type(module, &table_spec, &state->table_type) < 0
+        || add_type(module, &rows_spec, &state->rows_type) < 0
+        || add_type(module, &winners_spec, &state->winners_type) < 0
+        || add_type(module, &merger_spec, &merger_type) < 0;
+    Py_XDECREF((PyObject *)merger_type);
+    return failed ? -1 : PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
 }
 
 static int
 traverse(PyObject *module, visitproc visit, void *arg)
 {
-    Py_VISIT(((ModuleState *)PyModule_GetState(module))->sets_type);
+    ModuleState *state = PyModule_GetState(module);
+    Py_VISIT(state->sets_type);
+    Py_VISIT(state->table_type);
+    Py_VISIT(state->rows_type);
+    Py_VISIT(state->winners_type);
     return 0;
 }
 
 static int
 clear(PyObject *module)
 {
-    Py_CLEAR(((ModuleState *)PyModule_GetState(module))->sets_type);
+    ModuleState *state = PyModule_GetState(module);
+    Py_CLEAR(state->sets_type);
+    Py_CLEAR(state->table_type);
+    Py_CLEAR(state->rows_type);
+    Py_CLEAR(state->winners_type);
     return 0;
 }
 

@@ -14,7 +14,7 @@ from opslog.format.commits import Record, Set, decode_records, encode_commit
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.scanned import ScannedCommits, scan_commits
 from opslog.format.snapshot import Row, SomeLines
-from opslog.kernel import Table
+from opslog.kernel import Table, Winners
 
 if TYPE_CHECKING:
     from opslog.kernel import _kernel
@@ -76,6 +76,11 @@ class Lines:
                 if scanned is not None and not scanned.others and self.take(scanned):
                     del settled[record.id]
 
+    def winners(self) -> _kernel.Winners:
+        """All of them, to be compared with a snapshot."""
+        assert Winners is not None
+        return Winners(self._table)
+
     def over(self, rows: Iterable[Row]) -> Iterator[Row | LineRange]:
         """All of them in order of id, with rows over them that are in this order, and outrank those of the same id."""
         place = 0
@@ -87,16 +92,6 @@ class Lines:
             place = below + (row.id in self._table)
         if place < len(self._table):
             yield LineRange(self._table, place, len(self._table))
-
-    def size(self, without: Iterable[str]) -> tuple[int, int]:
-        """How many they are, and how many bytes they have, without those of some documents."""
-        count, size = len(self._table), self._table.size(0, len(self._table))
-        for id in without:
-            if id in self._table:
-                place = self._table.rank(id)
-                count -= 1
-                size -= self._table.size(place, place + 1)
-        return count, size
 
     def __contains__(self, id: object) -> bool:
         return id in self._table

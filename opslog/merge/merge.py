@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from opslog.format.commits import CLOCK_MAX, Commit, Delete, Record, Seal, Set, Undo, detached
+from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo, detached
 from opslog.format.layout import TRANSACTIONS
 from opslog.format.scanned import ScannedCommits, first_clock
 from opslog.merge.stamps import newer, outranks
@@ -27,8 +27,8 @@ from opslog.merge.undo import Recent, farthest, reachable_after
 if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
-# Commits that are their own only record, and say nothing of others.
-_PLAIN = frozenset[type]({Set, Delete})
+# Commits that say nothing of others.
+_PLAIN = frozenset[type]({Set, Delete, Batch})
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Loading:
 
 
 def _all_settled(log: _Loading, commits: Sequence[Commit]) -> bool:
-    """Whether each of the next commits is a record, settled, and not cancelled."""
+    """Whether each of the next commits is settled, and not cancelled."""
     return log.seen > log.reach and _PLAIN.issuperset(map(type, commits))
 
 
@@ -149,7 +149,7 @@ class Merge:
             self.lines = Lines()
         if not self.lines.take(commits):
             return False
-        log.seen += len(commits.sets)
+        log.seen += commits.sets.commits
         return True
 
     def _settle_lines(self) -> None:
@@ -170,7 +170,7 @@ class Merge:
                 self._note_author(commit)
         log.seen += len(commits)
         settled = self.settled
-        found = {commit.id: commit for commit in cast(Sequence[Record], commits)}
+        found = {record.id: record for record in _records_of(commits)}
         is_older = commits[-1].clock < oldest  # than all that is settled
         for id in found.keys() & settled.keys():
             if is_older or outranks(settled[id], found[id]):
@@ -284,6 +284,13 @@ class Merge:
         else:
             # Not list.remove: it would compare field by field, and the same object is what is meant.
             del records[next(place for place, other in enumerate(records) if other is record)]
+
+
+def _records_of(commits: Sequence[Commit]) -> Iterable[Record]:
+    """The records of sets, deletes and batches, in their order."""
+    if any(type(commit) is Batch for commit in commits):
+        return (record for commit in commits for record in commit.records)
+    return cast(Sequence[Record], commits)
 
 
 def reference(commits: Iterable[Commit]) -> dict[str, Record]:

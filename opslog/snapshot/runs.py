@@ -174,17 +174,13 @@ class BlockRun:
         self._remembered = 0
 
     def get(self, id: str) -> Record | None:
-        number = bisect.bisect_right(self._firsts, id) - 1
-        if number < 0 or id > self.run.parts[number].last:
-            return None
-        block_number = self._part(number).block_of(id)
-        block = self._opened.get((number, block_number))
-        return (block or self._open(number, block_number)).find(id)
+        place = self.place_of(id)
+        return None if place is None else (self._opened.get(place) or self._open(*place)).find(id)
 
     def ascending(self, count: int) -> Callable[[str], Record | None]:
         """`get` for so many ids in ascending order: in one pass over the run, where that costs less than as many
         lookups."""
-        if self.run.records > _PASS * count:
+        if self.is_worth_lookups(count):
             return self.get
         records = self.records()
         current = next(records, None)
@@ -197,12 +193,28 @@ class BlockRun:
 
         return get
 
+    def is_worth_lookups(self, count: int) -> bool:
+        """Whether so many lookups cost less than a pass over the run."""
+        return self.run.records > _PASS * count
+
+    def place_of(self, id: str) -> tuple[int, int] | None:
+        """The part and the block that may hold a document; None where none does."""
+        number = bisect.bisect_right(self._firsts, id) - 1
+        if number < 0 or id > self.run.parts[number].last:
+            return None
+        return number, self._part(number).block_of(id)
+
+    def block_at(self, place: tuple[int, int]) -> tuple[bytes, str, int]:
+        """The lines of a block, verified, its file, and where it begins there."""
+        number, block_number = place
+        return self._part(number).block(block_number)
+
     def is_live(self, id: str) -> bool | None:
         record = self.get(id)
         return None if record is None else isinstance(record, Set)
 
     def records(self) -> Iterator[Record]:
-        for part, data, offset in self._data():
+        for part, data, offset in self.data():
             yield from decode_records(data, part.path, offset)
 
     def lines(self) -> Iterator[bytes]:
@@ -211,7 +223,7 @@ class BlockRun:
 
     def rows(self) -> Iterator[Row]:
         """All records as rows, in order of id."""
-        for part, data, offset in self._data():
+        for part, data, offset in self.data():
             yield from decode_rows(data, part.path, offset)
 
     def hold(self) -> None:
@@ -222,7 +234,7 @@ class BlockRun:
             if part.path not in there:
                 raise MissingFileError(f"no file {part.path} in {self._backend.url}", part.path)
 
-    def _data(self) -> Iterator[tuple[Part, bytes, int]]:
+    def data(self) -> Iterator[tuple[Part, bytes, int]]:
         """Everything, verified: whole lines of a part, and where they begin in it."""
         for part in self._all_parts():
             for data, offset in part.data():
@@ -264,14 +276,17 @@ class _StoredPart:
         return max(0, bisect.bisect_right(self._firsts, id) - 1)
 
     def open(self, block_number: int) -> _OpenBlock:
+        data, path, offset = self.block(block_number)
+        buffer = self.mapped()
+        return _OpenBlock(path, offset, data, *((data, 0) if buffer is None else (buffer, offset)))
+
+    def block(self, block_number: int) -> tuple[bytes, str, int]:
+        """The lines of a block whose number `block_of` gave, verified, the file, and where they begin in it."""
         block, path, buffer = self._blocks[block_number], self.part.path, self.mapped()
-        if buffer is None:
-            data = self._backend.read(path, block.offset, block.offset + block.length)
-            buffer, start = data, 0
-        else:
-            data, start = buffer[block.offset : block.offset + block.length], block.offset
+        stop = block.offset + block.length
+        data = self._backend.read(path, block.offset, stop) if buffer is None else buffer[block.offset : stop]
         check_block(data, block, path)
-        return _OpenBlock(path, block.offset, data, buffer, start)
+        return data, path, block.offset
 
     def data(self) -> Iterator[tuple[bytes, int]]:
         """All of it, verified: whole lines, and where they begin."""

@@ -98,8 +98,10 @@ def check_scan(lines: bytes, agent: str = "a") -> ScannedCommits | None:
     best: dict[str, Set] = {}
     for commit in expected:
         if (commit.clock, commit.agent) not in others:
-            assert isinstance(commit, Set)
-            best[commit.id] = commit
+            assert isinstance(commit, (Set, Batch))
+            for record in commit.records:
+                assert isinstance(record, Set)
+                best[record.id] = record
     assert len(table) == len(best)
     ids = sorted(best)
     assert table.ids(0, len(ids)) == ids
@@ -129,7 +131,7 @@ ASCII = st.text("abc-0", min_size=0, max_size=3)
 
 
 @st.composite
-def logs(draw: st.DrawFn, kinds: str = "sssssssdbuvjx") -> list[bytes]:
+def logs(draw: st.DrawFn, kinds: str = "sssssssdbBBuvjx") -> list[bytes]:
     """Lines of a log, in order."""
     lines = []
     clock = 0
@@ -141,6 +143,12 @@ def logs(draw: st.DrawFn, kinds: str = "sssssssdbuvjx") -> list[bytes]:
             commit = Delete(ts(clock), clock, "a", id)
         elif kind == "b":
             commit = Batch(ts(clock), clock, "a", [SetOp(id, msgspec.Raw(b"{}")), DeleteOp(draw(ASCII))])
+        elif kind == "B":
+            ids = draw(st.lists(ASCII, min_size=1, max_size=4))
+            commit = Batch(ts(clock), clock, "a", [SetOp(id, draw(TEXTS.map(msgspec.Raw)), 1 + len(id)) for id in ids])
+            if draw(st.booleans()):
+                lines.append(joined(encode_commit(commit)))
+                continue
         elif kind == "u":
             commit = Undo(ts(clock), clock, "a", max(1, clock - draw(st.integers(1, 5))))
         elif kind == "e":
@@ -186,6 +194,37 @@ class TestScan:
                 changed = middle[:place] + bytes([byte]) + middle[place + 1 :]
                 taken += check_scan(first + changed + last) is not None
         assert taken > 200
+
+    def test_every_byte_of_a_batch_anything_else(self) -> None:
+        ops = [SetOp("x", msgspec.Raw(b'{"a":[1]}')), SetOp("y", msgspec.Raw(b"{}"), 2), SetOp("x", msgspec.Raw(b"{}"))]
+        first, last = line(1, "x"), line(9, "y")
+        middle = encode_commit(Batch(ts(5), 5, "a", list(ops)))
+        assert check_scan(first + middle + last) is not None
+        taken = 0
+        for place in range(len(middle)):
+            for byte in b'\x00\n"\\{}[]:,0abtx\xc3\xff':
+                changed = middle[:place] + bytes([byte]) + middle[place + 1 :]
+                taken += check_scan(first + changed + last) is not None
+            check_scan(first + middle[:place] + middle[place + 1 :] + last)
+        assert taken > 100
+
+    def test_batches_are_taken_whole_or_not_at_all(self) -> None:
+        def batch(*ops: SetOp | DeleteOp) -> bytes:
+            return encode_commit(Batch(ts(5), 5, "a", list(ops)))
+
+        set_op = SetOp("x", msgspec.Raw(b"{}"))
+        for text, taken in (
+            (batch(set_op), True),
+            (batch(set_op, SetOp("y", msgspec.Raw(b'{"a":1}'))), True),
+            (batch(set_op, DeleteOp("y")), False),
+            (batch(set_op, SetOp('"', msgspec.Raw(b"{}"))), False),
+            (batch(), False),
+        ):
+            found = check_scan(line(1, "x") + text + line(9, "y"))
+            assert found is not None
+            assert (len(found.sets), found.sets.commits, len(found.others)) == (
+                (2 + text.count(b'{"op":"set"'), 3, 0) if taken else (2, 2, 1)
+            )
 
     @pytest.mark.parametrize(
         "number",
