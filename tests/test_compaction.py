@@ -17,6 +17,7 @@ from opslog.backends.memory import MemoryBackend
 from opslog.compaction import compact as compaction
 from opslog.compaction.compact import Compaction, compact, compact_unlocked
 from opslog.environment import REAL
+from opslog.errors import WriteFailedError
 from opslog.format import snapshot
 from opslog.format.commits import Record, Set
 from opslog.format.layout import segment_path
@@ -237,6 +238,32 @@ def test_a_run_of_many_parts(url: str, backend: Backend, monkeypatch: pytest.Mon
     with opslog.open(url, read_only=True) as store:
         assert dict(store.items()) == before
     assert verify(backend).problems == []
+
+
+def test_a_part_that_cannot_be_written(url: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compaction fails, and leaves nothing of its run behind, though others of its parts are written meanwhile."""
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(snapshot, "PART_BYTES", 2000)
+    create, writers = MemoryBackend.create, set[str]()
+
+    def fail(self: MemoryBackend, path: str, data: bytes) -> None:
+        writers.add(threading.current_thread().name)
+        if path.endswith("part-00003.jsonl"):
+            raise WriteFailedError("no room")
+        create(self, path, data)
+
+    with open_store(url, undo_window=0) as store:
+        fill(store, 200)
+        before = dict(store.items())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryBackend, "create", fail)
+            with pytest.raises(WriteFailedError, match="no room"):
+                store.compact()
+        assert "opslog-overlap" in writers
+        assert "opslog-overlap" not in {thread.name for thread in threading.enumerate()}
+        assert backend.list("snapshots/") == []
+        assert store.compact().number == 2
+        assert dict(store.items()) == before
 
 
 # -- seals

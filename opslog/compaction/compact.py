@@ -25,6 +25,7 @@ import msgspec
 from opslog.backends import Backend
 from opslog.chunks import batched
 from opslog.compaction.garbage import NOTHING, Garbage, collect, find_garbage, oldest_retained
+from opslog.concurrency.overlapping import overlapped
 from opslog.concurrency.switching import short_switch_interval
 from opslog.environment import Environment, format_ts
 from opslog.errors import AlreadyExistsError, MissingFileError, UsageError, WriteFailedError
@@ -32,7 +33,7 @@ from opslog.format.commits import Commit, Record, Set
 from opslog.format.layout import SNAPSHOTS, TRANSACTIONS, index_path, run_name, segment_path
 from opslog.format.manifest import START, Cut, Manifest, Part, Run, Settings
 from opslog.format.scanned import greatest_ts, last_clock
-from opslog.format.snapshot import Ages, Row, SortedLines, build_parts, runs_to_merge
+from opslog.format.snapshot import Ages, File, Row, SortedLines, build_parts, may_be_last, runs_to_merge
 from opslog.kernel import Table
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Chunk, Cursor, Segments, list_log, read_logs
@@ -377,13 +378,17 @@ class _Winners:
     def write(self, run: str, merged: Sequence[Run], ages: Ages) -> Iterator[Part]:
         total = self.count + sum(stored.records for stored in merged)
         written = 0
-        for file in build_parts(run, ages.of(self._over(merged), self._uncompacted)):
-            self._backend.create(file.part.path, file.data)
-            self._backend.create(index_path(file.part.path), file.index)
-            yield file.part
-            written += file.part.records
+        files = build_parts(run, ages.of(self._over(merged), self._uncompacted))
+        for part in overlapped(self._create, files, may_be_last):
+            yield part
+            written += part.records
             if self._progress:
                 self._progress(written, total)
+
+    def _create(self, file: File) -> Part:
+        self._backend.create(file.part.path, file.data)
+        self._backend.create(index_path(file.part.path), file.index)
+        return file.part
 
     def _over(self, merged: Sequence[Run]) -> Iterable[Row | SortedLines]:
         """The rows of the new run, in order of id."""

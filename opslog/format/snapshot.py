@@ -188,7 +188,7 @@ class _Builder:
 
 
 def build_parts(run: str, rows: Iterable[Row | SortedLines]) -> Iterator[File]:
-    """The parts of a run from its rows in order of id. Holds one part in memory."""
+    """The parts of a run from its rows in order of id. Holds one part in memory, besides those that it gave."""
     builder, number = _Builder(), 0
     for row in rows:
         more = True
@@ -203,6 +203,11 @@ def build_parts(run: str, rows: Iterable[Row | SortedLines]) -> Iterator[File]:
                 builder, number = _Builder(), number + 1
     if builder.records:
         yield builder.finish(part_path(run, number))
+
+
+def may_be_last(file: File) -> bool:
+    """Whether no part of a run comes after this one, most likely: it has not the size at which a part ends."""
+    return file.part.bytes < PART_BYTES
 
 
 class PartEnds:
