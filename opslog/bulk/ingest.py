@@ -108,10 +108,10 @@ def _commit(imported: ImportedCommit, agent: str, environment: Environment) -> C
 
 
 def _op(op: ImportedOp) -> SetOp | DeleteOp:
-    check_id(op.id)
+    id = check_id(op.id)
     if op.op == "delete":
-        return DeleteOp(op.id)
-    return SetOp(op.id, msgspec.Raw(encode(op.document)), check_version(op.version))
+        return DeleteOp(id)
+    return SetOp(id, msgspec.Raw(encode(op.document)), check_version(op.version))
 
 
 def ingest_archives(
@@ -132,7 +132,8 @@ def ingest_archives(
     for period, id, document in documents:
         data = msgspec.Raw(encode(document))
         records = periods.setdefault(check_name(period, "period"), {})
-        records[check_id(id)] = Set(ts, max(clock, 1), check_agent(agent), id, data)
+        plain = check_id(id)
+        records[plain] = Set(ts, max(clock, 1), check_agent(agent), plain, data)
     if periods:
         ManifestStore(backend).create_first(Settings(), environment)
     for period, records in sorted(periods.items()):

@@ -93,13 +93,21 @@ def type_name(type: Any) -> str:
     return type.__name__ if isinstance(type, builtins.type) else repr(type)[:80]
 
 
+def plain_id(id: Any) -> Any:
+    """An id as a `str`: a subclass may compare and hash as it likes, and a state has documents by their ids. What is no
+    string stays what it is, and no document has it."""
+    return str.__str__(id) if isinstance(id, str) else id
+
+
 def check_id(id: object) -> str:
-    """The id itself, if a document can have it: any string that is valid Unicode.
+    """The id as a `str`, if a document can have it: any string that is valid Unicode.
 
     :raises InvalidNameError: otherwise.
     """
     if not isinstance(id, str):
         raise InvalidNameError(f"a document's id is a string, not {type(id).__name__}: {id!r}")
+    if type(id) is not str:
+        id = str.__str__(id)
     if not id.isascii():
         try:
             id.encode()

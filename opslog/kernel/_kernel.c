@@ -1259,15 +1259,11 @@ table_add(PyObject *self, PyObject *argument)
     Py_RETURN_TRUE;
 }
 
-/* The record of an id, NULL where there is none, or with an exception. */
+/* The record of an id, NULL where there is none, or with an exception. What is no string is no id, and none has it. */
 static const char *
 find_record(Table *table, PyObject *id)
 {
-    if (!PyUnicode_Check(id)) {
-        PyErr_SetString(PyExc_TypeError, "an id is a string");
-        return NULL;
-    }
-    if (table->count == 0) {
+    if (!PyUnicode_Check(id) || table->count == 0) {
         return NULL;
     }
     Py_ssize_t length;

@@ -33,7 +33,7 @@ from opslog.concurrency import exiting
 from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
-from opslog.format.documents import Schema, check_id
+from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
@@ -156,6 +156,8 @@ class Replica(Following, Generic[T]):
     def record(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
         self.check_open()
+        if type(id) is not str:
+            id = plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 record = batch.overlay[id]
@@ -170,6 +172,8 @@ class Replica(Following, Generic[T]):
     def document(self, id: str) -> T | None:
         """A document, the caller's own; None where there is none. Errors as of `Schema.decode`."""
         self.check_open()
+        if type(id) is not str:
+            id = plain_id(id)
         if self.batches.local.batch is not None and self.batches.current is not None:
             written = self.record(id)
             return None if written is None else self.schema.decode(written)
@@ -217,6 +221,8 @@ class Replica(Following, Generic[T]):
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
+        if type(id) is not str:
+            id = plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 return isinstance(batch.overlay[id], Set)
@@ -268,7 +274,7 @@ class Replica(Following, Generic[T]):
     def prepare_set(self, id: str, document: T) -> Set | None:
         """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
         batch. Errors as of `Store.set`."""
-        check_id(id)
+        id = check_id(id)
         schema = self.schema
         encoded = schema.encode(document)
         v = schema.version or 1
@@ -289,6 +295,7 @@ class Replica(Following, Generic[T]):
         """
         if not self.contains(id):
             raise NotFoundError(f"there is no document {id!r} in {self.backend.url}")
+        id = plain_id(id)
         batch = self.batches.current
         if batch is None:
             return Delete("", 0, "", id)

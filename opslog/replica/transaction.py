@@ -13,7 +13,7 @@ import msgspec
 
 from opslog.errors import ConflictError, ExistsError, NotFoundError, UsageError
 from opslog.format.commits import Batch, Commit, Delete, DeleteOp, Record, Set, SetOp, Stamp, Undo
-from opslog.format.documents import Schema, check_id
+from opslog.format.documents import Schema, check_id, plain_id
 from opslog.log.reader import Cursor
 from opslog.query import conditions
 from opslog.query.question import Group, OrderBy, Where, grouping, parse, question
@@ -112,6 +112,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
     def record(self, id: str) -> Set | None:
         """Who wrote a document last, and when, as of `Store.record`. What the transaction itself has written has no
         stamp yet."""
+        id = plain_id(id)
         if id not in self._written:
             self._source.note_stamp(id)
         return self._read(id)
@@ -122,6 +123,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     def _read(self, id: str) -> Set | None:
         self._check()
+        id = plain_id(id)
         if id in self._written:
             return live(self._written[id])
         documents = self._reads.documents
@@ -209,7 +211,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
 
     def set(self, id: str, document: T) -> None:
         """Give a document a new value. Errors as of `Store.set`, before anything is written."""
-        check_id(id)
+        id = check_id(id)
         encoded = self._schema.encode(document)
         replaced = self._read(id) if self._schema.reads_replaced else None
         self._schema.check_known(encoded, replaced)
@@ -223,7 +225,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         """
         if self._read(id) is None:
             raise NotFoundError(f"there is no document {id!r} in {self._where}")
-        self.write(Delete("", 0, "", id))
+        self.write(Delete("", 0, "", plain_id(id)))
 
     __setitem__ = set
     __delitem__ = delete

@@ -483,3 +483,54 @@ def test_versions_survive_batches_snapshots_and_undo(tmp_path: Path) -> None:
             assert store["x"] == store["y"] == {"name": {"first": "a", "last": "b"}}
             store["z"] = {"name": {}}
             store.compact(full=True)
+
+
+class Odd(str):
+    """An id that compares and hashes in its own way."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return 7
+
+
+def test_an_id_is_its_text_whatever_class_it_is_of(tmp_path: Path) -> None:
+    with opslog.open(tmp_path) as store:
+        store[Odd("a")] = {"n": 1}
+        assert store["a"] == store[Odd("a")] == {"n": 1}
+        with store.batch():
+            store[Odd("a")] = {"n": 2}
+            store[Odd("b")] = {"n": 2}
+            assert store["a"] == store[Odd("b")] == {"n": 2}
+            del store[Odd("b")]
+            assert Odd("b") not in store
+        store.modify(Odd("a"), lambda document: {"n": document["n"] + 1 if document else 0})
+        with store.transaction() as transaction:
+            assert transaction[Odd("a")] == {"n": 3}
+            transaction[Odd("c")] = {"n": 3}
+            assert transaction["c"] == {"n": 3}
+        assert [(id, type(id)) for id in store] == [("a", str), ("c", str)]
+        assert Odd("a") in store
+        assert store.record(Odd("a")) == store.record("a")
+        del store[Odd("a")]
+        assert "a" not in store
+    with opslog.open(tmp_path, read_only=True) as store:
+        assert list(store) == ["c"]
+
+
+@pytest.mark.parametrize("documents", [0, 3, 3000], ids=["empty", "small", "a log of several chunks"])
+def test_what_is_no_string_is_no_id(tmp_path: Path, documents: int) -> None:
+    with opslog.open(tmp_path, durability="buffered", compact_after=None) as store:
+        for number in range(documents):
+            store[f"task-{number}"] = {"text": "x" * 1000}
+    with opslog.open(tmp_path, read_only=True) as store:
+        others: list[Any] = [5, None, b"task-1", 1.5, ("task-1",)]
+        for id in others:
+            assert store.get(id) is None
+            assert store.record(id) is None
+            assert id not in store
+            with pytest.raises(opslog.NotFoundError):
+                store[id]
