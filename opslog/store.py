@@ -270,7 +270,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         if (log := replica.log) is None:
             replica.decide_plain(commit)
             return
-        replica.refresh_if_stale()
+        if replica.freshness.is_stale:  # as `refresh_if_stale`, without its call
+            replica.refresh()
         while (guards := replica.unguarded(commit)) is not None:
             try:
                 log.finish(log.queue(commit, guards))
@@ -280,7 +281,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         else:
             replica.decide_plain(commit)
             return
-        if replica.compaction.is_far_behind:
+        if replica.compaction.is_under_way and replica.compaction.is_far_behind:
             replica.compaction.wait()
 
     # -- transactions: writes that take effect only if nothing that they read has changed

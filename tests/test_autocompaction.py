@@ -170,7 +170,7 @@ def test_writers_that_outrun_a_compaction_wait_for_it(url: str, monkeypatch: pyt
         may_go_on.set()
         writer.join()
         assert len(store) == 1000
-        until(lambda: not replica_of(store).compaction._is_under_way)
+        until(lambda: not replica_of(store).compaction.is_under_way)
         with open_backend(url).lock(compaction.LOCK):
             fill(store, 1000)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -125,6 +125,40 @@ def test_any_order_of_reading_gives_the_reference(window: int, data: Any) -> Non
         author.log = log
         target = newest_undoable(merge.recent.get(agent, ()))
         assert (target.clock if target else None) == author.undoable()
+
+
+class Held:
+    """Some records, in place of lines that the kernel holds."""
+
+    def __init__(self, records: list[Set]) -> None:
+        self._by_id = {record.id: record for record in records}
+
+    def get(self, id: str) -> Set | None:
+        return self._by_id.get(id)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 32])
+@given(data=st.data())
+def test_many_sets_at_once_are_the_same_one_by_one(window: int, data: Any) -> None:
+    one_by_one, at_once = Merge(window), Merge(window)
+    if data.draw(st.booleans()):
+        held: Any = Held([put(data.draw(st.integers(1, 30)), agent, id) for agent, id in zip("ab", "xy", strict=True)])
+        one_by_one.lines = at_once.lines = held
+    read = list(interleaved(data.draw, data.draw(logs(window, st.one_of(KINDS, st.just("set"), st.just("void"))))))
+    for (_, is_set), group in groupby(read, key=lambda commit: (commit.agent, isinstance(commit, Set))):
+        commits = list(group)
+        for commit in deepcopy(commits):
+            one_by_one.apply(commit)
+        if is_set:
+            at_once.apply_sets([commit for commit in commits if isinstance(commit, Set)])
+        else:
+            for commit in commits:
+                at_once.apply(commit)
+        assert at_once.settled == one_by_one.settled
+        assert at_once.contested == one_by_one.contested
+        assert at_once.undone == one_by_one.undone
+        for agent in "abc":
+            assert _recent(at_once, agent) == _recent(one_by_one, agent)
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 5, 32])

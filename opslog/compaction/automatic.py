@@ -40,6 +40,7 @@ class AutoCompaction:
     :param compacted: called in the thread when somebody may have compacted.
     :ivar commits_compacted: how many commits the newest known manifest has compacted.
     :ivar tail_cost: what it takes to read the logs after its cut, as of `cost_after`.
+    :ivar is_under_way: whether this process is at it.
     :ivar error: why the last attempt failed, or could not begin; None if it did not fail.
     """
 
@@ -62,7 +63,7 @@ class AutoCompaction:
         self._due_at = manifest.commits + (after or 0)
         self._due_at_cost = COMPACT_AFTER_COST
         self._under_way = threading.Lock()
-        self._is_under_way = False
+        self.is_under_way = False
         self._worker = Worker(
             "opslog-compact",
             self._compact,
@@ -101,7 +102,7 @@ class AutoCompaction:
     @property
     def is_far_behind(self) -> bool:
         """Whether writing outruns the compaction under way, so that memory would grow without bound."""
-        return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and self._is_under_way
+        return self.tail_cost >= _FAR_BEHIND * COMPACT_AFTER_COST and self.is_under_way
 
     def wait(self) -> None:
         """Return when no compaction is under way. Not to be called with anything that it may wait for."""
@@ -119,10 +120,10 @@ class AutoCompaction:
         try:
             with self._under_way:
                 try:
-                    self._is_under_way = True
+                    self.is_under_way = True
                     self._compact_if_due()
                 finally:
-                    self._is_under_way = False
+                    self.is_under_way = False
             self._compacted()  # nobody waits for this, and it may wait for others
             self.error = None
         except LockedError:

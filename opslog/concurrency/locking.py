@@ -31,10 +31,11 @@ class Section:
     lock it would wait for itself; with a reentrant one alone it would go on with what is half done.
 
     :ivar holder: the thread that is in it, by `threading.get_ident`; None: nobody, for the moment.
+    :ivar lock: held by who is in it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.holder: int | None = None
 
     def run(self, work: Callable[..., R], *args: Any) -> R:
@@ -46,7 +47,7 @@ class Section:
         if self.holder == me:
             raise reentered()
         # Reentrant, for a handler that comes before the holder is noted: it has all of the section to itself.
-        with self._lock:
+        with self.lock:
             try:
                 self.holder = me
                 result = work(*args)

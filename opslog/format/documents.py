@@ -257,6 +257,8 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
     def encode(self, value: T) -> bytes:
         """:raises InvalidDocumentError: see `encode`; or it is not of the store's type."""
         if self.type is None:
+            if encode_plain is not None and (text := encode_plain(value, orjson.dumps)) is not None:
+                return text  # as `encode`, without its call
             return encode(value)
         try:
             plain = msgspec.to_builtins(value)

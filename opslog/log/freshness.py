@@ -45,6 +45,7 @@ class Freshness:
         self.read_at = at
         self._manifests = manifests
         self._read = _Read(newest, at)
+        self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
 
     @property
     def newest(self) -> Manifest:
@@ -55,6 +56,7 @@ class Freshness:
         """This manifest was read as the newest."""
         if newest.number >= self._read.manifest.number:
             self._read = _Read(newest, at)
+            self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
 
     def read_newest(self) -> Manifest:
         """The newest manifest, read now. Costs a listing, and a read where it is new."""
@@ -85,8 +87,7 @@ class Freshness:
     @property
     def is_stale(self) -> bool:
         """Whether what others wrote has to be read before the next commit is stamped."""
-        age = self.environment.monotonic() - self.read_at
-        return age > self._read.manifest.settings.tombstone_ttl_seconds / 2
+        return self.environment.monotonic() - self.read_at > self._fresh_seconds
 
     def check_age(self, read_at: float) -> None:
         """A commit that rests on what was read at a time may still come into the log. Stamped with a view that was not

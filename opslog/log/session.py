@@ -159,7 +159,9 @@ class WriterSession:
         commit.agent = self.agent
         commit.ts = format_ts(self._time())
         if after is None:
-            commit.clock = self.clock.tick()
+            clock = self.clock
+            with clock.lock:  # as `tick`, without its call, which every set would make
+                clock.value = commit.clock = clock.value + 1
         else:
             commit.clock = after + 1
             self.clock.observe(commit.clock)
@@ -181,8 +183,8 @@ class WriterSession:
         position = self._appender.append(lines)
         self._confirm(position)
         self.last_segment = max(self.last_segment, position.segment)
-        self._commits += lines.count(b"\n")
         if not self._backend.segments_grow:
+            self._commits += lines.count(b"\n")
             self._last_clock = _clock_of_last(lines)
         return position
 

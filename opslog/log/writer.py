@@ -106,14 +106,16 @@ class Group(msgspec.Struct):
     segments: int = 0
 
     def data(self) -> bytes:
-        first, *others = [pending.line for pending in self.pendings]
-        self.lines = [first, *map(joined, others)]
-        return b"".join(self.lines)
+        lines = self.lines = [pending.line for pending in self.pendings]
+        if len(lines) == 1:
+            return lines[0]
+        lines[1:] = map(joined, lines[1:])
+        return b"".join(lines)
 
     def end(self, error: OpslogError | None, durable: int) -> None:
         # A copy has no traceback, and no cause with one. It may be kept for as long as the store, and frames hold on to
         # whatever they had, such as the open directory.
-        self.error, self.durable, self.step = copy(error), durable, "ended"
+        self.error, self.durable, self.step = error and copy(error), durable, "ended"
 
     @property
     def written(self) -> list[Pending]:
@@ -204,9 +206,16 @@ class LogWriter:
         :raises UsageError: as of `encode_commit`, or of `check_entry`; nothing was queued.
         :raises CorruptError: as of `encode_commit`; nothing was queued.
         """
-        if self._alone.holder == threading.get_ident():
+        me, section = threading.get_ident(), self._queueing
+        if me in (self._alone.holder, section.holder):
             raise reentered()
-        return self._queueing.run(self._append, commit, guards)  # which asks the same of `_queueing`
+        with section.lock:  # as `Section.run`, without its calls, which every set would make
+            try:
+                section.holder = me
+                pending = self._append(commit, guards)
+            finally:
+                section.holder = None
+        return pending
 
     def quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
         """What `work` returns, called when all commits so far are in the log and in memory, while others wait. It is
@@ -219,9 +228,11 @@ class LogWriter:
         buffer = self._buffer
         if buffer is None:
             self.wait(pending)
-        elif self._at_once or not self._flusher.wake(self._queued_bytes >= buffer.bytes):
+            return
+        is_due = self._queued_bytes >= buffer.bytes
+        if self._at_once or not self._flusher.wake(is_due):
             self.flush()  # nobody else would
-        elif self.is_full:
+        elif (is_due or self._group is not None) and self.is_full:
             self._run_alone(self._make_room)
 
     @property
@@ -317,8 +328,9 @@ class LogWriter:
 
     def _flush(self) -> None:
         try:
-            self._settle_interrupted()
-            self._write_group()  # one that an interrupted call had only taken
+            if self._group is not None:
+                self._settle_interrupted()
+                self._write_group()  # one that an interrupted call had only taken
             self._queueing.run(self._take)
             self._write_group()
         except BaseException:
@@ -383,7 +395,9 @@ class LogWriter:
             for pending in group.pendings[len(written) :]:
                 pending.end(_error_of(error, pending.commit))
         for pending in written:
-            pending.end()
+            pending.done = True  # as `end`: first this, or who waits may miss it
+            if pending.bell is not None:
+                wake(pending)
         self._group = None
         self._memory.appended(group.durable + SEGMENT_COST * group.segments)
 

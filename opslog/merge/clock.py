@@ -15,21 +15,25 @@ CLOCK_STEP = 1000
 
 
 class LamportClock:
-    """A clock that several threads may use; `value` is the greatest clock seen or given out."""
+    """A clock that several threads may use.
+
+    :ivar value: the greatest clock seen or given out.
+    :ivar lock: held while that changes.
+    """
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
         # Reentrant, for the handler of a signal: what stands under it is one step that nothing interrupts.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def tick(self) -> int:
         """The clock for a new commit: greater than everything seen."""
-        with self._lock:
+        with self.lock:
             self.value += 1
             return self.value
 
     def observe(self, clock: int) -> None:
         """Take note of a commit that somebody else made."""
         if clock > self.value:
-            with self._lock:
+            with self.lock:
                 self.value = max(self.value, clock)

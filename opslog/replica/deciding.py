@@ -142,7 +142,9 @@ class Sight(Generic[T]):
 
     def undoable(self, author: str) -> Commit | None:
         self.is_early = self.is_early or bool(self.overlay)
-        return newest_undoable(self.view.state.merge.recent.get(TRANSACTIONS, ()), author)
+        return self._replica.read_frozen(
+            lambda: newest_undoable(self.view.state.merge.recent.get(TRANSACTIONS, ()), author)
+        )
 
     def shared_end(self) -> Cursor:
         self.agents.add(TRANSACTIONS)
@@ -553,7 +555,7 @@ class Deciding(Generic[T]):
         self._replica.refresh()
         view = self._replica.freeze()
         try:
-            recent = view.state.merge.recent.get(TRANSACTIONS, ())
+            recent = self._replica.read_frozen(lambda: list(view.state.merge.recent.get(TRANSACTIONS, ())))
             if any(entry.commit.tx == commit.tx for entry in recent):
                 return True
             found = (self._replica.read_frozen(partial(view.record, record.id)) for record in commit.records)

@@ -26,7 +26,8 @@ from opslog.format.manifest import START, Cut, Manifest
 from opslog.log.gaps import missing_segment
 from opslog.log.reader import Segment, Segments, least_first, log_source, until
 from opslog.log.survey import at_cut, list_logs, unread
-from opslog.replica.state import Layers, Loader, State
+from opslog.replica.live import Layers
+from opslog.replica.state import Loader, State
 from opslog.replica.token import Token
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from opslog.errors import MissingFileError, RetryError
 from opslog.format.commits import Record, Set
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from opslog.merge.lines import Lines
 
 R = TypeVar("R")
+
+
+class Layers(NamedTuple):
+    """All documents, of which most are not decoded: one run as it is stored, and what differs from it.
+
+    :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. Verified as they are read.
+        Raises RetryError: it was replaced and collected.
+    :ivar has_tombstones: whether deletes are among them.
+    :ivar above: per document that was written since, what counts for it.
+    """
+
+    lines: Iterator[bytes]
+    has_tombstones: bool
+    above: dict[str, Record]
 
 
 class LinesOverRuns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -26,7 +26,7 @@ from opslog.log.survey import Survey, at_cut, list_logs, survey
 from opslog.merge.merge import Merge
 from opslog.merge.ordering import in_order
 from opslog.merge.stamps import newer
-from opslog.replica.live import LinesOverRuns, live_records, retained
+from opslog.replica.live import Layers, LinesOverRuns, live_records, retained
 from opslog.replica.refresh import Progress
 from opslog.snapshot.manifests import ManifestStore
 from opslog.snapshot.runs import BlockRun, LoadedRun, SortedRecords, StoredRun, load_run, newest_records
@@ -41,19 +41,8 @@ R = TypeVar("R")
 # A state with more winners of the tail than this is loaded again once some of them are in a snapshot.
 _WINNERS_MAX = 10_000
 
-
-class Layers(NamedTuple):
-    """All documents, of which most are not decoded: one run as it is stored, and what differs from it.
-
-    :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. Verified as they are read.
-        Raises RetryError: it was replaced and collected.
-    :ivar has_tombstones: whether deletes are among them.
-    :ivar above: per document that was written since, what counts for it.
-    """
-
-    lines: Iterator[bytes]
-    has_tombstones: bool
-    above: dict[str, Record]
+# How many sets wait for the merge at most. More of them gain nothing, and who needs the merge waits for longer.
+_UNMERGED_MAX = 256
 
 
 class State:
@@ -82,7 +71,9 @@ class State:
     def __init__(self, found: Survey, runs: list[StoredRun]) -> None:
         self.manifest = manifest = found.manifest
         self.runs = runs
-        self.merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
+        self._merge = Merge(manifest.settings.undo_window, settled_by=dict(manifest.settled_by))
+        # Plain sets, newest of all and in a row of one log, that are everywhere but in `_merge`.
+        self._unmerged: list[Set] = []
         self.winners: dict[str, Record] = {}
         self.lines: Lines | None = None
         self.clock = manifest.clock
@@ -168,18 +159,30 @@ class State:
             )
 
     def _apply(self, commit: Commit) -> None:
-        before = self.clock
-        if commit.clock > before:
-            self.clock = commit.clock
+        before, clock = self.clock, commit.clock
+        if clock > before:
+            self.clock = clock
         self.commits += 1
         if commit.agent == TRANSACTIONS:
             self.shared_ts = max(self.shared_ts, commit.ts)
+        indexes = self.indexes  # another thread, or a handler of a signal, may close the store
+        if clock > before and type(commit) is Set and not (commit.by or self._views):
+            # For a set that is newer than everything before it, what follows comes to this; the merge takes in many at
+            # once.
+            unmerged = self._unmerged
+            if unmerged and (len(unmerged) == _UNMERGED_MAX or unmerged[0].agent != commit.agent):
+                self._merge_sets()
+                unmerged = self._unmerged
+            if indexes is not None:
+                indexes.note(commit.id)
+            self.winners[commit.id] = commit
+            unmerged.append(commit)
+            return
         for record in self.merge.apply(commit):
             # What is newer than everything before it wins; an undo takes away what is older.
-            winner = record if record.clock > before else self.merge.winner(record.id)
+            winner = record if record.clock > before else self._merge.winner(record.id)
             if self._views:
                 self._keep(record.id)
-            indexes = self.indexes  # another thread, or a handler of a signal, may close the store
             if indexes is not None:
                 indexes.note(record.id)
             if winner is None:
@@ -187,6 +190,26 @@ class State:
             else:
                 self.winners[record.id] = winner
             self._uncounted.add(record.id)
+
+    @property
+    def merge(self) -> Merge:
+        """The merge of what was taken in; for whoever has the state for himself."""
+        if self._unmerged:
+            self._merge_sets()
+        return self._merge
+
+    def _merge_sets(self) -> None:
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            if not self.is_torn:
+                sets, self._unmerged = self._unmerged, []
+                self._merge.apply_sets(sets)
+                self._uncounted.update([commit.id for commit in sets])
+        except BaseException:
+            self.is_torn = True
+            raise
+        finally:
+            self._is_busy = was_busy
 
     def _keep(self, id: str) -> None:
         """The winner of a document is about to change."""
@@ -196,9 +219,9 @@ class State:
 
     def load(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> None:
         """Take in whole logs at once, before anything else; see `Merge.load`."""
-        self.merge.load(self._count(chunks))
-        self.winners = self.merge.winners()
-        self.lines = self.merge.lines
+        self._merge.load(self._count(chunks))
+        self.winners = self._merge.winners()
+        self.lines = self._merge.lines
 
     def _count(self, chunks: Iterable[tuple[str, Sequence[Commit]]]) -> Iterator[tuple[str, Sequence[Commit]]]:
         for agent, commits in chunks:
@@ -224,6 +247,8 @@ class State:
                 for id in in_order(self.winners):
                     self._recount(id)
                 self._counts_loaded = True
+            if self._unmerged:
+                self._merge_sets()
             for id in sorted(self._uncounted):
                 self._recount(id)
                 self._uncounted.discard(id)
@@ -288,8 +313,9 @@ class State:
         once would hold up all threads for as long."""
         if any(held() is not None for held in self._views):
             return  # somebody does, for the time of a transaction
-        self.lines = self.merge.lines = None
-        for held in (self.winners, self.merge.settled, self._counted):
+        self.lines = self._merge.lines = None
+        self._unmerged = []
+        for held in (self.winners, self._merge.settled, self._counted):
             while held:
                 held.popitem()
         while self._uncounted:

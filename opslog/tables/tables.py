@@ -17,8 +17,9 @@ from opslog import archive, history
 from opslog.errors import UsageError
 from opslog.format.commits import Commit, Record, Set, Undo, decode_records, encode_commit
 from opslog.replica.feed import Feed
+from opslog.replica.live import Layers
 from opslog.replica.replica import Replica
-from opslog.replica.state import Layers, State
+from opslog.replica.state import State
 from opslog.tables.arrow import DATA, lines_column, packed_lines, texts, times
 from opslog.tables.asked import Asked, asked
 from opslog.tables.documents import Documents

@@ -87,13 +87,19 @@ def _always_starts(self: Worker) -> bool:
 class _Lock:
     """In place of a section: a lock, whoever comes."""
 
-    holder = None
-
     def __init__(self) -> None:
-        self._lock = vars(locking)["threading"].Lock()
+        self.lock = vars(locking)["threading"].Lock()
+
+    @property
+    def holder(self) -> None:
+        return None
+
+    @holder.setter
+    def holder(self, thread: int | None) -> None:
+        """Nobody remembers it."""
 
     def run(self, work: Any, *args: Any) -> Any:
-        with self._lock:
+        with self.lock:
             return work(*args)
 
 

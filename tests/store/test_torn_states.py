@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 import opslog
-from opslog.format.commits import Record
+from opslog.format.commits import Record, Set
 from opslog.merge.merge import Merge
 from opslog.store import replica_of
 
@@ -166,3 +166,43 @@ def test_a_state_that_is_torn_takes_in_nothing_more(url: str) -> None:
         assert not taken
         assert len(store) == 2
         assert replica_of(store).state is not torn
+
+
+def test_an_interrupt_while_sets_come_into_the_merge_leaves_nothing_half_done(url: str) -> None:
+    with opslog.open(url, agent="a", durability="buffered", settings=opslog.Settings(undo_window=4)) as store:
+        for number in range(20):
+            store[f"task-{number % 7}"] = {"n": number}
+        apply_sets = Merge.apply_sets
+
+        def apply_half(self: Merge, sets: Sequence[Set]) -> None:
+            apply_sets(self, sets[:10])
+            raise InterruptError
+
+        with patch.object(Merge, "apply_sets", apply_half), pytest.raises(InterruptError):
+            store.undo()
+        assert store["task-5"] == {"n": 19}
+        assert [store.undo() for _ in range(3)] == [True, True, False]  # the window has two undos then
+        assert {id: document["n"] for id, document in store.items()} == {f"task-{n % 7}": n for n in range(11, 18)}
+    with opslog.open(url, read_only=True) as fresh:
+        assert {id: document["n"] for id, document in fresh.items()} == {f"task-{n % 7}": n for n in range(11, 18)}
+
+
+def test_a_handler_that_comes_while_sets_come_into_the_merge_cannot_change_it(url: str) -> None:
+    with opslog.open(url, agent="a", durability="buffered") as store:
+        for number in range(20):
+            store[f"task-{number % 7}"] = {"n": number}
+        refused: list[opslog.UsageError] = []
+        apply_sets = Merge.apply_sets
+
+        def interrupted_by_a_set(self: Merge, sets: Sequence[Set]) -> None:
+            apply_sets(self, sets[:10])
+            with pytest.raises(opslog.UsageError) as caught:
+                store["other"] = {}
+            refused.append(caught.value)
+            apply_sets(self, sets[10:])
+
+        with patch.object(Merge, "apply_sets", interrupted_by_a_set):
+            assert store.undo()
+        assert len(refused) == 1
+        assert store["task-5"] == {"n": 12}
+        assert len(store) == 7
