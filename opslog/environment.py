@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 
+from opslog.kernel import time_text
+
 
 def _nonce() -> str:
     return os.urandom(8).hex()
@@ -42,6 +44,8 @@ REAL = Environment()
 
 def format_ts(seconds: float) -> str:
     """Seconds since 1970 as the form that lines carry: ``2026-11-20T12:00:00.123456Z``."""
+    if time_text is not None and (text := time_text(seconds)) is not None:
+        return text
     whole = int(seconds)
     # Rounded as datetime does it.
     microseconds = round((seconds - whole) * 1e6)

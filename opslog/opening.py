@@ -86,7 +86,8 @@ def open(
         not compacted; None: never. The store keeps its own writes in memory; the first `refresh` after a compaction
         frees them.
     :param cache_bytes: how much memory documents may take that were read lately and are kept decoded, so that reading
-        them again costs a copy; 0: none are. A store with a `type` keeps none.
+        them again costs a copy. Once it is in use, one is kept only if it is read again soon. 0: none are. A store with
+        a `type` keeps none.
     :param settings: of a store that this call creates. An existing store keeps its own; settings that are
         neither those nor the default are refused.
     :param environment: clocks and random names, for simulations.

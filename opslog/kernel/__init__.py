@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
-_INTERFACE = 4
+_INTERFACE = 5
 
 try:
     from opslog.kernel import _kernel
@@ -25,6 +25,8 @@ NAME = "C" if IS_USED else "Python"
 
 encode = _kernel.encode if IS_USED else None
 copy = _kernel.copy if IS_USED else None
+find_document = _kernel.find_document if IS_USED else None
+time_text = _kernel.time_text if IS_USED else None
 set_line = _kernel.set_line if IS_USED else None
 scan = _kernel.scan if IS_USED else None
 Table = _kernel.Table if IS_USED else None

@@ -18,7 +18,7 @@
 #endif
 
 /* Changes with what the functions take and return: opslog/kernel/__init__.py refuses another one. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -2519,9 +2519,174 @@ static PyType_Spec merger_spec = {
     .slots = merger_slots,
 };
 
+/* -- what a set and a get do each time ------------------------------------------------------------------------------ */
+
+/* The first second of the year 10000, from which on there is no such text. */
+#define SECONDS_END 253402300800LL
+
+static char *
+put_padded(char *to, unsigned int number, int digits)
+{
+    for (int index = digits - 1; index >= 0; index--) {
+        to[index] = (char)('0' + number % 10);
+        number /= 10;
+    }
+    return to + digits;
+}
+
+PyDoc_STRVAR(time_text_doc,
+"time_text(seconds)\n--\n\n"
+"Seconds since 1970 as lines have them; None where those are not of the years 1970 to 9999.");
+
+static PyObject *
+time_text(PyObject *module, PyObject *argument)
+{
+    double seconds = PyFloat_AsDouble(argument);
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!(seconds >= 0.0 && seconds < (double)SECONDS_END)) {
+        Py_RETURN_NONE;
+    }
+    int64_t whole = (int64_t)seconds;
+    /* To the nearest one, of two the even one, as Python rounds. */
+    double exact = (seconds - (double)whole) * 1e6;
+    int64_t microseconds = (int64_t)exact;
+    double rest = exact - (double)microseconds;
+    microseconds += rest > 0.5 || (rest == 0.5 && microseconds % 2 == 1);
+    if (microseconds == 1000000) {
+        microseconds = 0;
+        if (++whole == SECONDS_END) {
+            Py_RETURN_NONE;
+        }
+    }
+    /* The day, counted from the first of March of the year 0, in spans of 400 years. */
+    int64_t days = whole / 86400 + 719468;
+    unsigned int of_day = (unsigned int)(whole % 86400);
+    unsigned int span = (unsigned int)(days / 146097), day = (unsigned int)(days % 146097);
+    unsigned int year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
+    day -= 365 * year + year / 4 - year / 100;
+    unsigned int month = (5 * day + 2) / 153; /* from March on */
+    day -= (153 * month + 2) / 5;
+    month = month < 10 ? month + 3 : month - 9;
+    year += span * 400 + (month <= 2);
+    char text[TS_LENGTH], *to = text;
+    to = PUT(put_padded(to, year, 4), "-");
+    to = PUT(put_padded(to, month, 2), "-");
+    to = PUT(put_padded(to, day + 1, 2), "T");
+    to = PUT(put_padded(to, of_day / 3600, 2), ":");
+    to = PUT(put_padded(to, of_day / 60 % 60, 2), ":");
+    to = PUT(put_padded(to, of_day % 60, 2), ".");
+    PUT(put_padded(to, (unsigned int)microseconds, 6), "Z");
+    return PyUnicode_FromStringAndSize(text, TS_LENGTH);
+}
+
+/* The document of a text, decoded by `loads`, if `dumps` makes the same text of it again; else None. */
+static PyObject *
+decode_exactly(const char *text, size_t length, PyObject *loads, PyObject *dumps)
+{
+    /* A copy: what is called here may let go of whatever has the text. */
+    PyObject *bytes = PyBytes_FromStringAndSize(text, (Py_ssize_t)length);
+    if (bytes == NULL) {
+        return NULL;
+    }
+    PyObject *document = PyObject_CallFunctionObjArgs(loads, bytes, NULL), *again = NULL;
+    if (document != NULL && PyDict_CheckExact(document)) {
+        again = PyObject_CallFunctionObjArgs(dumps, document, NULL);
+    }
+    int is_exact = 0;
+    if (again != NULL) {
+        char *written;
+        Py_ssize_t count;
+        if (PyBytes_AsStringAndSize(again, &written, &count) == 0) {
+            is_exact = (size_t)count == length && memcmp(written, PyBytes_AsString(bytes), length) == 0;
+        }
+    } else if (PyErr_Occurred()
+               && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        PyErr_Clear(); /* the Python path has the reasons */
+    }
+    Py_XDECREF(again);
+    Py_DECREF(bytes);
+    if (is_exact) {
+        return document;
+    }
+    Py_XDECREF(document);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(find_document_doc,
+"find_document(id, winners, kept, read, most, table, after, v, loads, dumps)\n--\n\n"
+"The document of an id, the caller's own: a copy of the one in `kept`, if the winner that it is kept with is the one in\n"
+"`winners`; or, where neither has the id, that of a set in `table` (None: there is none) with a clock greater than `after` and\n"
+"of version `v` (0: any, None: do not look there), decoded. None where that needs more: another winner, no such set, or a text\n"
+"that `dumps` does not make again of what `loads` makes of it.\n\n"
+"`read`: ids that were read lately and are not kept. It gets this one, and has no more than `most`; one that is there already\n"
+"is None, so that it is kept. None: all are to be kept.");
+
+static PyObject *
+find_document(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 10) {
+        PyErr_SetString(PyExc_TypeError, "find_document() takes ten arguments");
+        return NULL;
+    }
+    PyObject *id = args[0], *read = args[3];
+    if (!PyUnicode_CheckExact(id)) {
+        Py_RETURN_NONE;
+    }
+    /* The keys are plain strings, so that no lookup runs Python code. */
+    PyObject *winner = PyDict_GetItemWithError(args[1], id);
+    PyObject *known = winner == NULL && PyErr_Occurred() ? NULL : PyDict_GetItemWithError(args[2], id);
+    if (known == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (known != NULL) {
+        PyObject *rests_on = PyTuple_GetItem(known, 0), *document = PyTuple_GetItem(known, 1);
+        if (rests_on == NULL || document == NULL) {
+            return NULL;
+        }
+        if (rests_on != (winner == NULL ? Py_None : winner)) {
+            Py_RETURN_NONE;
+        }
+        Py_INCREF(document);
+        PyObject *copied = copy_of(document, 0);
+        Py_DECREF(document);
+        return copied;
+    }
+    ModuleState *state = PyModule_GetState(module);
+    if (winner != NULL || read == Py_None || args[7] == Py_None || Py_TYPE(args[5]) != state->table_type) {
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t most = PyLong_AsSsize_t(args[4]);
+    unsigned long long after = PyLong_AsUnsignedLongLong(args[6]), v = PyLong_AsUnsignedLongLong(args[7]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (most > 0) {
+        int was_read = PySet_Contains(read, id);
+        if (was_read) {
+            return was_read < 0 ? NULL : Py_NewRef(Py_None);
+        }
+        if ((PySet_Size(read) >= most && PySet_Clear(read) < 0) || PySet_Add(read, id) < 0) {
+            return NULL;
+        }
+    }
+    const char *at = find_record((Table *)args[5], id);
+    if (at == NULL) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    Record record = head_of(at);
+    if (record.clock <= after || (v && record.v != v)) {
+        Py_RETURN_NONE;
+    }
+    return decode_exactly(at + RECORD_BYTES + record.id_length, record.data_length, args[8], args[9]);
+}
+
 /* -- the module --------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
+    {"time_text", time_text, METH_O, time_text_doc},
+    {"find_document", (PyCFunction)(void (*)(void))find_document, METH_FASTCALL, find_document_doc},
     {"encode", encode, METH_VARARGS, encode_doc},
     {"copy", copy, METH_O, copy_doc},
     {"set_line", set_line, METH_VARARGS, set_line_doc},

@@ -1,12 +1,26 @@
 """What the C file has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 INTERFACE: int
 
 def encode(document: object, dumps: Callable[[Any], bytes], /) -> bytes | None: ...
 def copy(document: dict[str, Any], /) -> dict[str, Any]: ...
+def find_document(
+    id: str,
+    winners: Mapping[str, object],
+    kept: Mapping[str, tuple[Any, ...]],
+    read: set[str] | None,
+    most: int,
+    table: Table | None,
+    after: int,
+    v: int | None,
+    loads: Callable[[bytes], Any],
+    dumps: Callable[[Any], bytes],
+    /,
+) -> Any: ...
+def time_text(seconds: float, /) -> str | None: ...
 def set_line(ts: str, clock: int, agent: str, id: str, data: bytes, v: int, /) -> bytes | None: ...
 
 @final

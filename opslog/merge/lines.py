@@ -42,23 +42,26 @@ class LineRange:
 
 class Lines:
     """Of each document the set with the greatest stamp, among those that were taken in. Any number of threads may read
-    them once all are in; nothing else is ever done with them."""
+    them once all are in; nothing else is ever done with them.
+
+    :ivar table: where they are.
+    """
 
     def __init__(self) -> None:
         assert Table is not None, "only the kernel scans lines"
-        self._table = Table()
+        self.table = Table()
         self._kept: dict[str, Set] = {}
 
     def take(self, commits: ScannedCommits) -> bool:
         """Take in the sets of a chunk. False: they were not taken in."""
-        return self._table.add(commits.sets)
+        return self.table.add(commits.sets)
 
     def get(self, id: str) -> Set | None:
         """The set of a document; the same object again, for a while."""
         kept = self._kept.get(id)
         if kept is not None:
             return kept
-        found = self._table.get(id)
+        found = self.table.get(id)
         if found is None:
             return None
         ts, clock, agent, data, v = found
@@ -79,30 +82,30 @@ class Lines:
     def winners(self) -> _kernel.Winners:
         """All of them, to be compared with a snapshot."""
         assert Winners is not None
-        return Winners(self._table)
+        return Winners(self.table)
 
     def over(self, rows: Iterable[Row]) -> Iterator[Row | LineRange]:
         """All of them in order of id, with rows over them that are in this order, and outrank those of the same id."""
         place = 0
         for row in rows:
-            below = self._table.rank(row.id)
+            below = self.table.rank(row.id)
             if below > place:
-                yield LineRange(self._table, place, below)
+                yield LineRange(self.table, place, below)
             yield row
-            place = below + (row.id in self._table)
-        if place < len(self._table):
-            yield LineRange(self._table, place, len(self._table))
+            place = below + (row.id in self.table)
+        if place < len(self.table):
+            yield LineRange(self.table, place, len(self.table))
 
     def __contains__(self, id: object) -> bool:
-        return id in self._table
+        return id in self.table
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.table)
 
     def ids(self) -> Iterator[str]:
         """All ids in order."""
-        for start in range(0, len(self._table), _BATCH):
-            yield from self._table.ids(start, start + _BATCH)
+        for start in range(0, len(self.table), _BATCH):
+            yield from self.table.ids(start, start + _BATCH)
 
     def records(self) -> Iterator[Record]:
         """All records in order of id."""
@@ -111,5 +114,5 @@ class Lines:
 
     def texts(self) -> Iterator[bytes]:
         """All lines in order of id, some at a time."""
-        for start in range(0, len(self._table), _BATCH):
-            yield self._table.lines(start, start + _BATCH)
+        for start in range(0, len(self.table), _BATCH):
+            yield self.table.lines(start, start + _BATCH)

@@ -25,9 +25,10 @@ CACHE_BYTES = 8 * 1024 * 1024
 # About how much each value takes beside its text, each object or array, and each document with its entry here.
 _VALUE_BYTES, _CONTAINER_BYTES, _DOCUMENT_BYTES = 50, 250, 500
 
-# Once all of it is in use, so many documents are read for each one that is kept. One that is read often is kept soon,
-# and to read very many once each hardly costs more than without.
-_ADMITTED = 32
+# Once all of it is in use, so many ids are remembered of those that are read, as a part of the documents that are kept;
+# a document is kept when it is read while its id is among them. To read very many once each costs hardly more than
+# without; and of those that are all read as often, more than fit, few take the place of another.
+_REMEMBERED = 16
 # A document that takes more than this part of all of it is not kept.
 _LARGEST = 16
 
@@ -64,20 +65,32 @@ class DecodedDocuments:
     :param limit: how many bytes they may take, by their own estimate; 0: none is kept.
     :ivar by_id: the documents, the first one to be kept first.
     :ivar bytes: about how many they take.
+    :ivar read: the ids that were read lately and are not kept, at most `remembered`. None: there is room, and all that
+        are read are kept.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
         self.by_id: OrderedDict[str, Decoded] = OrderedDict()
-        self._passed_over = 0
+        self.remembered = 0
+        self.read: set[str] | None = None if limit else set()
 
-    def admits(self) -> bool:
-        """Whether the next document that is read is to be kept."""
-        if self.bytes < self.limit - self.limit // _LARGEST:
-            return self.limit > 0
-        self._passed_over = (self._passed_over + 1) % _ADMITTED
-        return not self._passed_over
+    def find(self, id: str, winner: Record | None) -> Any | None:
+        """A copy of a document that is kept, and was kept with this winner."""
+        known = self.by_id.get(id)
+        return None if known is None or known.winner is not winner else known.copy()
+
+    def admits(self, id: str) -> bool:
+        """Whether a document that is read, and is not here, is to be kept. May be called by any thread."""
+        read = self.read
+        if read is None or id in read:
+            return True
+        if self.limit:
+            if len(read) >= self.remembered:
+                read.clear()
+            read.add(id)
+        return False
 
     def keep(self, id: str, winner: Record | None, document: Any, text_bytes: int) -> None:
         """Keep a document, which nobody else may have from now on.
@@ -94,12 +107,18 @@ class DecodedDocuments:
             self._remove(next(iter(self.by_id)))
         self.bytes += size
         self.by_id[id] = Decoded(winner, document, nested, size)
+        if self.bytes > self.limit - self.limit // _LARGEST:
+            self.remembered = 1 + len(self.by_id) // _REMEMBERED
+            if self.read is None:
+                self.read = set()
 
     def clear(self) -> None:
         """Let go of all of them, one by one: to free very many at once would hold up all threads."""
         while self.by_id:
             self.bytes -= self.by_id.popitem()[1].size
         self.bytes = 0
+        if self.limit:
+            self.read = None
 
     def _remove(self, id: str) -> None:
         known = self.by_id.pop(id, None)

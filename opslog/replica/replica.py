@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
+import orjson
 
 from opslog.backends import Appender, forking
 from opslog.compaction.automatic import AutoCompaction
@@ -35,6 +36,7 @@ from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
 from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
+from opslog.kernel import find_document
 from opslog.log.reader import Cursor
 from opslog.log.session import WriterSession
 from opslog.log.shared import SharedLog
@@ -104,7 +106,9 @@ class Replica(Following, Generic[T]):
             loader, state, read_at=read_at, agent=agent, author=author, environment=environment, included=included
         )
         self.schema = schema
-        # (Values of a type would have to be made anew each time.)
+        self._reads_replaced = schema.reads_replaced
+        # Of which version a line's document is handed out as it is; 0: of any; None: a type has to be made of each.
+        self._as_stored = None if schema.type is not None else schema.version or 0
         self.decoded = DecodedDocuments(cache_bytes if schema.type is None else 0)
         self.batches = Batches()
         self.keys = Keys(loader.backend)
@@ -156,8 +160,7 @@ class Replica(Following, Generic[T]):
     def record(self, id: str) -> Set | None:
         """The record of a document, None where there is none."""
         self.check_open()
-        if type(id) is not str:
-            id = plain_id(id)
+        id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 record = batch.overlay[id]
@@ -172,29 +175,44 @@ class Replica(Following, Generic[T]):
     def document(self, id: str) -> T | None:
         """A document, the caller's own; None where there is none. Errors as of `Schema.decode`."""
         self.check_open()
-        if type(id) is not str:
-            id = plain_id(id)
+        id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and self.batches.current is not None:
             written = self.record(id)
             return None if written is None else self.schema.decode(written)
-        if not self._in_state:  # as `winner`, without its call
-            state = self.state
-            winner = state.winners.get(id)  # before `by_id`: a state loses its winners after that was cleared
-            known = self.decoded.by_id.get(id)
-            if known is not None and known.winner is winner and not state.is_torn:
-                own: T = known.copy()
-                return own
-        state, winner, record = self._looked_up(id)
-        if not isinstance(record, Set):
-            return None
         try:
+            if not self._in_state:  # as `winner`, without its call
+                state, decoded = self.state, self.decoded
+                lines = state.lines
+                if find_document is None:
+                    # The winner first: a state loses its winners after what is kept was cleared.
+                    own: T | None = decoded.find(id, state.winners.get(id))
+                else:
+                    own = find_document(
+                        id,
+                        state.winners,
+                        decoded.by_id,
+                        decoded.read,
+                        decoded.remembered,
+                        None if lines is None else lines.table,
+                        state.manifest.clock,
+                        self._as_stored,
+                        orjson.loads,
+                        orjson.dumps,
+                    )
+                # What lets go of a state takes its lines first, then its winners, over which the lines do not count.
+                if own is not None and not state.is_torn and state.lines is lines:
+                    return own
+            state, winner, record = self._looked_up(id)
+            if not isinstance(record, Set):
+                return None
             document = self.schema.decode(record)
-            if self.decoded.admits() and self.schema.is_current(record):
+            if self.decoded.admits(id) and self.schema.is_current(record):
                 return self._kept(state, winner, record, document)
         except MemoryError:
             with self._state_lock:
                 self.decoded.clear()
-            return self.schema.decode(record)
+            written = self.record(id)
+            return None if written is None else self.schema.decode(written)
         return document
 
     def _looked_up(self, id: str) -> tuple[State, Record | None, Record | None]:
@@ -202,8 +220,7 @@ class Replica(Following, Generic[T]):
         state, record = self.state, self.winner(id)
         if record is None:
             return self.read(_look_up, id)
-        # A set that is kept as a line is not in `winners`: it counts as long as nothing is there. Whether it is this
-        # very one is asked, since who wins may have changed meanwhile.
+        # A set that is kept as a line is not in `winners`. Is it this very one? Who wins may have changed meanwhile.
         is_line = state.lines is not None and state.lines.get(id) is record
         return state, None if is_line else record, record
 
@@ -214,15 +231,13 @@ class Replica(Following, Generic[T]):
             if self._in_state or self.state is not state or state.is_torn or state.winners.get(id) is not winner:
                 return document
             self.decoded.keep(id, winner, document, len(record.data))
-            known = self.decoded.by_id.get(id)
-            own: T = document if known is None else known.copy()
-            return own
+            own: T | None = self.decoded.find(id, winner)
+            return document if own is None else own
 
     def contains(self, id: object) -> bool:
         """Whether there is a document."""
         self.check_open()
-        if type(id) is not str:
-            id = plain_id(id)
+        id = id if type(id) is str else plain_id(id)
         if self.batches.local.batch is not None and (batch := self.batches.current) is not None:
             if id in batch.overlay:
                 return isinstance(batch.overlay[id], Set)
@@ -236,14 +251,12 @@ class Replica(Following, Generic[T]):
     def count(self) -> int:
         """How many documents there are."""
         self.check_open()
-        batch = self.batches.current
-        return self.read(_count, batch.overlay if batch is not None else {})
+        return self.read(_count, self._batched())
 
     def records(self) -> Iterator[Set]:
         """All documents' records in order of id, as they are at the call."""
         self.check_open()
-        batch = self.batches.current
-        return self.read(State.records, batch.overlay if batch is not None else None)
+        return self.read(State.records, self._batched())
 
     def _batched(self) -> dict[str, Record]:
         batch = self.batches.current
@@ -274,11 +287,12 @@ class Replica(Following, Generic[T]):
     def prepare_set(self, id: str, document: T) -> Set | None:
         """What a set commits, still without ts, clock and agent; None where it becomes a part of this thread's
         batch. Errors as of `Store.set`."""
-        id = check_id(id)
+        if type(id) is not str or not id.isascii():  # as `check_id`, without its call
+            id = check_id(id)
         schema = self.schema
         encoded = schema.encode(document)
         v = schema.version or 1
-        if schema.reads_replaced and (replaced := self.record(id)) is not None:
+        if self._reads_replaced and (replaced := self.record(id)) is not None:
             schema.check_known(encoded, replaced)
             v = schema.version or replaced.v
         data = msgspec.Raw(encoded)

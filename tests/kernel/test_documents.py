@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opslog import environment
 from opslog.errors import InvalidDocumentError
 from opslog.format import commits, documents
 from opslog.format.commits import CLOCK_MAX, Set, encode_commit
@@ -178,8 +179,136 @@ class TestLine:
             _kernel.set_line(TS, 1, "a", "id", "{}", 1)
 
 
+class TestTimeText:
+    @given(seconds=st.floats() | st.floats(0, 253402300801) | st.floats(1.7e9, 1.9e9))
+    def test_it_is_what_python_writes(self, seconds: float) -> None:
+        text = _kernel.time_text(seconds)
+        if text is None:
+            assert not 0 <= seconds < 253402300799
+        else:
+            assert text == time_by_python(seconds)
+
+    def test_seconds_are_rounded_up_and_days_are_those_of_the_calendar(self) -> None:
+        for days in [*range(0, 11323, 7), 11016, 47540, 47541, 2932896]:  # 2000-02-29, 2100-02-28, 9999-12-31
+            for second in (0, 86399.9999994, 86399.9999996, 3661.0000005, 3661.0000015, 0.4999995):
+                seconds = days * 86400 + second
+                text = _kernel.time_text(seconds)
+                assert text is None or text == time_by_python(seconds)
+                assert text is not None or days == 2932896
+        assert _kernel.time_text(-0.0) == _kernel.time_text(0) == "1970-01-01T00:00:00.000000Z"
+        assert [_kernel.time_text(seconds) for seconds in (-1e-9, math.nan, math.inf, -1, 253402300800)] == [None] * 5
+        with pytest.raises(TypeError):
+            _kernel.time_text("1")
+
+
+def time_by_python(seconds: float) -> str:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(environment, "time_text", None)
+        return environment.format_ts(seconds)
+
+
+def table_of(*sets: Set) -> Any:
+    found = _kernel.scan(b"".join(map(encode_commit, sets)), "planner")
+    assert found is not None
+    table = _kernel.Table()
+    assert table.add(found[0])
+    return table
+
+
+def put(clock: int, id: str, text: bytes, v: int = 1) -> Set:
+    return Set(TS, clock, "planner", id, msgspec.Raw(text), v)
+
+
+class TestFindDocument:
+    def find(self, id: Any, table: Any = None, **given: Any) -> Any:
+        known = {"winners": {}, "kept": OrderedDict(), "read": set(), "most": 0, "after": 0, "v": 1} | given
+        winners, kept, read, most, after, v = (
+            known[name] for name in ("winners", "kept", "read", "most", "after", "v")
+        )
+        return _kernel.find_document(id, winners, kept, read, most, table, after, v, orjson.loads, orjson.dumps)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"{}",
+            b'{"a":[1,{"b":null}],"c":"\xc3\xa9"}',
+            b'{"a":18446744073709551615}',
+            orjson.dumps(nested(254)),
+        ],
+    )
+    def test_a_document_of_a_table_is_what_python_reads(self, text: bytes) -> None:
+        record = put(5, "x", text)
+        document = self.find("x", table_of(record))
+        assert document == record.document
+        assert repr(document) == repr(record.document)
+
+    @pytest.mark.parametrize(
+        "value", [b'1,"a":2', b"1.50", b"36893488147419103232", b"1e999", b"-0", b'"\\u0041"', b"1E5", b"100000000e-3"]
+    )
+    def test_what_comes_out_as_another_text_is_left_to_python(self, value: bytes) -> None:
+        assert self.find("x", table_of(put(5, "x", b'{"a":' + value + b"}"))) is None
+
+    def test_what_needs_more_is_left_to_python(self) -> None:
+        table = table_of(put(5, "x", b"{}"), put(6, "y", b"{}", 3))
+        assert self.find("x", table) == {}
+        assert self.find("x", table, after=4) == {}
+        assert self.find("x", table, after=5) is None
+        assert self.find("y", table) is None
+        assert self.find("y", table, v=3) == self.find("y", table, v=0) == {}
+        assert self.find("x", table, v=None) is None
+        assert self.find("x", table, read=None) is None
+        assert self.find("x", table, winners={"x": put(7, "x", b"{}")}) is None
+        assert self.find("z", table) is None
+        assert self.find("x", None) is None
+        assert self.find("\ud800", table) is None
+        others: list[Any] = [1, None, Name("x"), []]
+        for id in others:
+            assert self.find(id, table) is None
+
+    def test_what_is_kept_is_copied_while_its_winner_wins(self) -> None:
+        winner, document = put(7, "x", b"{}"), {"a": [1]}
+        kept = OrderedDict(x=(winner, document, (), 0), y=(None, document, (), 0))
+        found = self.find("x", winners={"x": winner}, kept=kept)
+        assert found == document
+        assert found["a"] is not document["a"]
+        assert self.find("x", winners={"x": put(7, "x", b"{}")}, kept=kept) is None
+        assert self.find("x", kept=kept) is None
+        assert self.find("y", kept=kept) == document
+        assert self.find("y", table_of(put(1, "y", b"{}")), winners={"y": winner}, kept=kept) is None
+
+    def test_what_was_read_lately_is_left_to_python_so_that_it_is_kept(self) -> None:
+        table = table_of(*(put(number + 1, f"{number}", b"{}") for number in range(9)))
+        read: set[str] = set()
+        assert [self.find(f"{number}", table, read=read, most=3) for number in (0, 1, 0, 2)] == [{}, {}, None, {}]
+        assert read == {"0", "1", "2"}
+        assert self.find("3", table, read=read, most=3) == {}
+        assert read == {"3"}
+
+    def test_errors_get_out(self) -> None:
+        table = table_of(put(1, "x", b"{}"))
+
+        def interrupt(text: bytes) -> Any:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            _kernel.find_document("x", {}, {}, set(), 0, table, 0, 1, interrupt, orjson.dumps)
+        with pytest.raises(KeyboardInterrupt):
+            _kernel.find_document("x", {}, {}, set(), 0, table, 0, 1, orjson.loads, interrupt)
+        assert _kernel.find_document("x", {}, {}, set(), 0, table, 0, 1, lambda text: [], orjson.dumps) is None
+        with pytest.raises(TypeError):
+            _kernel.find_document("x", {}, {}, set(), 0, table, 0, 1, orjson.loads, lambda document: "{}")
+        with pytest.raises(TypeError):
+            _kernel.find_document("x")
+        with pytest.raises((TypeError, SystemError)):
+            _kernel.find_document("x", {}, {"x": 1}, set(), 0, table, 0, 1, orjson.loads, orjson.dumps)
+        with pytest.raises((TypeError, OverflowError)):
+            _kernel.find_document("x", {}, {}, set(), 0, table, -1, 1, orjson.loads, orjson.dumps)
+
+
 def test_nothing_is_leaked() -> None:
     document = {"a": [1, "two", {"three": [None, 4.5]}], "b": {"c": {}}}
+    table = table_of(put(1, "x", b'{"a":[1,{}]}'), put(2, "y", b'{"a":1,"a":2}'))
+    kept, read = {"z": (None, document, (), 0)}, {"w"}
 
     def work() -> None:
         _kernel.encode(document, orjson.dumps)
@@ -188,13 +317,16 @@ def test_nothing_is_leaked() -> None:
         _kernel.copy(document)
         _kernel.set_line(TS, 1, "a", "id", b"{}", 2)
         _kernel.set_line(TS, 1, "a", "\n", b"{}", 2)
+        _kernel.time_text(1.5)
+        for id in ("w", "x", "y", "z", "none"):
+            _kernel.find_document(id, {}, kept, read, 3, table, 0, 1, orjson.loads, orjson.dumps)
         bads: list[dict[str, Any]] = [{"a": [[], {}, ()]}, {"a": {"b": [{1: 2}]}}]
         for bad in bads:
             with pytest.raises(TypeError):
                 _kernel.copy(bad)
 
     work()
-    inside = [document["a"], document["b"], orjson.dumps]
+    inside = [document["a"], document["b"], orjson.dumps, orjson.loads, table, kept["z"]]
     before = [sys.getrefcount(value) for value in inside]
     tracemalloc.start()
     try:

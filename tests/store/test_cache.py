@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opslog
+from opslog import kernel
 from opslog.errors import UsageError
 from opslog.format import commits, documents
 from opslog.format.exact import load_document
@@ -167,6 +168,52 @@ def test_memory_is_bounded_and_what_was_kept_first_goes_first(tmp_path: Path) ->
         assert "0000" in kept.by_id
 
 
+def test_what_is_read_once_takes_the_place_of_nothing(tmp_path: Path) -> None:
+    """Nor are more ids remembered than a part of what is kept."""
+    with opslog.open(tmp_path, durability="buffered", cache_bytes=100_000) as store:
+        for number in range(3000):
+            store[f"{number:04}"] = {"n": number, "list": [number]}
+        kept = replica_of(store).decoded
+        for number in range(3000):
+            assert store[f"{number:04}"]["n"] == number
+        before = list(kept.by_id)
+        assert before == [f"{number:04}" for number in range(len(before))]
+        for number in range(1000, 3000):
+            assert store[f"{number:04}"]["n"] == number
+            assert kept.read is not None
+            assert len(kept.read) <= 1 + len(before) // 4
+        assert list(kept.by_id) == before
+        for _ in range(2):
+            assert store["2000"]["n"] == 2000
+        assert "2000" in kept.by_id
+
+
+@pytest.mark.skipif(not kernel.IS_USED, reason="only the kernel holds lines")
+def test_a_get_that_a_reload_overtakes_does_not_show_what_the_lines_of_the_former_state_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opslog.open(tmp_path, durability="buffered", compact_after=None, cache_bytes=0) as store:
+        for number in range(3000):
+            store[f"{number:04}"] = {"n": number, "text": "x" * 1000}
+    with opslog.open(tmp_path, compact_after=None, cache_bytes=0) as store:
+        replica = replica_of(store)
+        assert replica.state.lines is not None
+        store["0001"] = {"n": -1}
+        asked: list[object] = []
+
+        def overtaken(id: str, *rest: Any) -> Any:
+            """Another thread loads another state after this one has got what to search."""
+            if not asked:
+                asked.append(id)
+                replica.between_refreshes(replica._load_again)
+            return find_document(id, *rest)
+
+        find_document: Any = kernel.find_document
+        monkeypatch.setattr("opslog.replica.replica.find_document", overtaken)
+        assert store["0001"] == {"n": -1}
+        assert asked
+
+
 def test_the_estimate_is_near_what_documents_take() -> None:
     kept = DecodedDocuments(CACHE_BYTES)
     text = documents.encode(NESTED | {f"field-{number}": f"value {number}" for number in range(10)})
@@ -205,6 +252,20 @@ def test_it_is_let_go_of_where_there_is_no_more_memory(tmp_path: Path) -> None:
 
         with patch.object(commits, "load_document", load):
             assert store["y"] == {"n": 1}
+        assert store.stats().cached_documents == 0
+
+
+@pytest.mark.skipif(not kernel.IS_USED, reason="without it there is one path")
+def test_it_is_let_go_of_where_the_kernel_gets_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    with opslog.open(tmp_path) as store:
+        store["x"], store["y"] = NESTED, {"n": 1}
+        assert store["x"] == NESTED
+        monkeypatch.setattr("opslog.replica.replica.find_document", fail)
+        assert store["y"] == {"n": 1}
+        assert store.get("z") is None
         assert store.stats().cached_documents == 0
 
 

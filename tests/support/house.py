@@ -23,7 +23,8 @@ Floors = list[tuple[str, ...]]
 """From the lowest one up. Modules of one floor may not import each other, but for those of one folder."""
 
 FLOORS: Floors = [
-    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.notebook", "opslog.logs", "opslog.kernel"),
+    ("opslog.kernel",),
+    ("opslog.errors", "opslog.environment", "opslog.chunks", "opslog.notebook", "opslog.logs"),
     ("opslog.format",),
     ("opslog.backends",),
     ("opslog.merge", "opslog.concurrency", "opslog.query"),
