@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 import pytest
 
 import opslog as library
+from opslog.cli import app as application
+from opslog.cli import main
 from opslog.cli.app import app
 from opslog.cli.session import Session
 from tests.cli.conftest import Opslog
@@ -58,6 +61,24 @@ def test_the_agent_may_come_from_the_environment(opslog: Opslog) -> None:
     answer = opslog("set", "x", "{}", "--agent", "no/good")
     assert answer.code == 2
     assert "agent 'no/good' is not a valid name" in answer.err
+
+
+def test_the_garbage_collector_passes_over_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    seen = []
+
+    def run(arguments: Sequence[str]) -> int:
+        seen.append((gc.isenabled(), gc.get_freeze_count() > before))
+        return 3
+
+    monkeypatch.setattr(application, "run", run)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        gc.unfreeze()
+    assert seen == [(True, True)], "a command that runs for long needs the collector"
+    assert ended.value.code == 3
 
 
 def test_a_busy_agent_is_a_failure_that_says_what_to_do(opslog: Opslog, root: Path) -> None:
