@@ -8,7 +8,6 @@ verified against its checksum when it is first read.
 from __future__ import annotations
 
 import bisect
-import hashlib
 import heapq
 import itertools
 import mmap
@@ -20,6 +19,7 @@ import orjson
 from opslog.backends import Backend, Buffer
 from opslog.chunks import packed
 from opslog.errors import CorruptError, MissingFileError
+from opslog.format.checksum import sha256
 from opslog.format.commits import Record, Set, decode_record, decode_records
 from opslog.format.layout import SNAPSHOTS, index_path
 from opslog.format.manifest import Part, Run
@@ -67,7 +67,7 @@ def read_part(backend: Backend, part: Part) -> Iterator[tuple[bytes, int]]:
     :raises MissingFileError: it is not there.
     """
     data = backend.read(part.path)
-    if hashlib.sha256(data).hexdigest() != part.sha256:
+    if sha256(data) != part.sha256:
         for _ in read_blocks(backend, part.path, read_index(backend, part).blocks):
             """Raises at the first block that is damaged."""
         raise CorruptError(f"{part.path}: is another file than the manifest names", part.path, 0)
