@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from opslog.backends.contract import Backend
 from opslog.errors import InvalidNameError
@@ -48,18 +48,8 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
     return _factory_of(text)(text, **options)
 
 
-class Parameters(NamedTuple):
-    """The options of a storage.
-
-    :ivar others: whether it takes others besides, unseen from here.
-    """
-
-    names: frozenset[str]
-    others: bool
-
-
-def parameters(url: str | os.PathLike[str]) -> Parameters:
-    """What the storage of `url` takes as options.
+def parameters(url: str | os.PathLike[str]) -> tuple[frozenset[str], bool]:
+    """The options that the storage of `url` takes, and whether it takes others besides, unseen from here.
 
     :raises InvalidNameError: nothing is known of such URLs.
     """
@@ -67,7 +57,7 @@ def parameters(url: str | os.PathLike[str]) -> Parameters:
 
     _, *options = signature(_factory_of(_text(url))).parameters.values()
     named = frozenset(each.name for each in options if each.kind is not Parameter.VAR_KEYWORD)
-    return Parameters(named - {"create"}, any(each.kind is Parameter.VAR_KEYWORD for each in options))
+    return named - {"create"}, any(each.kind is Parameter.VAR_KEYWORD for each in options)
 
 
 def register(scheme: str, factory: Factory) -> None:

@@ -15,8 +15,6 @@ from opslog.format.commits import Commit
 from opslog.format.documents import Document, Migrate, Schema, check_type, check_version
 from opslog.format.layout import check_agent
 from opslog.format.manifest import Settings
-from opslog.log.session import take_name
-from opslog.log.writer import Buffer
 from opslog.replica.decoded import CACHE_BYTES
 from opslog.replica.replica import Replica
 from opslog.replica.state import Loader, State
@@ -25,6 +23,7 @@ from opslog.store import Store
 
 if TYPE_CHECKING:
     from opslog.history import Point
+    from opslog.log.writer import Buffer
     from opslog.options import Durability, Log, OpenOptions
 
 T = TypeVar("T")
@@ -127,6 +126,8 @@ def open(
         loader = Loader(backend)
         if writes:
             if log == "own":
+                from opslog.log.session import take_name
+
                 # The name first: the store's own log must not change any more once it is loaded.
                 appender = take_name(backend, agent, environment)
             loader.manifests.create_first(settings or Settings(), environment)
@@ -142,7 +143,7 @@ def open(
             author=agent if writes else None,
             appender=appender,
             schema=Schema(type, version, migrate),
-            buffer=Buffer(buffer_seconds, buffer_bytes) if durability == "buffered" else None,
+            buffer=None if durability == "fsync" else _buffer(buffer_seconds, buffer_bytes),
             compact_after=compact_after,
             cache_bytes=cache_bytes,
             environment=environment,
@@ -164,6 +165,12 @@ def _check_storage(url: str | os.PathLike[str], given: dict[str, Any]) -> None:
     from opslog.options import OPEN, check_storage_options
 
     check_storage_options(url, given, "opslog.open", OPEN)
+
+
+def _buffer(seconds: float, size: int) -> Buffer:
+    from opslog.log.writer import Buffer
+
+    return Buffer(seconds, size)
 
 
 def _included(point: Point) -> Callable[[Commit], bool]:

@@ -81,12 +81,12 @@ def check_storage_options(url: str | os.PathLike[str], given: Mapping[str, Any],
         return
     from difflib import get_close_matches  # only for those who give such options
 
-    takes = parameters(url)
+    names, takes_others = parameters(url)
     for name in given:
         # (`create` is for the caller to say.)
-        if name in takes.names or (takes.others and name != "create" and not get_close_matches(name, own, cutoff=0.8)):
+        if name in names or (takes_others and name != "create" and not get_close_matches(name, own, cutoff=0.8)):
             continue
-        nearest = get_close_matches(name, own | takes.names, n=1)
+        nearest = get_close_matches(name, own | names, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(own))}."
-        storage = f"This storage takes {', '.join(sorted(takes.names))}" if takes.names else "This storage takes none"
+        storage = f"This storage takes {', '.join(sorted(names))}" if names else "This storage takes none"
         raise UsageError(f"{whose} has no option {name!r}: {hint} {storage}")

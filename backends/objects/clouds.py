@@ -13,9 +13,9 @@ from typing import Any
 
 from obstore.store import AzureStore, GCSStore
 
-from opslog.backends.names import split_url
 from opslog.backends.objects.backend import DEADLINE_SECONDS, LEASE_SECONDS, ObjectBackend
 from opslog.backends.objects.obstore_driver import ObstoreDriver
+from opslog.backends.objects.urls import split_url
 from opslog.errors import InvalidNameError
 
 

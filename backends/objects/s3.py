@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl
 
 import fsspec.config
 
-from opslog.backends.names import split_url
 from opslog.backends.objects.backend import DEADLINE_SECONDS, LEASE_SECONDS, Driver, ObjectBackend
 from opslog.backends.objects.refusals import NO_CREDENTIALS, no_credentials
+from opslog.backends.objects.urls import split_url
 from opslog.errors import InvalidNameError, RetryError, UsageError
 
 # The settings that obstore can be given: where the bucket is, who comes, and how long to wait.

@@ -12,6 +12,7 @@ import select
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 
 # What turns the direction of writing round, so that a line reads as another one.
 _DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_CONTROL = re.compile(rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
+_CONTROL = rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{_DIRECTIONS}]"
 # Of the control characters, and the line ends of Unicode, those that may stand in JSON text as they are.
-_UNESCAPED_CONTROL = re.compile(rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]")
+_UNESCAPED_CONTROL = rf"[\x7f-\x9f\u2028\u2029{_DIRECTIONS}]"
+
+# Compiled when it is used: not all commands have an answer for people, and these take long to compile.
+_compiled = cache(re.compile)
 
 # Of a table, in characters: between two columns, and what its last column gets at the least.
 _GAP, _NARROWEST = 2, 10
@@ -144,7 +148,7 @@ def unicode_text(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Text with names in it that others gave to files: on one line, without control characters."""
-    return _CONTROL.sub(_escaped, text)
+    return _compiled(_CONTROL).sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -153,12 +157,12 @@ def _escaped(match: re.Match[str]) -> str:
 
 def visible(text: str) -> str:
     """JSON text, or text with JSON strings in it, without control characters: as a terminal may show it."""
-    return _UNESCAPED_CONTROL.sub(_escaped, text)
+    return _compiled(_UNESCAPED_CONTROL).sub(_escaped, text)
 
 
 def id_text(id: str) -> str:
     """The id as it is, or, where that would not be one visible word of a line, as a JSON string."""
-    if id and not id.startswith('"') and not _CONTROL.search(id):
+    if id and not id.startswith('"') and not _compiled(_CONTROL).search(id):
         return id
     return orjson.dumps(id).decode()
 

@@ -17,8 +17,9 @@ Numbers have 20 digits, so that the order of names is the order of numbers. What
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import cache
 
 from opslog.errors import InvalidNameError
 
@@ -34,12 +35,19 @@ STORE = "store.json"
 # The log of all agents' transactions, which has many writers (`Backend.append_at`). No agent can have its name.
 TRANSACTIONS = "transactions"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-_MANIFEST = re.compile(r"manifests/([0-9]{20})\.json", re.ASCII)
-_RUN = re.compile(r"snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)", re.ASCII)
-_SEGMENT = re.compile(r"ops/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([0-9]{20})\.jsonl", re.ASCII)
-_ARCHIVE = re.compile(r"archive/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([A-Za-z0-9]+)\.(jsonl|index)", re.ASCII)
-_TEMPORARY = re.compile(r"(?:.*/)?[^/]+\.tmp-[A-Za-z0-9]+", re.ASCII | re.DOTALL)
+_NAME = r"(?a)[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_MANIFEST = r"(?a)manifests/([0-9]{20})\.json"
+_RUN = r"(?a)snapshots/(([0-9]{20})-[A-Za-z0-9]+)/part-[0-9]{5}\.(?:jsonl|index)"
+_SEGMENT = r"(?a)ops/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([0-9]{20})\.jsonl"
+_ARCHIVE = r"(?a)archive/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/([A-Za-z0-9]+)\.(jsonl|index)"
+_TEMPORARY = r"(?as)(?:.*/)?[^/]+\.tmp-[A-Za-z0-9]+"
+
+
+@cache
+def _is(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """Matches all of a text. Compiled when it is first asked for: a program that opens a store and reads needs two of
+    these patterns, and would wait for all."""
+    return re.compile(pattern).fullmatch
 
 
 class Kind(Enum):
@@ -70,7 +78,7 @@ def check_name(name: object, what: str) -> str:
 
     :raises InvalidNameError: otherwise. The rule keeps names inside their folder on every storage.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _is(_NAME)(name):
         raise InvalidNameError(
             f"{what} {name!r} is not a valid name: use 1 to 128 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
         )
@@ -91,9 +99,9 @@ def check_agent(name: object) -> str:
 
 
 # What people and their tools have beside a store: hidden files, descriptions, and what systems put anywhere.
-_TOLERATED = re.compile(
-    r"\..*|lost\+found|(?:README|LICEN[CS]E|COPYING|NOTICE)(?:\.[A-Za-z]+)?|CACHEDIR\.TAG|Thumbs\.db|desktop\.ini|@eaDir",
-    re.ASCII | re.IGNORECASE,
+_TOLERATED = (
+    r"(?ai)\..*|lost\+found|CACHEDIR\.TAG|Thumbs\.db|desktop\.ini|@eaDir"
+    r"|(?:README|LICEN[CS]E|COPYING|NOTICE)(?:\.[A-Za-z]+)?"
 )
 
 
@@ -104,7 +112,7 @@ def foreign_names(names: Iterable[str]) -> list[str]:
     if found & {MANIFESTS[:-1], LOCKS[:-1], STORE}:
         return []
     folders = {folder[:-1] for folder in (OPS, SNAPSHOTS, ARCHIVE, REMOVED, STAGING)}
-    return sorted(name for name in found - folders if not _TOLERATED.fullmatch(name))
+    return sorted(name for name in found - folders if not _is(_TOLERATED)(name))
 
 
 def manifest_path(number: int) -> str:
@@ -113,7 +121,7 @@ def manifest_path(number: int) -> str:
 
 def manifest_number(path: str) -> int | None:
     """The number in a manifest's path, None for any other path."""
-    match = _MANIFEST.fullmatch(path)
+    match = _is(_MANIFEST)(path)
     return int(match[1]) if match else None
 
 
@@ -139,7 +147,7 @@ def index_path(data_path: str) -> str:
 
 def run_of(path: str) -> tuple[str, int] | None:
     """(run name, number of the manifest it was written for) of a part's or index's path, None for any other path."""
-    match = _RUN.fullmatch(path)
+    match = _is(_RUN)(path)
     return (match[1], int(match[2])) if match else None
 
 
@@ -154,7 +162,7 @@ def segment_path(agent: str, number: int) -> str:
 
 def segment_of(path: str) -> tuple[str, int] | None:
     """(agent, segment number) of a segment's path, None for any other path."""
-    match = _SEGMENT.fullmatch(path)
+    match = _is(_SEGMENT)(path)
     return (match[1], int(match[2])) if match else None
 
 
@@ -164,7 +172,7 @@ def archive_path(period: str, nonce: str) -> str:
 
 def archive_of(path: str) -> tuple[str, str, str] | None:
     """(period, nonce, "jsonl" or "index") of an archive file's path, None for any other path."""
-    match = _ARCHIVE.fullmatch(path)
+    match = _is(_ARCHIVE)(path)
     return (match[1], match[2], match[3]) if match else None
 
 
@@ -191,6 +199,6 @@ def kind_of(path: str) -> Kind:
         return Kind.LOCK
     if path.startswith(REMOVED):
         return Kind.REMOVED
-    if _TEMPORARY.fullmatch(path):
+    if _is(_TEMPORARY)(path):
         return Kind.TEMPORARY
     return Kind.STAGED if path.startswith(STAGING) else Kind.FOREIGN

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -105,7 +105,7 @@ class File(msgspec.Struct, frozen=True):
     index: bytes
 
 
-class SomeLines(NamedTuple):
+class SomeLines(msgspec.Struct, frozen=True):
     """Lines of sets in order of id, how many they are, and the ids of the first and the last. None is from the shared
     log."""
 
@@ -319,7 +319,7 @@ def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
         previous = id
 
 
-class Ages(NamedTuple):
+class Ages(msgspec.Struct, frozen=True):
     """How old tombstones are, by the storage's clock: counted from when they came into a snapshot first. By then they
     could be read by everybody; their `ts` may be anything, as after an import.
 

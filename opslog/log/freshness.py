@@ -12,7 +12,7 @@ on what was read:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from opslog.environment import Environment
 from opslog.errors import MissingFileError, WriteFailedError
@@ -23,7 +23,7 @@ from opslog.snapshot.manifests import ManifestStore
 _WRITE_SECONDS = 1.0
 
 
-class _Read(NamedTuple):
+class _Read(msgspec.Struct, frozen=True):
     """A manifest, and a time of the monotonic clock at which, or after which, it was the newest."""
 
     manifest: Manifest
@@ -72,8 +72,8 @@ class Freshness:
     @property
     def is_recent(self) -> bool:
         """Whether the newest manifest was read less than half a grace period ago."""
-        manifest, at = self._read
-        return self.environment.monotonic() - at <= manifest.settings.grace_seconds / 2
+        read = self._read
+        return self.environment.monotonic() - read.at <= read.manifest.settings.grace_seconds / 2
 
     def check_recent(self) -> None:
         """What was read until now was not collected before: it is what was there when the manifest was read.

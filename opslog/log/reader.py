@@ -140,7 +140,7 @@ class LogSource(Protocol):
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes: ...
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """Some commits of a log in a row, with the lines of them that begin at byte `offset` of `segment`."""
 
     segment: int

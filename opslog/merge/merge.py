@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from opslog.format.commits import CLOCK_MAX, Batch, Commit, Delete, Record, Seal, Set, Undo, detached
 from opslog.format.layout import TRANSACTIONS
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 _PLAIN = frozenset[type]({Set, Delete, Batch})
 
 
-@dataclass(slots=True)
-class _Loading:
+class _Loading(msgspec.Struct):
     """A log that is loaded from its end: what the `seen` commits say about those before them.
 
     :ivar room: how many commits may be recent.
@@ -45,8 +45,8 @@ class _Loading:
     recent: deque[Recent]
     room: int
     reach: int
-    undone: dict[int, int] = field(default_factory=dict)
-    undos: dict[int, int] = field(default_factory=dict)
+    undone: dict[int, int] = {}
+    undos: dict[int, int] = {}
     seen: int = 0
 
 
@@ -55,8 +55,7 @@ def _all_settled(log: _Loading, commits: Sequence[Commit]) -> bool:
     return log.seen > log.reach and _PLAIN.issuperset(map(type, commits))
 
 
-@dataclass(slots=True)
-class Merge:
+class Merge(msgspec.Struct):
     """The merge of the commits applied so far. Logs may be mixed in any way; each log's commits come in their order.
 
     :ivar window: the store's undo window, in commits of one log.
@@ -71,11 +70,11 @@ class Merge:
     """
 
     window: int
-    settled: dict[str, Record] = field(default_factory=dict)
-    recent: dict[str, deque[Recent]] = field(default_factory=dict)
-    contested: dict[str, list[Record]] = field(default_factory=dict)
-    settled_by: dict[str, int] = field(default_factory=dict)
-    undone: dict[str, dict[str, int]] = field(default_factory=dict)
+    settled: dict[str, Record] = {}
+    recent: dict[str, deque[Recent]] = {}
+    contested: dict[str, list[Record]] = {}
+    settled_by: dict[str, int] = {}
+    undone: dict[str, dict[str, int]] = {}
     lines: Lines | None = None
 
     def apply(self, commit: Commit) -> Iterable[Record]:

@@ -12,7 +12,9 @@ here. Whoever loads another state lets go of everything (`clear`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from opslog.format.commits import Record
 from opslog.kernel import copy as copy_plain
@@ -36,7 +38,7 @@ _LARGEST = 16
 Nested = tuple[tuple[Any, Any, "Nested"], ...]
 
 
-class Decoded(NamedTuple):
+class Decoded(msgspec.Struct, frozen=True):
     """A document.
 
     :ivar winner: the record that wins in the tail; None: there is none, and the snapshot has the document.

@@ -9,9 +9,8 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from opslog.compaction.automatic import AutoCompaction
 from opslog.environment import Environment
 from opslog.errors import HistoryGoneError, MissingFileError, ReopenError, UsageError
 from opslog.format.commits import Commit
@@ -19,7 +18,6 @@ from opslog.format.layout import TRANSACTIONS, segment_path
 from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Seen, Segments, cost_after, list_log
 from opslog.log.survey import Survey, read_on
-from opslog.log.writer import LogWriter
 from opslog.merge.clock import LamportClock
 from opslog.replica.between import read_between
 from opslog.replica.decoded import DecodedDocuments
@@ -27,6 +25,10 @@ from opslog.replica.memory import Memory
 from opslog.replica.news import GAP, News
 from opslog.replica.refresh import Step, refresh_decision
 from opslog.replica.state import Loader, State, View
+
+if TYPE_CHECKING:
+    from opslog.compaction.automatic import AutoCompaction
+    from opslog.log.writer import LogWriter
 
 R = TypeVar("R")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from opslog.errors import MissingFileError, RetryError
 from opslog.format.commits import Record, Set
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Layers(NamedTuple):
+class Layers(msgspec.Struct, frozen=True):
     """All documents, of which most are not decoded: one run as it is stored, and what differs from it.
 
     :ivar lines: the records of the oldest run, some whole lines at a time, in order of id. Verified as they are read.

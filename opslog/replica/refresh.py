@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
 
 import msgspec
 
@@ -55,7 +54,7 @@ class Progress(msgspec.Struct, frozen=True):
     is_torn: bool = False
 
 
-class RefreshDecision(NamedTuple):
+class RefreshDecision(msgspec.Struct, frozen=True):
     """What to do.
 
     :ivar logs: what to read, with `READ_ON`.

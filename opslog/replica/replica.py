@@ -30,7 +30,6 @@ import orjson
 
 from opslog.backends import Appender, forking
 from opslog.compaction.automatic import AutoCompaction
-from opslog.concurrency import exiting
 from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
@@ -38,22 +37,19 @@ from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
 from opslog.kernel import find_document
 from opslog.log.reader import Cursor
-from opslog.log.session import WriterSession
-from opslog.log.shared import SharedLog
-from opslog.log.writer import Buffer, LogWriter, Pending
 from opslog.logs import logger
 from opslog.merge.undo import Undoable, newest_undoable, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
 from opslog.replica.following import Following
-from opslog.replica.keys import Keys
 from opslog.replica.state import Loader, State
-from opslog.snapshot.identity import make_identity, read_identity
 
 # Imported where they are used: many programs open a store to read or write a few documents, and wait for every import.
 if TYPE_CHECKING:
+    from opslog.log.writer import Buffer, Pending
     from opslog.replica.deciding import Deciding
     from opslog.replica.feed import Changes, Feed
+    from opslog.replica.keys import Keys
     from opslog.replica.questions import Questions
 
 T = TypeVar("T")
@@ -111,7 +107,6 @@ class Replica(Following, Generic[T]):
         self._as_stored = None if schema.type is not None else schema.version or 0
         self.decoded = DecodedDocuments(cache_bytes if schema.type is None else 0)
         self.batches = Batches()
-        self.keys = Keys(loader.backend)
         self._id = ""
         # The point of a view of the past, to be shown.
         self.as_of: object = None
@@ -123,10 +118,14 @@ class Replica(Following, Generic[T]):
         self.transactions: Deciding[T] | None = None
         self.deciding: int | None = None
         if agent and appender:
+            from opslog.log.session import WriterSession
+            from opslog.log.writer import LogWriter
+
             own = state.cursors.get(agent, Cursor(agent))
             session = WriterSession(self.backend, appender, own, self.freshness, self.clock)
             self.log = LogWriter(session, self, buffer)
         if author:
+            from opslog.log.shared import SharedLog
             from opslog.replica.deciding import Deciding
 
             self.transactions = Deciding(self, SharedLog(self.backend, self.freshness, self.clock, author))
@@ -139,6 +138,8 @@ class Replica(Following, Generic[T]):
             compacted=self.forget_compacted,
         )
         if self.is_buffered:
+            from opslog.concurrency import exiting
+
             exiting.write_at_exit(self)
 
     @cached_property
@@ -154,6 +155,13 @@ class Replica(Following, Generic[T]):
         from opslog.replica.feed import Feed
 
         return Feed(self.loader, self.schema.decode)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Finds what was written for a request."""
+        from opslog.replica.keys import Keys
+
+        return Keys(self.backend)
 
     # -- reading: the state, with this thread's batch over it
 
@@ -479,6 +487,8 @@ class Replica(Following, Generic[T]):
 
     def _store_id(self) -> str:
         if not self._id:
+            from opslog.snapshot.identity import make_identity, read_identity
+
             self._id = read_identity(self.backend) or ""
             if not self._id and self.transactions is not None:
                 self._id = make_identity(self.backend, self.environment.nonce())

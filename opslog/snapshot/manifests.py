@@ -21,7 +21,6 @@ from opslog.errors import (
 )
 from opslog.format.layout import MANIFESTS, OPS, manifest_number, manifest_path, segment_of
 from opslog.format.manifest import Manifest, Settings, decode_manifest, encode_manifest
-from opslog.snapshot.identity import make_identity
 
 T = TypeVar("T")
 
@@ -171,6 +170,8 @@ class ManifestStore:
         try:
             newest = self.newest()
         except NotFoundError:
+            from opslog.snapshot.identity import make_identity  # once in the life of a store
+
             # Before the manifest, so that every store has an id that was not made by an older program.
             make_identity(self.backend, environment.nonce())
             with suppress(AlreadyExistsError):

@@ -14,7 +14,7 @@ import opslog
 from opslog.backends import Announces, Backend, ListsWithLogs, open_backend, register, registry
 from opslog.backends.local.fs import FsBackend
 from opslog.backends.memory import MemoryBackend
-from opslog.backends.names import split_url
+from opslog.backends.objects.urls import split_url
 from opslog.errors import InvalidNameError, NotFoundError, WriteFailedError
 
 
