@@ -182,7 +182,7 @@ PURE_FOLDERS = ("opslog/format", "opslog/merge", "opslog/query", "server/protoco
 NOT_PURE = ("opslog/merge/clock.py",)
 """A counter that threads share."""
 
-IMPURE = {"asyncio", "mmap", "multiprocessing", "os", "pathlib", "portalocker", "socket", "subprocess", "threading"}
+IMPURE = {"asyncio", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading"}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,6 @@ SLOW_TO_IMPORT = {
     "importlib.metadata",
     "logging",
     "multiprocessing",
-    "portalocker",
     "rich",
     "shutil",
     "socket",
@@ -279,7 +278,7 @@ def test_reading_one_document_from_a_shell_is_light(tmp_path: Path) -> None:
     assert not loaded & others, "these belong to other commands"
     ours = {name for name in loaded if name.partition(".")[0] == "opslog"}
     assert not ours & NOT_FOR_READING, "a get needs none of these: import them where they are used"
-    assert len(ours) <= 77, f"{len(ours)} of our modules for one get: {sorted(ours)}"
+    assert len(ours) <= 78, f"{len(ours)} of our modules for one get: {sorted(ours)}"
 
 
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -7,41 +7,22 @@ second one may follow, a note from one holder to the next.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
 
 from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
-
-if TYPE_CHECKING:
-    from portalocker import LockFlags
 
 # More than two lines have.
 _CONTENT_BYTES = 1024
 
 _UNKNOWN = "-"
 
-
-class _Locks(NamedTuple):
-    """What is used of portalocker."""
-
-    lock: Callable[[int, LockFlags], None]
-    unlock: Callable[[int], None]
-    flags: LockFlags
-    already: type[Exception]
-    failed: type[Exception]
-
-
-@cache
-def _locks() -> _Locks:
-    # Only here, because the package imports much that reading a store has no use for (asyncio among it).
-    from portalocker import LockFlags, lock, unlock
-    from portalocker.exceptions import AlreadyLocked, LockException
-
-    return _Locks(lock, unlock, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING, AlreadyLocked, LockException)
+# How flock says that somebody else has the lock; EACCES: on NFS, where it becomes a record lock.
+_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
@@ -57,14 +38,20 @@ def take(full: str, name: str, path: str | None = None, at: int | None = None) -
     try:
         # Writable, because on NFS an flock becomes a record lock, which needs it.
         held.open(path or full, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, at)
-        if not try_lock(held, full):
-            holder = _read_holder(held.number)
-            raise LockedError(f"{full} is locked by {holder}: try again when that process is done", name, holder)
-        _write_holder(held.number)
+        take_again(held, full, name)
     except BaseException:
         held.close()  # Ctrl-C, too: nobody would ever release it
         raise
     return held
+
+
+def take_again(held: forking.Descriptor, full: str, name: str) -> None:
+    """Lock a file that `take` has opened; errors as of `take`. Whatever it raises, the caller closes the file, unless
+    it is LockedError."""
+    if not try_lock(held, full):
+        holder = _read_holder(held.number)
+        raise LockedError(f"{full} is locked by {holder}: try again when that process is done", name, holder)
+    _write_holder(held.number)
 
 
 def try_lock(held: forking.Descriptor, full: str) -> bool:
@@ -72,26 +59,32 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 
     :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
     """
-    locks = _locks()
     try:
-        locks.lock(held.number, locks.flags)
-    except locks.already:
-        return False
-    except locks.failed as error:
+        fcntl.flock(held.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
         raise WriteFailedError(
             f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
         ) from error
     return True
 
 
+def unlock(held: forking.Descriptor) -> None:
+    """Give back what is locked, and leave it open. Idempotent.
+
+    :raises OSError: it may still be locked.
+    """
+    if held.number >= 0:
+        fcntl.flock(held.number, fcntl.LOCK_UN)
+
+
 def release(held: forking.Descriptor) -> None:
     """Give back what is locked, and close it. Idempotent."""
     # Closing alone would not release it if a child made by native code still shares the open file.
     try:
-        if held.number >= 0:
-            locks = _locks()
-            with suppress(locks.failed):  # without such a child it does
-                locks.unlock(held.number)
+        with suppress(OSError):  # without such a child it does
+            unlock(held)
     finally:
         held.close()
 
@@ -123,6 +116,11 @@ def _boot_id() -> str:
 
 
 def _this_process() -> bytes:
+    return _process_of(forking.generation)
+
+
+@cache
+def _process_of(generation: int) -> bytes:
     return f"{os.getpid()} {os.uname().nodename} {_boot_id()}\n".encode()
 
 
