@@ -193,7 +193,8 @@ class MemoryBackend(forking.ProcessBound):
         def attempt() -> Position | None:
             # Calls of this method wait for each other here, and so never meet each other's names.
             with self._storage.mutex:
-                return append_once(self.appender(agent), end, data)
+                appender = self.appender(agent)
+                return append_once(lambda: appender.append_at(end, data), appender.close)
 
         return in_turn(attempt, lambda: False, REAL, agent, self.url)
 

@@ -7,7 +7,6 @@ queue: everybody who waits tries again after a pause.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from opslog.backends.contract import Position
 from opslog.environment import Environment
@@ -20,23 +19,18 @@ _PAUSE_SECONDS = 0.000_1
 _PAUSE_SECONDS_MAX = 0.002
 
 
-class Ending(Protocol):
-    """An appender that appends at an end, or not at all."""
+def append_once(append: Callable[[], Position | None], leave: Callable[[], None]) -> Position | None:
+    """What `append` returns, called by who has the name.
 
-    def append_at(self, end: Position, data: bytes) -> Position | None: ...
-
-    def close(self) -> None: ...
-
-
-def append_once(appender: Ending, end: Position, data: bytes) -> Position | None:
-    """What `append_at` of an appender returns, which is closed then."""
+    :param leave: gives it back; idempotent.
+    """
     try:
-        return appender.append_at(end, data)
+        return append()
     finally:
         try:
-            appender.close()
+            leave()
         finally:
-            appender.close()  # once more, for a signal's handler that came into the first
+            leave()  # once more, for a signal's handler that came into the first
 
 
 def in_turn(

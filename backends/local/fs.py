@@ -43,6 +43,7 @@ from opslog.backends import forking, posix, turns
 from opslog.backends.contract import Buffer, Entry, Position, Range
 from opslog.backends.local import clock, flock, mounts, vacancy
 from opslog.backends.local.fs_log import FsAppender, goes_on
+from opslog.backends.local.resting import Resting
 from opslog.backends.local.tree import OpenFile, Tree
 from opslog.backends.names import check_path, check_prefix
 from opslog.environment import REAL, Environment
@@ -99,6 +100,8 @@ class FsBackend(forking.ProcessBound):
         self._durable: set[str] = set()
         # Directories that were listed under these names, and are never removed.
         self._spelled: set[str] = set()
+        # Those of `append_at`.
+        self._resting = Resting()
         # Whether locks mean something on this filesystem.
         self._is_checked = False
         if not os.path.isdir(self.root):
@@ -300,7 +303,8 @@ class FsBackend(forking.ProcessBound):
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
         def attempt() -> Position | None:
-            return turns.append_once(self._take_name(agent, durable=False, newest=end.segment), end, data)
+            mine = [self._resumed(agent, end.segment) or self._take_name(agent, durable=False, newest=end.segment)]
+            return turns.append_once(lambda: mine[0].append_at(end, data), lambda: self._resting.rest(agent, mine))
 
         return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 
@@ -325,12 +329,7 @@ class FsBackend(forking.ProcessBound):
         except LockedError as error:
             with suppress(OSError):
                 self._check_spelling(tree, f"{OPS}{agent}")  # the lock may be that of another name
-            raise AgentBusyError(
-                f"agent {agent!r} of {self.url} is in use by {error.holder}: close the store there, end that process, "
-                "or open under another agent name",
-                agent,
-                error.holder,
-            ) from None
+            raise self._busy(agent, error) from None
         try:
             appender = FsAppender(self, agent, path, lock)
             try:
@@ -347,6 +346,25 @@ class FsBackend(forking.ProcessBound):
                 raise self.write_failed(f"{OPS}{agent}", error, "the log was not opened") from error
             raise
         return appender
+
+    def _resumed(self, agent: str, newest: int) -> FsAppender | None:
+        """As of `Resting.resumed`."""
+        try:
+            # Or what others do in another directory at the path would not be seen here.
+            self.tree().check()
+            return self._resting.resumed(agent, newest)
+        except LockedError as error:
+            raise self._busy(agent, error) from None
+        except OSError as error:
+            raise self.write_failed(f"{OPS}{agent}", error, "the log was not opened") from error
+
+    def _busy(self, agent: str, error: LockedError) -> AgentBusyError:
+        return AgentBusyError(
+            f"agent {agent!r} of {self.url} is in use by {error.holder}: close the store there, end that process, "
+            "or open under another agent name",
+            agent,
+            error.holder,
+        )
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -400,6 +418,7 @@ class FsBackend(forking.ProcessBound):
 
     def close(self) -> None:
         self._opened = None
+        self._resting.close()
 
     def tree(self) -> Tree:
         """The directory to work in. To be kept until the call ends, which keeps it open."""

@@ -104,7 +104,8 @@ class FsAppender(forking.BoundAppender):
         self._backend = backend
         self._agent = agent
         self._lock = lock
-        self._lock_file = OpenFile(f"{backend.root}/{lock_path}", lock.number)
+        self._lock_path = f"{backend.root}/{lock_path}"
+        self._lock_file = OpenFile(self._lock_path, lock.number)
         super().__init__()
         # Why no append is possible any more, None while all is well.
         self._refusal: tuple[type[OpslogError], str] | None = None
@@ -119,6 +120,8 @@ class FsAppender(forking.BoundAppender):
         self._continues = False
         # Whether an earlier session's newest segment was opened for writing.
         self._is_writable = True
+        # Whether it was opened so that each write goes to its end, whoever wrote there last.
+        self._is_shared = False
         self._offset = 0
 
     def settle(self, newest: int = 0) -> None:
@@ -134,6 +137,34 @@ class FsAppender(forking.BoundAppender):
                 self._open_end(number)
             # Until it was locked the next one may have been begun, by a process whose lock file was removed.
             number = self._highest_number()
+
+    def rest(self) -> bool:
+        """Give the name back, and keep the files open for `resume`. Idempotent. False where they are closed instead."""
+        if self._is_forked or self._refusal is not None or not self._is_shared:
+            self.close()
+            return False
+        try:
+            self._abandon_segment()
+            flock.unlock(self._segment)
+            flock.unlock(self._lock)
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    def resume(self, newest: int) -> bool:
+        """Become the writer again after `rest`, if that can be done without another appender. Otherwise, and after any
+        error but LockedError, it has to be closed.
+
+        :param newest: as of `settle`.
+        :raises LockedError: somebody else has the name. It still rests.
+        """
+        flock.take_again(self._lock, self._lock_path, f"agents/{self._agent}")
+        if not flock.try_lock(self._segment, f"{self._backend.root}/{self._path}"):
+            return False
+        # Nobody can begin the next segment now. Whoever did, before this one was locked, left it there: it may be
+        # collected only after a compaction that every reader of this position knows (`opslog.log.freshness`).
+        return newest == self._number and posix.has_name(self._segment.number) and not self._has_next()
 
     def make_durable(self) -> None:
         """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""
@@ -169,7 +200,7 @@ class FsAppender(forking.BoundAppender):
         return position
 
     def append_at(self, end: Position, data: bytes) -> Position | None:
-        """What `Backend.append_at` does, by an appender that has done nothing yet."""
+        """What `Backend.append_at` does, by an appender that has done nothing since it has the name."""
         if self._number > end.segment or (self._number < end.segment and end.offset):
             return None
         is_there = self._number == end.segment
@@ -265,6 +296,14 @@ class FsAppender(forking.BoundAppender):
         found = (segment_of(f"{self._directory}/{name}") for name in names)
         return max((segment[1] for segment in found if segment), default=0)
 
+    def _has_next(self) -> bool:
+        """Whether the log goes on in another segment: numbers have no gaps."""
+        try:
+            os.lstat(segment_path(self._agent, self._number + 1), dir_fd=self._backend.tree().descriptor)
+        except FileNotFoundError:
+            return False
+        return True
+
     # -- segments
 
     def _begin_segment(self) -> None:
@@ -339,6 +378,7 @@ class FsAppender(forking.BoundAppender):
                 self._is_writable = False
             if flock.try_lock(segment, full):
                 self._hold(number, segment)
+                self._is_shared = self._is_writable
                 return
         finally:
             if self._segment is not segment:
@@ -356,7 +396,7 @@ class FsAppender(forking.BoundAppender):
         """From now on the newest segment is this one, which is open and locked."""
         file = OpenFile(f"{self._backend.root}/{segment_path(self._agent, number)}", segment.number)
         former, self._segment, self._file = self._segment, segment, file
-        self._number, self._offset = number, 0
+        self._number, self._offset, self._is_shared = number, 0, False
         flock.release(former)
 
     def _abandon_segment(self) -> None:

@@ -386,22 +386,44 @@ class System:
                 node = self.disk.find(path or full, start)
             except FileNotFoundError:
                 node = self.disk.make_file(path or full, start)
-            holder = self._locks.get(node.number)
-            if holder is not None:
-                owner = self._open[holder].owner
-                who = f"pid 1 on host {owner.name if owner else 'test'}"
-                raise LockedError(f"{full} is locked by {who}: try again when that process is done", name, who)
+            self._check_unlocked(node, full, name)
             held = self.Descriptor()
             held.number = self._locks[node.number] = self._opened(node, full)
             return held
 
         return self._call("lock", full, perform, READS)
 
+    def _check_unlocked(self, node: Node, full: str, name: str) -> None:
+        holder = self._locks.get(node.number)
+        if holder is not None:
+            owner = self._open[holder].owner
+            who = f"pid 1 on host {owner.name if owner else 'test'}"
+            raise LockedError(f"{full} is locked by {who}: try again when that process is done", name, who)
+
+    def take_again(self, held: forking.Descriptor, full: str, name: str) -> None:
+        if held.number < _FIRST_DESCRIPTOR:
+            flock.take_again(held, full, name)
+            return
+        node = self._at(held.number).node
+
+        def perform(fault: Fault | None) -> None:
+            self._check(fault, False)
+            self._check_unlocked(node, full, name)
+            self._locks[node.number] = held.number
+
+        self._call("lock", full, perform, READS)
+
     def try_lock(self, held: forking.Descriptor, full: str) -> bool:
         if held.number < _FIRST_DESCRIPTOR:
             return flock.try_lock(held, full)
         node = self._at(held.number).node.number
         return self._call("lock", full, lambda fault: self._locks.setdefault(node, held.number) == held.number, _NONE)
+
+    def unlock(self, held: forking.Descriptor) -> None:
+        if held.number < _FIRST_DESCRIPTOR:
+            flock.unlock(held)
+        elif (opened := self._open.get(held.number)) and self._locks.get(opened.node.number) == held.number:
+            del self._locks[opened.node.number]
 
     def release(self, held: forking.Descriptor) -> None:
         if 0 <= held.number < _FIRST_DESCRIPTOR:

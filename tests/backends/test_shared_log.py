@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,127 @@ def test_a_forked_child_appends_nothing(backend: FsBackend, forked: Callable[[Ca
     forked(child)
     append(backend, 2)
     assert log(backend) == line(1) + line(2)
+
+
+# Files that stay open from one append to the next
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are opened for writing from now on."""
+    paths: list[str] = []
+    real = forking.Descriptor.open
+
+    def open_(self: forking.Descriptor, path: str, flags: int, at: int | None = None) -> None:
+        paths.append(path)
+        real(self, path, flags, at)
+
+    monkeypatch.setattr(forking.Descriptor, "open", open_)
+    return paths
+
+
+def test_the_next_append_opens_nothing_and_others_may_come_in_between(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FsBackend(root)
+    for number in range(2):
+        append(backend, number)
+    append(other, 2)
+    paths = opened(monkeypatch)
+    for number in range(3, 7):
+        append([other, backend][number % 2], number)
+    assert paths == []
+    assert log(backend) == b"".join(map(line, range(7)))
+
+
+def test_what_others_began_meanwhile_is_the_end(root: Path) -> None:
+    """Also where the caller has not read that far."""
+    backend, other = (FsBackend(root, segment_bytes=len(line(0)) * 3) for _ in range(2))
+    for number in range(2):
+        append(backend, number)
+    end = end_of(backend)
+    for number in range(2, 5):
+        append(other, number)
+    assert backend.append_at("shared", end, line("late")) is None
+    assert backend.append_at("shared", Position(1, 3 * len(line(0))), line("late")) is None
+    assert append(backend, 5) == Position(2, 2 * len(line(0)))
+    assert append(backend, 6) == Position(3, 0)
+    assert log(backend) == b"".join(map(line, range(7)))
+
+
+def test_another_may_have_begun_a_segment_behind_one_that_has_room(backend: FsBackend, root: Path) -> None:
+    """One that may not write to it, or has another size for segments."""
+    for number in range(3):
+        append(backend, number)
+    end = end_of(backend)
+    assert append(FsBackend(root, segment_bytes=1), 3) == Position(2, 0)
+    assert backend.append_at("shared", end, line("late")) is None
+    assert append(backend, 4) == Position(2, len(line(3)))
+
+
+def test_what_was_collected_meanwhile_is_not_the_end(backend: FsBackend) -> None:
+    for number in range(3):
+        append(backend, number)
+    end = end_of(backend)
+    backend.delete([FIRST])
+    assert backend.append_at("shared", end, line("late")) is None
+    assert backend.list(log_prefix("shared")) == []
+
+
+def test_a_name_that_another_has_is_waited_for_with_open_files(
+    backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        append(backend, number)
+    appender = FsBackend(root).appender("shared")
+    times: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        times.append(seconds)
+        if len(times) == 3:
+            appender.close()
+
+    backend._environment = Environment(sleep=sleep)
+    paths = opened(monkeypatch)
+    append(backend, 3)
+    assert len(times) == 3
+    assert paths == []
+    assert log(backend) == b"".join(map(line, range(4)))
+
+
+def test_threads_that_append_by_one_backend_take_turns(root: Path) -> None:
+    backend = FsBackend(root)
+    append(backend, "first")
+
+    def extend(name: str) -> None:
+        for number in range(20):
+            while backend.append_at("shared", end_of(backend), line(f"{name}{number}")) is None:
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(extend, "abcd"))
+    lines = log(backend).splitlines()
+    assert len(lines) == len(set(lines)) == 81
+
+
+def test_close_closes_them(backend: FsBackend) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        append(backend, number)
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 2
+    backend.close()
+    assert not set(os.listdir("/proc/self/fd")) - before
+
+
+def test_a_copy_of_links_gets_nothing(backend: FsBackend, root: Path) -> None:
+    """Its files are the same ones, and its log may go on in segments that are not in the directory that was opened."""
+    for number in range(3):
+        append(backend, number)
+    end = end_of(backend)
+    shutil.move(root, root.parent / "moved")
+    shutil.copytree(root.parent / "moved", root, copy_function=os.link)
+    with pytest.raises(ReopenError, match="another directory stands at"):
+        backend.append_at("shared", end, line("late"))
+    assert (root / FIRST).read_bytes() == b"".join(map(line, range(3)))
 
 
 # Directories that are moved, and locks that are removed
