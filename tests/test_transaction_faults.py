@@ -438,12 +438,12 @@ def test_what_another_thread_has_buffered_is_durable_before_a_transaction_that_r
     store = open_writer(url, "a", durability="buffered", buffer_seconds=3600)
     replica = replica_of(store)
     assert replica.log is not None
-    refresh = replica.refresh
+    read_logs = replica.read_logs
 
-    def write_and_refresh() -> None:
-        monkeypatch.setattr(replica, "refresh", refresh)
+    def write_and_read() -> None:
+        monkeypatch.setattr(replica, "read_logs", read_logs)
         store["x"] = {"n": 1}
-        refresh()
+        read_logs()
 
     def fail(*arguments: object) -> None:
         raise WriteFailedError("the disk is full")
@@ -451,7 +451,7 @@ def test_what_another_thread_has_buffered_is_durable_before_a_transaction_that_r
     with monkeypatch.context() as patch:
         if not is_written:
             patch.setattr(replica.log.session, "append", fail)
-        monkeypatch.setattr(replica, "refresh", write_and_refresh)
+        monkeypatch.setattr(replica, "read_logs", write_and_read)
         if is_written:
             store.modify("x", lambda document: document and {"n": document["n"] + 1})
         else:

@@ -72,8 +72,12 @@ class Freshness:
     @property
     def is_recent(self) -> bool:
         """Whether the newest manifest was read less than half a grace period ago."""
+        return self.is_recent_by(float("inf"))
+
+    def is_recent_by(self, seconds: float) -> bool:
+        """Whether it was, and no longer ago than so many seconds either."""
         read = self._read
-        return self.environment.monotonic() - read.at <= read.manifest.settings.grace_seconds / 2
+        return self.environment.monotonic() - read.at <= min(seconds, read.manifest.settings.grace_seconds / 2)
 
     def check_recent(self) -> None:
         """What was read until now was not collected before: it is what was there when the manifest was read.

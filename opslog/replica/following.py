@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# How old the manifest may be by which a transaction reads the logs. What a compaction has made superfluous in memory
+# stays there for so much longer.
+_MANIFEST_SECONDS = 1.0
+
 
 class Following(Memory):
     """The part of an open store that follows what others write. Safe to use from many threads.
@@ -96,6 +100,19 @@ class Following(Memory):
         if self.included is None:
             self._one_at_a_time(self._read_new)
 
+    def read_logs(self) -> None:
+        """Take in what other agents wrote, as `refresh`, for a transaction. Where names are held by locks, it goes by
+        the manifest that was read last, unless that was longer than `_MANIFEST_SECONDS` ago: that saves a listing.
+        Errors as of `refresh`.
+
+        No commit is missed. All commits are in logs first, and a segment stays there until a manifest that does not
+        need it has been the newest for the grace period. This one was the newest less than half of that ago, which is
+        checked after the logs were listed. So every segment that it does not have compacted was there to be listed.
+        """
+        self.check_open()
+        if self.included is None:
+            self._one_at_a_time(partial(self._read_new, by_known=self.backend.segments_grow))
+
     def refresh_if_stale(self) -> None:
         """To be called before a commit is stamped, or it might bring back what was deleted long ago."""
         if self.freshness.is_stale:
@@ -148,8 +165,10 @@ class Following(Memory):
         finally:
             self._refreshing.discard(me)
 
-    def _read_new(self) -> None:
+    def _read_new(self, *, by_known: bool = False) -> None:
         """Take what is new into the state and the news.
+
+        :param by_known: whether the manifest that was read last will do, if it is recent.
 
         Whatever ends this early, the next call goes on where this one was: the cursors move with the commits, and
         the time of this read counts when everything is in.
@@ -157,14 +176,21 @@ class Following(Memory):
         self._catch_up()
         at = self.environment.monotonic()
         state = self.state
-        newest, listed = self.loader.manifests.newest_with_logs(Seen(state.cursors))
-        self.freshness.note(newest, at)
-        self.compaction.note_manifest(newest)
+        by_known = by_known and self.freshness.is_recent_by(_MANIFEST_SECONDS)
+        if by_known:
+            newest, listed = self.freshness.newest, None
+        else:
+            newest, listed = self.loader.manifests.newest_with_logs(Seen(state.cursors))
+            self.freshness.note(newest, at)
+            self.compaction.note_manifest(newest)
         found: Survey | None = None
         progress = state.progress(self.agent)
         decision = refresh_decision(progress, newest)
         if decision.step is Step.LIST_LOGS:
             found = state.list_logs(self.backend, newest, listed)
+            if by_known and not self.freshness.is_recent:  # this process was paused
+                self._read_new()
+                return
             own = found.segments.get(self.agent or "", [])
             has_more = self.log is not None and self.log.session.has_more(own)
             decision = refresh_decision(progress, newest, found.segments, own_has_more=has_more)

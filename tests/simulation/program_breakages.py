@@ -33,10 +33,10 @@ LONG_AWAY: dict[str, Any] = {
 """Agents that are away for longer than tombstones are kept, while others delete and compact."""
 
 
-def _count_when_begun(self: Following) -> None:
+def _count_when_begun(self: Following, *, by_known: bool = False) -> None:
     """Whether the refresh comes to its end or not."""
     self.freshness.read_at = self.environment.monotonic()
-    _read_new(self)
+    _read_new(self, by_known=by_known)
 
 
 _read_new = Following._read_new
