@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import threading
@@ -44,6 +45,12 @@ MANIFEST = Manifest(
     ],
     settings=Settings(undo_window=5, keep_history_seconds=None),
 )
+
+
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 4097, 100_000])
+def test_a_checksum_is_the_same_whoever_computes_it(length: int) -> None:
+    data = bytes(range(256)) * (length // 256 + 1)
+    assert sha256(data[:length]) == sha256(memoryview(data)[:length]) == hashlib.sha256(data[:length]).hexdigest()
 
 
 def test_it_comes_back() -> None:

@@ -28,6 +28,7 @@ MODULES = [
     "opslog.backends.holders",
     "opslog.backends.local.fs",
     "opslog.backends.local.fs_log",
+    "opslog.backends.local.resting",
     "opslog.backends.objects.backend",
     "opslog.compaction.automatic",
     "opslog.concurrency.background",
