@@ -182,7 +182,18 @@ PURE_FOLDERS = ("opslog/format", "opslog/merge", "opslog/query", "server/protoco
 NOT_PURE = ("opslog/merge/clock.py",)
 """A counter that threads share."""
 
-IMPURE = {"asyncio", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "socket", "subprocess", "threading"}
+IMPURE = {
+    "asyncio",
+    "fcntl",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "portalocker",
+    "socket",
+    "subprocess",
+    "threading",
+}
 
 
 @pytest.mark.parametrize(
@@ -205,6 +216,7 @@ SLOW_TO_IMPORT = {
     "importlib.metadata",
     "logging",
     "multiprocessing",
+    "portalocker",
     "rich",
     "shutil",
     "socket",

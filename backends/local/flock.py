@@ -7,22 +7,41 @@ second one may follow, a note from one holder to the next.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from opslog.backends import forking
 from opslog.errors import LockedError, WriteFailedError
+
+if TYPE_CHECKING:
+    from portalocker import LockFlags
 
 # More than two lines have.
 _CONTENT_BYTES = 1024
 
 _UNKNOWN = "-"
 
-# How flock says that somebody else has the lock; EACCES: on NFS, where it becomes a record lock.
-_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+
+class _Locks(NamedTuple):
+    """The part of portalocker that is used here."""
+
+    lock: Callable[[int, LockFlags], None]
+    unlock: Callable[[int], None]
+    flags: LockFlags
+    already: type[Exception]
+    failed: type[Exception]
+
+
+@cache
+def _locks() -> _Locks:
+    # Imported late, because portalocker imports much that reading a store does not need (asyncio among it).
+    from portalocker import LockFlags, lock, unlock
+    from portalocker.exceptions import AlreadyLocked, LockException
+
+    return _Locks(lock, unlock, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING, AlreadyLocked, LockException)
 
 
 def take(full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
@@ -59,11 +78,12 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 
     :raises WriteFailedError: there are no locks on this filesystem; the message calls the file `full`.
     """
+    locks = _locks()
     try:
-        fcntl.flock(held.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            return False
+        locks.lock(held.number, locks.flags)
+    except locks.already:
+        return False
+    except locks.failed as error:
         raise WriteFailedError(
             f"{full} cannot be locked: {error}; does this filesystem support flock? Keep the store on one that does"
         ) from error
@@ -71,12 +91,16 @@ def try_lock(held: forking.Descriptor, full: str) -> bool:
 
 
 def unlock(held: forking.Descriptor) -> None:
-    """Give back what is locked, and leave it open. Idempotent.
+    """Release a lock, and leave its file open. Idempotent.
 
-    :raises OSError: it may still be locked.
+    :raises OSError: the file may still be locked.
     """
     if held.number >= 0:
-        fcntl.flock(held.number, fcntl.LOCK_UN)
+        locks = _locks()
+        try:
+            locks.unlock(held.number)
+        except locks.failed as error:
+            raise OSError(str(error)) from error
 
 
 def release(held: forking.Descriptor) -> None:

@@ -147,7 +147,7 @@ def test_importing_the_package_loads_no_backend_and_no_backend_loads_what_only_s
         "import sys, opslog.backends;"
         "print(*sorted({'opslog.backends.local.fs', 'opslog.backends.memory'} & set(sys.modules)));"
         "import opslog.backends.local.fs, opslog.backends.memory;"
-        "print(*sorted({'pytest', 'opslog.backends.testing'} & set(sys.modules)))"
+        "print(*sorted({'pytest', 'portalocker', 'opslog.backends.testing'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["", ""]

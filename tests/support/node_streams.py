@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import portalocker
 
 _FOLDER = Path(__file__).parents[2] / "build" / "npm-streams"
 _PACKAGES = {"server": "@durable-streams/server@0.3.7"}
@@ -23,7 +24,7 @@ def package(name: str) -> Path | None:
         return None
     _FOLDER.mkdir(parents=True, exist_ok=True)
     found = _FOLDER / "node_modules" / "@durable-streams" / name
-    with _alone(_FOLDER):
+    with portalocker.Lock(_FOLDER / "lock", timeout=200):  # tests run in several processes
         if not found.exists():
             options = ("--prefix", str(_FOLDER), "--no-audit", "--no-fund", "--fetch-retries=0")
             subprocess.run(["npm", "install", *options, _PACKAGES[name]], capture_output=True, check=False)
@@ -37,21 +38,13 @@ def install(name: str, *packages: str) -> Path | None:
     folder = _FOLDER.with_name(f"npm-{name}")
     folder.mkdir(parents=True, exist_ok=True)
     installed = folder / "installed.json"
-    with _alone(folder):
+    with portalocker.Lock(folder / "lock", timeout=200):  # tests run in several processes
         if not installed.exists() or json.loads(installed.read_text()) != list(packages):
             options = ("--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=0")
             if subprocess.run(["npm", "install", *options, *packages], capture_output=True, check=False).returncode:
                 return None
             installed.write_text(json.dumps(packages))
     return folder
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Tests run in several processes."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
