@@ -69,7 +69,7 @@ FENCES = [
         likely(
             "s3",
             {"pause": 1},
-            20,
+            40,
             6000,
             {"pause": "put-new prefix/ops/"},
             amounts={"pause": 70.0},
@@ -78,9 +78,8 @@ FENCES = [
             grace_seconds=0.5,
             compactors=8,
             think_seconds=30.0,
-            calls=30,
+            calls=60,
         ),
-        first=5,
         more=((WriterSession, "stamp", _stamp_seals_as_before),),
     ),
     Breakage(
