@@ -336,11 +336,7 @@ skip_ordinary(Bytes at, Bytes end)
                                      _mm_cmplt_epi8(some, spaces));
         unsigned int mask = (unsigned int)_mm_movemask_epi8(found);
         if (mask) {
-            while (!(mask & 1)) {
-                mask >>= 1;
-                at++;
-            }
-            return at;
+            return at + __builtin_ctz(mask);
         }
         at += 16;
     }
