@@ -498,7 +498,8 @@ class AsyncStore(Generic[T]):
         self._decider.close()
 
     def __repr__(self) -> str:
-        return f"<opslog.aio.AsyncStore of {self._replica!r}>"
+        """As of `opslog.Store`; without a count where that may be a request, for which the event loop would wait."""
+        return self._replica.described("opslog.aio.AsyncStore", counts=self._reads_are_quick)
 
 
 class AsyncChanges(Generic[T]):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overloa
 
 from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Set
-from opslog.format.documents import type_name
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
 from opslog.replica.found import Found
@@ -422,7 +421,8 @@ class Store(MutableMapping[str, T], Generic[T]):
         `record`). Integers of 64 bits, floats and text are exact. Objects are structs, and a field whose values have
         no common type is JSON text. docs/tables.md has the rules.
 
-        The store is itself such a table for what takes Arrow: ``polars.DataFrame(store)``, ``pyarrow.table(store)``.
+        The store is itself such a table for ``pyarrow.table(store)`` and DuckDB. Polars and pandas take a store for a
+        mapping: give them this table, or what `find` returns.
 
         :param schema: the columns to have, by name, or with their types. One that no document has is null.
         :raises UsageError: a column has no such type.
@@ -525,18 +525,7 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def __repr__(self) -> str:
         """The place, how many documents there are, and under which agent name or as of when they are seen."""
-        return self._replica.described(self._contents())
-
-    def _contents(self) -> str:
-        if self._replica.is_closed:
-            return ""
-        try:
-            count = len(self)
-        except OpslogError:  # a prompt shows a store that cannot be read, too
-            return "cannot be read now"
-        kind = self._replica.schema.type
-        of = "" if kind is None else f" of {type_name(kind)}"
-        return f"{count:,} {'document' if count == 1 else 'documents'}{of}"
+        return self._replica.described("opslog.Store")
 
     def _repr_html_(self) -> str | None:
         """The first documents as a table, for notebooks."""

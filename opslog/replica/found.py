@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Generic, SupportsIndex, TypeVar, overload
 
 import msgspec
 
@@ -19,8 +19,12 @@ T = TypeVar("T")
 SCAN = "every document was read"
 
 
-class Found(list[tuple[str, T]], Generic[T]):
-    """What `find` returns: a list of (id, document) pairs. For Arrow, and for notebooks, it is a table.
+class Found(Generic[T]):
+    """What `find` returns: (id, document) pairs, which are indexed, iterated and compared as a list is. For Arrow, and
+    for notebooks, it is a table.
+
+    It is no list, and no Sequence by its type: pyarrow, Polars and DuckDB ask for these first, and would not see the
+    table. `list(found)` is a list.
 
     :ivar explain: what the question used: an index, or every document.
     """
@@ -32,12 +36,37 @@ class Found(list[tuple[str, T]], Generic[T]):
     def __init__(
         self, pairs: Iterable[tuple[str, T]] = (), source: tuple[Schema[T], Sequence[Set]] | None = None
     ) -> None:
-        super().__init__(pairs)
+        self._pairs = list(pairs)
         self._source = source
 
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return iter(self._pairs)
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> tuple[str, T]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[tuple[str, T]]: ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> tuple[str, T] | list[tuple[str, T]]:
+        return self._pairs[at]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it has the same pairs as another one, or as a list."""
+        if isinstance(other, Found):
+            return self._pairs == other._pairs
+        return self._pairs == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list: documents may change
+
+    def __repr__(self) -> str:
+        return repr(self._pairs)
+
     def to_arrow(self) -> pa.Table:
-        """The documents that were found, in their order, with the columns of `Store.to_arrow`; whatever became of the
-        list since.
+        """The documents that were found, as they were then and in their order, with the columns of `Store.to_arrow`.
 
         :raises UsageError: this is a copy, such as one from another process: it does not know who wrote what.
         """
@@ -56,4 +85,4 @@ class Found(list[tuple[str, T]], Generic[T]):
         return documents_table(f"find: {self.explain}", self, len(self))
 
     def __getstate__(self) -> dict[str, object]:
-        return {"explain": self.explain, "_source": None}
+        return {"_pairs": self._pairs, "explain": self.explain, "_source": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import opslog
 from opslog.logs import logger
 from opslog.notebook import CELL, COLUMNS, ROWS, documents_table, table
+from opslog.replica.replica import Replica
 
 _numbers = itertools.count()
 
@@ -71,13 +73,26 @@ def test_a_store_shows_its_size_its_type_and_how_it_is_seen(url: str) -> None:
         assert repr(past) == f"<opslog.Store {url}: 1 document, as_of=1>"
 
 
+def test_a_store_for_asyncio_shows_the_same(url: str) -> None:
+    async def shown() -> list[str]:
+        async with opslog.aio.open(url, agent="planner", type=Task) as store:
+            await store.set("x", Task("Build"))
+            there = repr(store)
+        return [there, repr(store)]
+
+    assert asyncio.run(shown()) == [
+        f"<opslog.aio.AsyncStore {url}: 1 document of Task, agent='planner'>",
+        f"<opslog.aio.AsyncStore {url}: closed>",
+    ]
+
+
 def test_a_store_that_cannot_be_read_is_shown_all_the_same(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opslog.open(url, agent="a") as store:
 
         def fail(self: object) -> int:
             raise opslog.RetryError("no answer")
 
-        monkeypatch.setattr(opslog.Store, "__len__", fail)
+        monkeypatch.setattr(Replica, "count", fail)
         assert repr(store) == f"<opslog.Store {url}: cannot be read now, agent='a'>"
 
 

@@ -1,4 +1,4 @@
-"""What `find` returns is a list still, and a table for whatever takes Arrow, and for notebooks."""
+"""What `find` returns is used as a list is, and is a table for whatever takes Arrow, and for notebooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars
 import pyarrow as pa
 import pytest
 
@@ -79,21 +80,46 @@ def test_what_is_not_committed_has_no_author_and_time(root: Path) -> None:
     assert in_transaction == [{"id": "y", "title": "written"} | nothing]
 
 
-def test_it_is_a_list_as_before(root: Path) -> None:
+def test_it_is_used_as_a_list_is(root: Path) -> None:
     with opslog.open(root, read_only=True) as store:
         found = store.find("@author = a", order_by="hours")
     pairs = [(f"task-{number}", {"title": f"T{number}", "hours": 2**63 + number}) for number in (1, 3, 5)]
-    assert found == pairs
-    assert isinstance(found, list)
+    assert found == pairs == found
+    assert found != pairs[:2]
+    assert found != tuple(pairs)
+    assert found != Found(pairs[:2])
     assert repr(found) == repr(pairs)
+    assert (len(found), list(found), found[0], found[-1], found[:2]) == (3, pairs, pairs[0], pairs[-1], pairs[:2])
+    assert list(reversed(found)) == pairs[::-1]
+    assert pairs[1] in found
+    assert dict(found) == dict(pairs)
+    assert not Found()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(found)
+
+
+def test_a_copy_has_the_pairs_and_says_that_it_is_no_table(root: Path) -> None:
+    with opslog.open(root, read_only=True) as store:
+        found = store.find("@author = a", order_by="hours")
     for other in (pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
-        assert (type(other), other, other.explain) == (Found, pairs, found.explain)
+        assert (type(other), other, other.explain) == (Found, found, found.explain)
         with pytest.raises(opslog.UsageError, match="this is a copy of what find returned"):
             other.to_arrow()
-    assert type(found[:2]) is list
-    found.sort(reverse=True)
-    assert found == pairs[::-1]
-    assert found.to_arrow().column("id").to_pylist() == ["task-1", "task-3", "task-5"], "as it was found"
+
+
+@pytest.mark.parametrize("what", ["store", "found"])
+def test_programs_that_take_arrow_take_what_the_documents_say(root: Path, what: str) -> None:
+    with opslog.open(root, read_only=True) as store:
+        found: Any = store if what == "store" else store.find("@author = a", order_by="-hours")
+        expected = found.to_arrow().to_pylist()
+        assert [row["id"] for row in expected][:1] == ["task-0" if what == "store" else "task-5"]
+        rows = [(row["id"], row["hours"]) for row in expected]
+        assert pa.table(found).to_pylist() == expected
+        assert duckdb.sql("SELECT id, hours FROM found").fetchall() == rows
+        for frame in [polars.from_arrow(found.to_arrow()), *([polars.DataFrame(found)] if what == "found" else [])]:
+            assert frame.select("id", "hours").rows() == rows
+        pandas = found.to_arrow().to_pandas()
+        assert list(zip(pandas["id"].to_list(), pandas["hours"].to_list(), strict=True)) == rows
 
 
 def test_a_notebook_shows_a_table_and_nothing_of_it_is_html(root: Path) -> None:
