@@ -119,7 +119,7 @@ def first_question(**question: Any) -> Callable[..., Iterator[Round]]:
 
 
 def by_owner(store: Store, numbers: random.Random, count: int) -> list[Any]:
-    return store.find({"owner": owner(numbers, count)})
+    return list(store.find({"owner": owner(numbers, count)}))
 
 
 def filtered(store: Store, numbers: random.Random, count: int) -> list[Any]:
@@ -128,7 +128,7 @@ def filtered(store: Store, numbers: random.Random, count: int) -> list[Any]:
 
 
 def top(store: Store, numbers: random.Random, count: int) -> list[Any]:
-    return store.find(order_by="-hours", limit=TOP_COUNT)
+    return list(store.find(order_by="-hours", limit=TOP_COUNT))
 
 
 def sorted_in_python(store: Store, numbers: random.Random, count: int) -> list[Any]:

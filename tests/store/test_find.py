@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Any:
         yield store
 
 
-def ids(found: list[tuple[str, Any]]) -> str:
+def ids(found: Iterable[tuple[str, Any]]) -> str:
     return "".join(id for id, _ in found)
 
 

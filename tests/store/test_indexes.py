@@ -7,7 +7,7 @@ import gc
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def indexes_of(store: opslog.Store[Any]) -> Indexes | None:
     return replica_of(store).state.indexes
 
 
-def ids(found: list[tuple[str, Any]]) -> list[str]:
+def ids(found: Iterable[tuple[str, Any]]) -> list[str]:
     return [id for id, _ in found]
 
 

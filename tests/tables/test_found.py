@@ -115,8 +115,11 @@ def test_programs_that_take_arrow_take_what_the_documents_say(root: Path, what: 
         assert [row["id"] for row in expected][:1] == ["task-0" if what == "store" else "task-5"]
         rows = [(row["id"], row["hours"]) for row in expected]
         assert pa.table(found).to_pylist() == expected
-        assert duckdb.sql("SELECT id, hours FROM found").fetchall() == rows
+        asked = duckdb.sql("SELECT id, hours FROM found")
+        assert asked is not None
+        assert asked.fetchall() == rows
         for frame in [polars.from_arrow(found.to_arrow()), *([polars.DataFrame(found)] if what == "found" else [])]:
+            assert isinstance(frame, polars.DataFrame)
             assert frame.select("id", "hours").rows() == rows
         pandas = found.to_arrow().to_pandas()
         assert list(zip(pandas["id"].to_list(), pandas["hours"].to_list(), strict=True)) == rows
