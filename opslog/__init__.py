@@ -49,7 +49,7 @@ from opslog.opening import open
 from opslog.replica.found import Found
 from opslog.store import Store
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "AgentBusyError",

@@ -96,7 +96,12 @@ def test_tests_mirror_the_folders() -> None:
 def test_changelog_knows_this_version() -> None:
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sections[0] == "[Unreleased]", "what is done next has a place"
-    assert re.fullmatch(rf"\[{re.escape(opslog.__version__)}\] - \d{{4}}-\d\d-\d\d", sections[1])
+    newest = re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d", sections[1])
+    assert newest, "each release has a number and a date"
+    if opslog.__version__ != newest[1]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0", opslog.__version__), "docs/versions.md says how it goes on"
+        coming = opslog.__version__.removesuffix(".dev0")
+        assert [*map(int, coming.split("."))] > [*map(int, newest[1].split("."))], "it comes after the last release"
 
 
 def test_no_merge_was_left_half_done() -> None:
