@@ -31,6 +31,16 @@ _WORD = re.compile(r"""[^\s()\[\]{},"'=<>!]+""")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _OPERATORS = "=, !=, <, <=, >, >=, in or not in"
+# What other languages write, and what is written here; for messages.
+_OTHER_SIGNS = {"==": "=", "<>": "!=", "=<": "<=", "=>": ">="}
+_OTHER_WORDS = {
+    "is": "is null is written as = null (true also where the field is missing), and is not null as != null",
+    "like": "no operator tests a part of a text; SQL does (sql in Python, opslog query in a shell)",
+    "between": "between is written with two conditions, as in: hours >= 3 and hours <= 8",
+    "order": "the order is no part of a condition; order_by gives it, or --sort in a shell",
+    "limit": "the limit is no part of a condition; limit gives it, or --limit in a shell",
+}
+_OTHER_WORDS["ilike"] = _OTHER_WORDS["like"]
 
 
 def parse_text(text: str) -> Condition:
@@ -58,7 +68,7 @@ class _Reader:
     def read(self) -> Condition:
         condition = self._any()
         if self._at < len(self._text):
-            raise self._fault("and, or, or the end is expected here")
+            raise self._fault(self._other_word() or "and, or, or the end is expected here")
         return condition
 
     def _fault(self, reason: str, at: int | None = None) -> Fault:
@@ -66,6 +76,10 @@ class _Reader:
         if self._text[at : at + 1] == "'":
             reason = 'strings stand in double quotes: "…"'
         return Fault(reason, at)
+
+    def _other_word(self) -> str | None:
+        """How the word of another language that comes next is written here."""
+        return _OTHER_WORDS.get((self._word() or "").lower())
 
     def _any(self) -> Condition:
         parts = [self._all()]
@@ -103,12 +117,14 @@ class _Reader:
             return self._one_of(path)
         if self._takes("not"):
             if not self._takes("in"):
-                raise self._fault("in is expected here, as in: status not in [done, blocked]")
+                raise self._fault(self._other_word() or "in is expected here, as in: status not in [done, blocked]")
             return Not(self._one_of(path))
         match = _OPERATOR.match(self._text, self._at)
         if match is None:
-            raise self._fault(f"after {path}, {_OPERATORS} is expected here")
+            raise self._fault(self._other_word() or f"after {path}, {_OPERATORS} is expected here")
         self._at = match.end()
+        if (other := match[0] + self._text[self._at : self._at + 1]) in _OTHER_SIGNS:
+            raise self._fault(f"{other} is written {_OTHER_SIGNS[other]}")
         value = self._value()
         if match[0] == "=":
             return OneOf(path, frozenset((key_of(value),)))
