@@ -13,10 +13,20 @@ from typing import Any
 
 from pictures import svg
 
+_ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _PICTURE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"^(```\w+) no-run$", re.MULTILINE)
 _NAME = re.compile(r"(?<!<pre>)<code>(?:opslog\.)?([A-Z]\w+)</code>(?!</a>)")
+
+
+def on_startup(**_: object) -> None:
+    """The package as it is once installed, where mkdocstrings reads it: four folders of the tree are one package."""
+    package = _ROOT / "build" / "package" / "opslog"
+    package.mkdir(parents=True, exist_ok=True)
+    for path in [*(_ROOT / "opslog").iterdir(), *(_ROOT / name for name in ("backends", "server", "spark"))]:
+        if not (package / path.name).exists():
+            (package / path.name).symlink_to(path)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
@@ -26,7 +36,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     block that begins so, and would take the text below it for code."""
     folder = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
-        readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+        readme = (_ROOT / "README.md").read_text(encoding="utf-8")
         pages = markdown.partition("\n**")
         markdown = _links(readme.partition("\n## More\n")[0], "..") + f"\n\n## All pages\n{''.join(pages[1:])}"
     return _PICTURE.sub(lambda match: svg(match[1]), _NOT_RUN.sub(r"\1", _links(markdown, folder)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import importlib
 import inspect
 import json
 import random
@@ -36,6 +37,11 @@ SPARK = ROOT / "docs" / "spark.md"
 """Its examples run in tests/spark/test_examples.py, where there is a Spark."""
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 """tests/test_tutorial.py follows it."""
+PUBLIC_MODULES = [
+    "opslog.aio",
+    *(f"opslog.{name}" for name in ("backends", "testing", "spark", "server", "server.client")),
+]
+"""Those that docs/versions.md calls public."""
 
 
 # -- examples
@@ -113,6 +119,32 @@ def test_public_names_have_docstrings() -> None:
         if (inspect.isclass(value) or inspect.isfunction(value)) and not value.__doc__
     ]
     assert not silent
+
+
+@pytest.mark.parametrize("name", ["opslog", *PUBLIC_MODULES])
+def test_the_reference_has_every_public_name_and_each_has_a_docstring(name: str) -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    listed = {found.rpartition(".")[2] for found in re.findall(r"^::: (opslog\.\w+)$", reference, re.MULTILINE)}
+    whole = re.search(rf"^::: {re.escape(name)}\n((?: .*\n)*)", reference, re.MULTILINE)
+    assert whole, "a section of docs/reference.md"
+    members = set(re.findall(r"- (\w+)", whole[1]))
+    module = importlib.import_module(name)
+    values = {each: getattr(module, each) for each in module.__all__}
+    if name == "opslog":  # its errors are shown with their module
+        members |= listed | {each for each, value in values.items() if value.__module__ == "opslog.errors"}
+    if members:
+        assert members - listed <= {*module.__all__}
+        assert not {*module.__all__} - members, "name these in docs/reference.md"
+    kinds = (inspect.isclass, inspect.isfunction)
+    assert not [
+        each for each, value in values.items() if any(is_kind(value) for is_kind in kinds) and not value.__doc__
+    ]
+
+
+def test_every_public_module_is_in_the_reference() -> None:
+    policy = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    named = policy.partition("The public API is")[2].partition(";")[0]
+    assert {*re.findall(r"`(opslog\.[a-z.]+)`", named)} == {*PUBLIC_MODULES}
 
 
 def test_every_parameter_of_open_is_described() -> None:
