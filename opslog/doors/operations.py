@@ -47,6 +47,7 @@ from opslog.format.commits import Set, Stamp, described_line
 from opslog.format.documents import Document
 from opslog.format.exact import load_document
 from opslog.format.layout import TRANSACTIONS, check_agent, check_name
+from opslog.lease import PREFIX
 from opslog.merge.undo import Undoable
 from opslog.query.conditions import And, Range
 from opslog.query.paths import BY_ID, Path, parse_path
@@ -249,10 +250,13 @@ class Operations:
     def undo(self, stamp: str | None = None) -> Undone:
         """Take back the author's newest commit, as of `Store.undo`. One in a log of that name is not taken back here.
 
+        Nor is one that only claimed, renewed or released: whoever undoes means what they wrote, and would not notice
+        that somebody else may do their work now. Older ones are out of reach behind it, as no undo passes one over.
+
         :param stamp: only if that commit has this stamp: where others may write in the same name.
         :raises ConflictError: it has another one, or others have written one of its documents since. Nothing was
             written.
-        :raises UsageError: the newest one is in a log of that name; or this is no stamp.
+        :raises UsageError: the newest one is in a log of that name, or of a lease alone; or this is no stamp.
         """
         replica, author = self._replica, self._author or ""
         replica.check_writable("undo")
@@ -271,6 +275,8 @@ class Operations:
             ids = transaction.undo(author)
             if ids is None:
                 return Undone(False)
+            if all(id.startswith(PREFIX) for id in ids):
+                raise _of_a_lease(ids[0], transaction)
             target = Stamp(transaction.undone, TRANSACTIONS)
             if wanted not in (None, target):
                 raise ConflictError(
@@ -446,6 +452,19 @@ class Operations:
 
     def _refresh(self) -> None:
         self._store.refresh()  # nobody asks these stores for news, which would be kept
+
+
+def _of_a_lease(id: str, transaction: Documents) -> UsageError:
+    """Why an undo does not take back what was written of a lease alone."""
+    document = id.removeprefix(PREFIX)
+    if transaction.record(id) is None:
+        return UsageError(
+            f"the newest write released the claim of {document!r}, which undo does not bring back: claim it"
+        )
+    return UsageError(
+        f"the newest write is the claim of {document!r}, which undo does not take back: to give it up, release it by "
+        "the key that it gave. What was written before it cannot be undone any more: write it anew"
+    )
 
 
 def merge_patched(document: Document | None, changes: Document) -> Document:

@@ -44,6 +44,14 @@ class Code(msgspec.Struct, frozen=True):
     next: str
 
 
+# For those who cannot read docs/queries.md, which has all of it.
+LANGUAGE = (
+    'A condition is a text, as in status = "open" and hours > 3 and not (tags[*] = api or exists due.year), or a '
+    'mapping, as in {"status": "open", "hours": {">": 3}}. Operators: =, !=, <, <=, >, >=, in [..], not in [..], '
+    "exists PATH; and, or, not, ( ). A value is JSON; a text with spaces or signs needs double quotes. A path is "
+    "title, due.year, items[0] or tags[*] (any of them); @id, @author and @ts are the document's own"
+)
+
 # The first that fits: a class comes before the classes that it derives from.
 _TABLE: tuple[tuple[type[BaseException], Code], ...] = (
     (
@@ -78,7 +86,7 @@ _TABLE: tuple[tuple[type[BaseException], Code], ...] = (
         ExpiredKeyError,
         Code("expired", False, "Nothing was written now. Read what is there; if it was not done, use a new key"),
     ),
-    (QueryError, Code("invalid", False, "Correct the condition or path; docs/queries.md has the language")),
+    (QueryError, Code("invalid", False, f"Correct the condition or path. {LANGUAGE}")),
     (ReadOnlyError, Code("read_only", False, "Nothing can be written here: only read")),
     (ClosedError, Code("unavailable", True, "The server is stopping: connect again")),
     (UsageError, Code("invalid", False, "Correct the call as the message says")),

@@ -244,7 +244,7 @@ class Documents:
 
     def undo(self, asked: UndoIn) -> Undone:
         """Take back the newest write of this session, a batch as a whole. The error conflict says that others have
-        written since."""
+        written since. A claim is not taken back: release it."""
         if asked.stamp is None and not self._is_alone:
             raise UsageError(
                 "undo: this connection has no session, and others write in its name: give the stamp of the write"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from opslog.doors.arguments import converted
 from opslog.errors import UsageError
 from opslog.format.prepared import prepare
 
@@ -53,11 +54,7 @@ class Tool(msgspec.Struct, frozen=True):
 
         :raises UsageError: the arguments are not those that `input` describes.
         """
-        try:
-            asked = msgspec.convert(arguments or {}, self.input)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"{self.name}: {error}") from error
-        return self.call(asked)
+        return self.call(converted(arguments or {}, self.input, self.name))
 
 
 def tool(

@@ -170,6 +170,23 @@ def test_sessions_in_threads_share_out_tasks(tmp_path: Path) -> None:
         assert sorted(done) == [f"t{n:02d}" for n in range(40)]
 
 
+def test_an_undo_does_not_take_a_claim_back(sessions: tuple[Operations, Operations]) -> None:
+    ann, bob = sessions
+    ann.set("t", {"status": "open"})
+    key = Leases(ann).claim("t", 60).key
+    assert key is not None
+    for stamp in (None, str(ann.store.record("lease/t").stamp)):  # type: ignore[union-attr]  # it is there
+        with pytest.raises(opslog.UsageError, match=r"claim of 't'.*release it by the key"):
+            ann.undo(stamp)
+    assert not Leases(bob).claim("t", 60).claimed, "ann holds it still"
+    assert Leases(ann).renew("t", key, 60).claimed
+    Leases(ann).release("t", key)
+    with pytest.raises(opslog.UsageError, match="released the claim of 't'"):
+        ann.undo()
+    assert Leases(bob).claim("t", 60).claimed
+    assert ann.get("t").data == {"status": "open"}
+
+
 def test_what_cannot_be_claimed(sessions: tuple[Operations, Operations]) -> None:
     leases = Leases(sessions[0])
     with pytest.raises(opslog.UsageError, match="itself a lease"):

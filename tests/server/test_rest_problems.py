@@ -35,7 +35,13 @@ def test_a_condition_that_cannot_be_read_says_where(rest: Rest) -> None:
         ("PUT", "/documents/a", '{"ä": 1,}'.encode(), "byte 9: not JSON"),
         ("PATCH", "/documents/a", b'{"a": "\xff"}', "byte 7: not UTF-8"),
         ("POST", "/batch", b'{"ops": [}', "byte 9: not JSON"),
-        ("POST", "/batch", b'{"ops": 1}', "not what POST /batch takes: Expected `array`, got `int` - at `$.ops`"),
+        (
+            "POST",
+            "/transact",
+            b'{"ops": [{"op": "upsert", "id": "a"}]}',
+            "'upsert' - at `$.ops[0].op`; possible are create, delete, set",
+        ),
+        ("POST", "/batch", b'{"ops": 1}', "POST /batch: Expected `array`, got `int` - at `$.ops`"),
     ],
 )
 def test_a_body_that_cannot_be_read_says_where(rest: Rest, method: str, path: str, body: bytes, says: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from opslog.backends.remote.protocol import CONTENT_TYPE
 from opslog.doors.access import Asked, Receive, Scope, Send, request_of
+from opslog.doors.arguments import converted
 from opslog.doors.once import Once
 from opslog.environment import format_ts
 from opslog.errors import OpslogError
@@ -245,19 +246,19 @@ def _client_of(token: Token, path: str) -> Client:
 def _body(route: Route, data: bytes) -> Any:
     """The body of a request as the route wants it.
 
-    :raises Refused: 400.
+    :raises Refused: 400, it is not JSON.
+    :raises UsageError: it is, and not of that type.
     """
     if route.body is None or (not data and route.is_optional):
         return None
     try:
         if route.body == Document:
             return exact.load_document(data)
-        return msgspec.convert(exact.loads(data), route.body)
+        value = exact.loads(data)
     except exact.InexactError as error:
         where = f", byte {error.offset}" if isinstance(error, exact.NotJsonError) else ""
         raise Refused(400, f"the body cannot be read{where}: {error}") from None
-    except msgspec.ValidationError as error:
-        raise Refused(400, f"the body is JSON, but not what {route.method} {route.path} takes: {error}") from None
+    return converted(value, route.body, f"{route.method} {route.path}")
 
 
 def _check_conditions(route: Route, headers: Fields) -> None:
