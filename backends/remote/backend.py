@@ -46,6 +46,9 @@ from opslog.logs import logger
 
 A = TypeVar("A", bound=Answer)
 
+# Below it a server has its stores.
+_REST = "/v1/store"
+
 # How long to try to say to a server that something is over. Where it does not hear it, that ends by itself.
 _FAREWELL_SECONDS = 3.0
 
@@ -56,7 +59,7 @@ class RemoteBackend(forking.ProcessBound):
     :param url: ``http://host:port/NAME``, or https; a path before the name is that of a proxy.
     :param token: the bearer token that the server wants; None: it wants none.
     :raises MissingStoreError: the server serves no such store.
-    :raises RetryError: it does not answer.
+    :raises RetryError: it does not answer for ten seconds; where nobody listens at the address, that is said at once.
     :raises UsageError: it wants another token.
     """
 
@@ -80,7 +83,7 @@ class RemoteBackend(forking.ProcessBound):
             raise
 
     def _describe(self) -> protocol.Storage:
-        return _as(protocol.Storage, self._channel.read(protocol.Describe()))
+        return _as(protocol.Storage, self._channel.read(protocol.Describe(), waits=False))
 
     @property
     def segments_grow(self) -> bool:
@@ -368,8 +371,12 @@ def _address(url: str) -> str:
         raise InvalidNameError(f"{url!r} names no store on a server: write http://host:4437/NAME")
     if parts.userinfo:
         raise InvalidNameError("a server's address has no user and password: open the store with token=…")
+    outer, is_rest, behind = parts.raw_path.decode().partition(f"{_REST}/")
+    if is_rest:
+        right = f"{parts.scheme}://{parts.netloc.decode()}{outer}/{behind.partition('/')[0]}"
+        raise InvalidNameError(f"{url!r} is an address for requests of REST: to open the store, take {right!r}")
     check_name(name, "store")
-    return f"{parts.scheme}://{parts.netloc.decode()}{prefix}/v1/store/{name}/storage"
+    return f"{parts.scheme}://{parts.netloc.decode()}{prefix}{_REST}/{name}/storage"
 
 
 def open_url(url: str, *, create: bool = True, token: str | None = None) -> RemoteBackend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections import deque
@@ -66,11 +67,13 @@ class NoAnswerError(RetryError):
     """(internal) Nobody knows what became of a request.
 
     :ivar was_sent: whether the server may have got it.
+    :ivar is_nobody: no server listens at the address, or it has no machine.
     """
 
-    def __init__(self, message: str, was_sent: bool = True) -> None:
+    def __init__(self, message: str, was_sent: bool = True, is_nobody: bool = False) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+        self.is_nobody = is_nobody
 
 
 class Channel:
@@ -108,9 +111,10 @@ class Channel:
         self._counting = threading.Lock()
         self.requests = 0
 
-    def read(self, call: Reading) -> Answer:
+    def read(self, call: Reading, *, waits: bool = True) -> Answer:
         """The answer to a call that changes nothing.
 
+        :param waits: also where no server listens, as while one is started anew.
         :raises RetryError: there is none.
         :raises OpslogError: as the server's backend raised it.
         """
@@ -120,7 +124,7 @@ class Channel:
             try:
                 return self._send(call)
             except NoAnswerError as error:
-                if now() >= deadline:
+                if now() >= deadline or (error.is_nobody and not waits):
                     raise RetryError(str(error)) from error
             self._environment.sleep(pause)
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
@@ -191,6 +195,14 @@ class Channel:
         except httpx.RequestError as error:
             # Without a connection nothing was sent.
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            if _is_nobody(error):
+                name = self._url.rpartition("/")[2]
+                raise NoAnswerError(
+                    f"no server listens at {self._url} ({_words(error)}): start `opslog serve --store {name}=…` there, "
+                    "or correct the address",
+                    was_sent=False,
+                    is_nobody=True,
+                ) from error
             raise NoAnswerError(f"{self._url} does not answer ({_words(error)}): try again", was_sent) from error
         except RuntimeError as error:
             raise self._closed(error) from error
@@ -254,6 +266,14 @@ class Channel:
     def close(self) -> None:
         """Give back connections."""
         self._client.close()
+
+
+def _is_nobody(error: httpx.RequestError) -> bool:
+    """Whether a connection was refused, or a name leads nowhere. Anything else may be the network's doing."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionRefusedError | socket.gaierror):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _words(error: httpx.RequestError) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from opslog.backends.remote.backend import RemoteAppender, RemoteBackend  # noqa
 from opslog.backends.remote.protocol import LOCK_SECONDS, SESSION_SECONDS  # noqa: E402
 from opslog.backends.testing import BackendContract  # noqa: E402
 from opslog.backends.testing_names import log_of  # noqa: E402
+from opslog.environment import REAL  # noqa: E402
 from opslog.errors import (  # noqa: E402
     AgentBusyError,
     AgentFencedError,
@@ -405,6 +408,37 @@ def test_large_answers_come_in_parts(served: Served, monkeypatch: pytest.MonkeyP
     before = backend.requests
     assert backend.read_many([Range(path) for path in ["none", *files]]) == [None, *files.values()]
     assert backend.requests - before > 4
+
+
+def test_where_no_server_listens_is_said_at_once() -> None:
+    """Without a pause: whoever made a mistake in the address, or forgot to start the server, sees nothing meanwhile."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    def unknown(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("unknown", request=request) from socket.gaierror(-2, "Name or service not known")
+
+    says = r"no server listens at http.*: start `opslog serve --store tasks="
+    with socket.socket() as bound:  # and nobody listens
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/tasks"
+        for transport in (None, httpx.MockTransport(unknown)):
+            with pytest.raises(RetryError, match=says):
+                RemoteBackend(url, environment=replace(REAL, sleep=sleep), transport=transport)
+
+
+@pytest.mark.parametrize(
+    ("url", "right"),
+    [
+        ("http://h:4437/v1/store/tasks", "http://h:4437/tasks"),
+        ("http://h/v1/store/tasks/documents/a", "http://h/tasks"),
+        ("https://h/behind/v1/store/tasks/", "https://h/behind/tasks"),
+    ],
+)
+def test_an_address_for_rest_is_refused_with_the_right_one(url: str, right: str) -> None:
+    with pytest.raises(InvalidNameError, match=f"take '{right}'$"):
+        RemoteBackend(url)
 
 
 def test_a_server_that_does_not_answer(served: Served) -> None:

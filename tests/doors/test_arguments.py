@@ -52,7 +52,7 @@ def test_the_ops_of_a_batch_are_named() -> None:
 EACH = {"in [..]": "a in [1]", "not in [..]": "a not in [1]", "exists PATH": "exists a"}
 
 
-def test_who_gets_a_condition_wrong_is_told_the_language() -> None:
+def test_an_error_about_a_condition_has_the_language_in_it() -> None:
     """By examples that are conditions, and with operators that there are."""
     assert LANGUAGE in code_of(QueryError("…", None, "")).next
     text, mapping = re.findall(r"as in (.*?)(?:, or a mapping|\. Operators)", LANGUAGE)
