@@ -16,10 +16,10 @@ import pytest
 import opslog
 from opslog.backends import open_backend
 from opslog.snapshot import runs
-from tests.support import s3_servers
-from tests.support.places import DIRECTORY, REMOTE, REMOTE_STORES, Place
+from tests.support import s3_servers, served_storage  # noqa: F401  (stores at lossy+http://)
+from tests.support.places import DIRECTORY, LOSSY, REMOTE, REMOTE_STORES, Place
 from tests.support.s3_servers import Server
-from tests.support.servers import serving
+from tests.support.servers import Restarting
 
 # Before anybody imports them: more tests than those of the contract use what is in them.
 pytest.register_assert_rewrite("opslog.backends.testing_names", "opslog.backends.testing_turns")
@@ -90,12 +90,15 @@ def place(
     if name == DIRECTORY:
         yield Place(str(tmp_path), "", {})
         return
-    if name == REMOTE:
+    if name in (REMOTE, LOSSY):
         stores = {name: f"{tmp_path}/{name}" for name in REMOTE_STORES}
         for name, settings in REMOTE_STORES.items():
             opslog.open(stores[name], agent="first", settings=settings).close()
-        with serving("--memory", *(text for name in stores for text in ("--store", f"{name}={stores[name]}"))) as root:
-            yield Place(root.root, "", {})
+        remote = Restarting("--memory", *(text for name in stores for text in ("--store", f"{name}={stores[name]}")))
+        try:
+            yield Place(f"lossy+{remote.root}" if name == LOSSY else remote.root, "", {}, remote.restart)
+        finally:
+            remote.kill()
         return
     server_name, driver = name.split("-")
     server = _servers(server_name)

@@ -129,7 +129,7 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 def test_each_append_is_in_the_log_once_whatever_the_network_does(served: Served, seed: int) -> None:
     """What was acknowledged, in its order; what nobody knows of at most once; what was refused never."""
     dice = random.Random(seed)
-    network = Network(lambda: served.service, dice, served.restart)
+    network = Network(Handing(lambda: served.service), dice, served.restart)
     acknowledged, refused = [], []
     backend = open_patiently(served, network)
     appender = appender_patiently(backend)
@@ -156,7 +156,7 @@ def test_each_append_is_in_the_log_once_whatever_the_network_does(served: Served
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_each_transaction_and_file_is_there_once_whatever_the_network_does(served: Served, seed: int) -> None:
     dice = random.Random(seed)
-    network = Network(lambda: served.service, dice, served.restart)
+    network = Network(Handing(lambda: served.service), dice, served.restart)
     backend = open_patiently(served, network)
     end, written = Position(1, 0), []
     files: dict[str, bytes] = {}

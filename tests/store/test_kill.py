@@ -17,7 +17,7 @@ import pytest
 import opslog
 from opslog.format.layout import segment_path
 from tests.support import programs
-from tests.support.places import DIRECTORY, SERVERS, Place
+from tests.support.places import DIRECTORY, LOSSY, REMOTE, SERVERS, Place
 from tests.support.processes import start
 from tests.support.programs import Changes
 from tests.support.waiting import until
@@ -64,23 +64,30 @@ KINDS = [("set", None), ("batch", None), ("undo", None), ("batch", 20), ("undo",
     [
         *((DIRECTORY, *kind, 4) for kind in KINDS),
         *(pytest.param(DIRECTORY, *kind, 10, marks=pytest.mark.long) for kind in KINDS),
-        *(pytest.param(server, "undo", 20, 2, marks=pytest.mark.long) for server in SERVERS),
+        *(pytest.param(server, "undo", 20, 2, marks=pytest.mark.long) for server in (REMOTE, LOSSY, *SERVERS)),
         *(pytest.param(place, *kind, 50, marks=SLOW) for place in (DIRECTORY, *SERVERS) for kind in KINDS),
+        *(pytest.param(place, *kind, 15, marks=SLOW) for place in (REMOTE, LOSSY) for kind in KINDS),
     ],
     indirect=["place"],
 )
 def test_a_killed_writer_keeps_every_acknowledged_commit_and_no_half_one(
     place: Place, kind: str, compact_after: int | None, kills: int
 ) -> None:
-    """:param compact_after: with a number, the kills come upon automatic compactions too."""
+    """Where there is a server of ours in between, it is killed, too: while the writer writes, and after the writer.
+
+    :param compact_after: with a number, the kills come upon automatic compactions too.
+    """
     rng = random.Random(f"{kind} {compact_after} {kills}")
-    url = place.url()
+    url = place.url("plain")
     journal, number = Journal(), 0
     documents: Documents = {}
     with opslog.open(url, agent="reader", compact_after=None) as reader:
         for _ in range(kills):
             with start(programs.journal, url, kind, number, {"compact_after": compact_after}) as writer:
-                said = [writer.hear() for _ in range(rng.randrange(1, 150))] + writer.kill()
+                said = [writer.hear() for _ in range(rng.randrange(1, 75))]
+                place.restart()
+                said += [writer.hear() for _ in range(rng.randrange(1, 75))] + writer.kill()
+            place.restart()  # so that the name is free at once
             number = max([number, *(line["done"] for line in said if "done" in line)])
             announced = [line for line in said if "done" not in line]
             acknowledged = sum("done" in line for line in said)
@@ -112,7 +119,7 @@ def open_after_kill(place: Place, number: int) -> tuple[opslog.Store[Any], Docum
     """The killed writer's store, and what was in it. Then a commit more: behind it nothing can come from the killed
     process, whose last request may still be under way to a server."""
     while True:
-        store = opslog.open(place.url(), agent="writer", compact_after=None, **place.options)
+        store = opslog.open(place.url("plain"), agent="writer", compact_after=None, **place.options)
         found = dict(store.items())
         try:
             store["settled"] = {"number": number}
@@ -213,14 +220,16 @@ def check_torn(torn: Path, expected: Documents) -> None:
     [
         (DIRECTORY, 4),
         pytest.param(DIRECTORY, 50, marks=SLOW),
-        *(pytest.param(server, 2, marks=pytest.mark.long) for server in SERVERS),
-        *(pytest.param(server, 20, marks=SLOW) for server in SERVERS),
+        *(pytest.param(server, 2, marks=pytest.mark.long) for server in (REMOTE, LOSSY, *SERVERS)),
+        *(pytest.param(server, 20, marks=SLOW) for server in (REMOTE, LOSSY, *SERVERS)),
     ],
     indirect=["place"],
 )
-def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(place: Place, kills: int) -> None:
+def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(
+    place: Place, tmp_path: Path, kills: int
+) -> None:
     rng = random.Random(kills)
-    url = place.url()
+    url = place.url("compacted")
     settings = opslog.Settings(grace_seconds=0, undo_window=2)
     with opslog.open(url, agent="writer", settings=settings, compact_after=None, **place.options) as store:
         wanted: Documents = {}
@@ -232,26 +241,26 @@ def test_a_killed_compaction_loses_nothing_and_its_garbage_is_collected(place: P
                     wanted[id] = {"kill": kill, "number": number}
                     store[id] = wanted[id]
                 compactor.kill()
+                place.restart()  # so that the lock is free at once
             store.refresh()
             assert dict(store.items()) == wanted
             with opslog.open(url, read_only=True) as fresh:
                 assert dict(fresh.items()) == wanted
         # Nobody holds the lock any more, and what was half done is garbage, if it is old enough.
-        if place.is_directory:
-            for file in Path(url).rglob("*.tmp-*"):
-                os.utime(file, (0, 0))
+        for file in tmp_path.rglob("*.tmp-*"):
+            os.utime(file, (0, 0))
 
         def is_collected() -> bool:
             for turn in range(3):
                 store["last"] = wanted["last"] = {"turn": turn}
             assert compact(store, full=True).number is not None
-            parts = [path for path in place.paths("snapshots/") if path.endswith(".jsonl")]
+            parts = [path for path in place.paths("snapshots/", "compacted") if path.endswith(".jsonl")]
             # The newest manifest, and the one that it superseded this very moment; a server's moment may be a second.
-            return len(place.paths("manifests/")) <= 2 and len(parts) <= 2
+            return len(place.paths("manifests/", "compacted")) <= 2 and len(parts) <= 2
 
         until(is_collected)
         store.refresh()
         assert dict(store.items()) == wanted
-        assert not [path for path in place.paths("") if ".tmp-" in path]
+        assert not [path for path in place.paths("", "compacted") if ".tmp-" in path]
     with opslog.open(url, read_only=True) as fresh:
         assert dict(fresh.items()) == wanted

@@ -13,6 +13,7 @@ import pytest
 
 import opslog
 from tests.support import programs
+from tests.support.places import DIRECTORY, LOSSY, REMOTE, Place
 from tests.support.processes import Process, start
 from tests.support.waiting import until
 
@@ -69,16 +70,22 @@ def _is_open(task: programs.Document | None) -> bool:
     return task is not None and task["status"] == "open"
 
 
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
 @pytest.mark.parametrize(
-    ("workers", "tasks", "disturbances"),
+    ("place", "workers", "tasks", "disturbances"),
     [
-        pytest.param(2, 6, 1, id="few"),
-        pytest.param(6, 150, 12, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param(DIRECTORY, 2, 6, 1, id="few"),
+        pytest.param(DIRECTORY, 6, 150, 12, id="many", marks=SLOW),
+        *(pytest.param(place, 2, 6, 1, id=f"few-{place}", marks=pytest.mark.long) for place in (REMOTE, LOSSY)),
+        *(pytest.param(place, 4, 40, 8, id=f"many-{place}", marks=SLOW) for place in (REMOTE, LOSSY)),
     ],
+    indirect=["place"],
 )
-def test_each_task_is_done_once(tmp_path: Path, workers: int, tasks: int, disturbances: int) -> None:
-    """Whoever is killed, or stopped for longer than a lease lasts, at any moment."""
-    url = str(tmp_path / "store")
+def test_each_task_is_done_once(place: Place, workers: int, tasks: int, disturbances: int) -> None:
+    """Whoever is killed, with the server if there is one, or stopped for longer than a lease lasts, at any moment."""
+    url = place.url("plain")
     chosen = random.Random(tasks)
     finished: Counter[str] = Counter()
     ids = [f"task-{number:03}" for number in range(tasks)]
@@ -114,6 +121,7 @@ def test_each_task_is_done_once(tmp_path: Path, workers: int, tasks: int, distur
                 for line in victim.kill():
                     if isinstance(line, dict):
                         finished[line.get("finished", "")] += 1
+                place.restart()
                 active[name] = begin(name)
         for process in active.values():
             while (heard := process.hear()) != "none is left":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import opslog
@@ -11,7 +12,15 @@ from tests.support.s3_servers import NAMES
 DIRECTORY = "directory"
 REMOTE = "remote"
 """A directory, through `opslog serve`. Its stores are there from the beginning: these, with these settings."""
-REMOTE_STORES = {"store": opslog.Settings(grace_seconds=0, undo_window=8), "0": None, "1": None, "2": None}
+LOSSY = "remote+lossy"
+"""The same, over a network that loses, repeats and delays (`tests.support.served_storage`)."""
+REMOTE_STORES = {
+    "store": opslog.Settings(grace_seconds=0, undo_window=8),
+    "plain": opslog.Settings(),
+    "compacted": opslog.Settings(grace_seconds=0, undo_window=2),
+    "transactions": opslog.Settings(grace_seconds=2.0, undo_window=4),
+    **dict.fromkeys("012"),
+}
 SERVERS = [f"{server}-{driver}" for server in NAMES for driver in ("s3fs", "obstore")]
 
 
@@ -20,11 +29,13 @@ class Place(NamedTuple):
 
     :ivar base: a directory, or the URL of a prefix; `query`: what comes after the name of a store in it.
     :ivar options: for `opslog.open` there.
+    :ivar restart: kills the server and starts it anew, where there is one that belongs to the test.
     """
 
     base: str
     query: str
     options: dict[str, Any]
+    restart: Callable[[], None] = lambda: None
 
     @property
     def is_directory(self) -> bool:

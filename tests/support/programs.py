@@ -5,6 +5,7 @@ A program talks in JSON lines: `say` writes one to standard output, at once; `he
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -205,12 +206,21 @@ def hold_lease(url: str, agent: str, id: str, seconds: float) -> None:
             say("finished")
 
 
+def opened(url: str, agent: str) -> opslog.Store[Document]:
+    """A store, as soon as its server is there."""
+    while True:
+        try:
+            return opslog.open(url, agent=agent)
+        except RetryError:
+            time.sleep(0.05)
+
+
 def share_out(url: str, agent: str, seconds: float) -> None:
     """Do open documents, by leases of some seconds, until none is left. Each claim, each finish and each loss is
     reported."""
     chosen = random.Random(agent)
     leases: dict[str, opslog.Lease] = {}
-    with opslog.open(url, agent=agent) as store:
+    with opened(url, agent) as store:
         while tasks := [id for id, _ in store.filter(_is_open)]:
             id = chosen.choice(tasks)
             lease = leases.setdefault(id, opslog.Lease(store, id, seconds))
@@ -387,4 +397,6 @@ def stop_inside(url: str, agent: str) -> None:
 
 
 if __name__ == "__main__":
+    if "lossy+" in sys.argv[2]:
+        importlib.import_module("served_storage")  # beside this file; registers such stores
     globals()[sys.argv[1]](*json.loads(sys.argv[2]))

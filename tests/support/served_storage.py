@@ -1,11 +1,13 @@
 """Storages of a server without a network: a transport that hands requests over, and what a network does to them.
 
 Stores at ``served://NAME`` are in memory, behind such a transport, and ``served+lossy://NAME`` behind a network that
-loses requests and answers, repeats and delays them."""
+loses requests and answers, repeats and delays them, and a server that is killed and started anew now and then. Those at
+``lossy+http://HOST:PORT/NAME`` are on a real server, behind a network of that kind."""
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -36,15 +38,16 @@ class Handing(httpx.BaseTransport):
             return httpx.Response(400, text=str(error))
 
 
-class Network(Handing):
+class Network(httpx.BaseTransport):
     """Loses requests and answers, repeats requests, and delivers copies of them much later, also to a server that was
     started anew meanwhile.
 
+    :param server: where requests go that come through.
     :param restart: starts the server anew.
     """
 
-    def __init__(self, service: Callable[[], StorageService], dice: random.Random, restart: Callable[[], None]) -> None:
-        super().__init__(service)
+    def __init__(self, server: httpx.BaseTransport, dice: random.Random, restart: Callable[[], None]) -> None:
+        self._server = server
         self._dice = dice
         self._restart = restart
         self._late: list[httpx.Request] = []
@@ -54,7 +57,7 @@ class Network(Handing):
         request.read()
         if self._late and self._chance(0.3):
             self._note("late")
-            super().handle_request(self._late.pop(self._dice.randrange(len(self._late))))
+            self._deliver(self._late.pop(self._dice.randrange(len(self._late))))
         if self._chance(0.04):
             self._note("restart")
             self._restart()
@@ -66,8 +69,8 @@ class Network(Handing):
             self._late.append(request)
         if self._chance(0.1):
             self._note("repeated")
-            super().handle_request(request)
-        response = super().handle_request(request)
+            self._deliver(request)
+        response = self._deliver(request)
         if self._chance(0.1):
             self._note("lost answer")
             raise self._dice.choice([httpx.ReadError, httpx.RemoteProtocolError])("lost", request=request)
@@ -75,6 +78,14 @@ class Network(Handing):
             self._note("answered by a proxy")
             return httpx.Response(self._dice.choice([502, 503, 504]), text="no answer in time")
         return response
+
+    def _deliver(self, request: httpx.Request) -> httpx.Response:
+        response = self._server.handle_request(request)
+        response.read()  # so that the connection is free, whatever becomes of the answer
+        return response
+
+    def close(self) -> None:
+        self._server.close()
 
     def _chance(self, share: float) -> bool:
         return self._dice.random() < share
@@ -109,11 +120,24 @@ def open_url(
     scheme, _, name = url.partition("://")
     if url not in SERVED:
         SERVED[url] = StorageService(open_backend(f"memory://served-{name}", now=now), name, environment)
-    transport = Handing(lambda: SERVED[url])
+
+    def restart() -> None:
+        SERVED.pop(url).close()
+        SERVED[url] = StorageService(open_backend(f"memory://served-{name}", now=now), name, environment)
+
+    transport: httpx.BaseTransport = Handing(lambda: SERVED[url])
     if scheme == "served+lossy":
-        transport = Network(lambda: SERVED[url], random.Random(name), lambda: None)
+        transport = Network(transport, random.Random(name), restart)
     return RemoteBackend(f"http://server/{name}", environment=environment, transport=transport)
+
+
+def open_lossy(url: str, *, create: bool = True) -> RemoteBackend:
+    """A store on a real server. What happens on the way to it is another in each process."""
+    dice = random.Random(" ".join(sys.argv))
+    network = Network(httpx.HTTPTransport(), dice, lambda: None)
+    return RemoteBackend(url.removeprefix("lossy+"), transport=network)
 
 
 register("served", open_url)
 register("served+lossy", open_url)
+register("lossy+http", open_lossy)

@@ -110,6 +110,27 @@ class Server:
         return code
 
 
+class Restarting:
+    """A server that is killed now and then, and started anew at the same address.
+
+    :ivar root: its URL.
+    """
+
+    def __init__(self, *options: str) -> None:
+        self._options = options
+        self._server = Server(*options)
+        self.root, self._port = self._server.root, str(self._server.port)
+
+    def restart(self) -> None:
+        """Returns when it serves again."""
+        self._server.kill()
+        self._server = Server("--port", self._port, *self._options)
+
+    def kill(self) -> None:
+        """For good."""
+        self._server.kill()
+
+
 @contextmanager
 def serving(*options: str) -> Iterator[Server]:
     server = Server(*options)

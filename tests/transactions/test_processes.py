@@ -20,7 +20,7 @@ from opslog.backends import open_backend, turns
 from opslog.errors import HistoryGoneError, LockedError
 from opslog.verify.verify import verify
 from tests.support import programs
-from tests.support.places import Place
+from tests.support.places import LOSSY, REMOTE, Place
 from tests.support.processes import Process, start
 from tests.support.s3_server import Fault, Request, S3Server
 from tests.support.transactions_checker import ACCOUNTS, MONEY, Attempt, History, SharedLog, attempts, check
@@ -89,12 +89,19 @@ def money(store: opslog.Store[dict[str, Any]]) -> int:
 
 
 def prove(
-    url: str, folder: Path, size: tuple[int, int, int, int, int], options: dict[str, Any], others: dict[str, Any]
+    url: str,
+    folder: Path,
+    size: tuple[int, int, int, int, int],
+    options: dict[str, Any],
+    others: dict[str, Any],
+    *,
+    restart: Callable[[], None] = lambda: None,
 ) -> list[Attempt]:
     """Run it, and check everything; returns what was tried.
 
     :param size: processes, tasks, other transactions of each, kills, stops.
     :param options: for the processes; `others`: for those that read only.
+    :param restart: kills the server and starts it anew, where there is one; done with each kill of a process.
     """
     processes, tasks, more, kills, stops = size
     rng = random.Random(f"{size}")
@@ -120,6 +127,7 @@ def prove(
                 kills -= 1
                 victim = rng.choice(free)
                 victim.process.discard()
+                restart()
                 victim.start(stack)
                 victim.resume()
             turn += 1
@@ -162,6 +170,14 @@ def test_in_a_directory(tmp_path: Path, size: tuple[int, int, int, int, int]) ->
 @pytest.mark.parametrize("place", ["moto-obstore", "moto-s3fs", "ceph-obstore"], indirect=True)
 def test_on_a_real_object_storage(place: Place, tmp_path: Path, size: tuple[int, int, int, int, int]) -> None:
     prove(place.url(), tmp_path, size, place.options | {"compact_after": None}, place.options)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("place", [REMOTE, LOSSY], indirect=True)
+def test_through_a_server_that_is_killed(place: Place, tmp_path: Path, size: tuple[int, int, int, int, int]) -> None:
+    prove(place.url("transactions"), tmp_path, size, {"compact_after": None}, {}, restart=place.restart)
 
 
 @pytest.fixture
