@@ -164,6 +164,17 @@ def the_past_does_not_change(before: State, after: State, time: str) -> str | No
 
 
 @invariant
+def the_past_is_there(time: str, made: Iterable[str]) -> str | None:
+    """What a store showed at a time can be had for as long as a manifest is retained that was made by then.
+
+    :param time: as of which it is said to be gone.
+    :param made: when the retained manifests were made, by the storage's clock.
+    """
+    oldest = min(made, default=time)
+    return None if oldest > time else f"as_of={time!r} is gone, and a manifest is retained that was made at {oldest}"
+
+
+@invariant
 def history_is_complete(found: Sequence[Commit], commits: Iterable[Commit], since: int) -> str | None:
     """`ops` since a clock returns every commit after it, in the order of their stamps."""
     expected = sorted(commit.stamp for commit in commits if commit.clock > since)

@@ -54,13 +54,16 @@ def _no_exit() -> AbstractContextManager[object]:
 
 
 class Directory:
-    """A directory on a simulated disk, used through `opslog.backends.local.fs`."""
+    """A directory on a simulated disk, used through `opslog.backends.local.fs`.
+
+    :param ignores_case: as of `Disk`.
+    """
 
     kind = "posix"
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, *, ignores_case: bool = False) -> None:
         self.simulation = simulation
-        self.system = System(simulation)
+        self.system = System(simulation, ignores_case=ignores_case)
         self.system.on_unlink = self._note
         self.collected: dict[str, bytes] = {}
         self._root = f"{ROOT}/store"
@@ -140,9 +143,12 @@ class ObjectStorage:
         return self._cut[1]
 
 
-def make_storage(kind: str, simulation: Simulation) -> Directory | ObjectStorage:
-    """:param kind: "posix" or "s3"."""
-    return Directory(simulation) if kind == "posix" else ObjectStorage(simulation)
+def make_storage(kind: str, simulation: Simulation, *, ignores_case: bool = False) -> Directory | ObjectStorage:
+    """
+    :param kind: "posix" or "s3".
+    :param ignores_case: whether the disk keeps the case of names and does not distinguish them by it.
+    """
+    return Directory(simulation, ignores_case=ignores_case) if kind == "posix" else ObjectStorage(simulation)
 
 
 def all_commits(storage: SimulatedStorage) -> dict[str, list[Commit]]:

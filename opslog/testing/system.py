@@ -367,6 +367,8 @@ class System:
     def _map(self, descriptor: int, length: int, access: int) -> bytes:
         node = self._at(descriptor).node
         assert isinstance(node, File)
+        if not node.content:
+            raise ValueError("cannot mmap an empty file")
         return bytes(node.content)
 
     # -- forking and flock

@@ -13,6 +13,7 @@ from typing import Any
 from opslog.errors import (
     ClosedError,
     HistoryGoneError,
+    InvalidNameError,
     MissingFileError,
     NotFoundError,
     ReopenError,
@@ -63,6 +64,8 @@ class Agent:
                 self.shared.excuse(error)
                 self.tries += 1
                 process.sleep(0.5)
+            except InvalidNameError:
+                return  # another agent has it, where the disk does not distinguish case
 
     def run(self, process: Process) -> None:
         """Open the store, work with it, and close it, or leave it open when nothing is left to do."""

@@ -10,7 +10,7 @@ from opslog import archive
 from opslog.compaction import compact as compaction
 from opslog.compaction.garbage import TEMPORARY_SECONDS
 from opslog.environment import format_ts
-from opslog.errors import ConflictError, HistoryGoneError, LockedError, NotFoundError, ReopenError
+from opslog.errors import ConflictError, HistoryGoneError, InvalidNameError, LockedError, NotFoundError, ReopenError
 from opslog.format.commits import Commit, Undo
 from opslog.snapshot.manifests import ManifestStore
 from opslog.store import replica_of
@@ -78,7 +78,7 @@ class Audit:
         invariants.readers_converge(states)
         self._check_handouts()
         self._check_past(process, commits)
-        past = self._past_by_time(process)
+        past = self._past_by_time(process, backend)
         self._check_archives(backend)
         invariants.verify_is_clean(verify(backend))
         for full in (False, True):
@@ -88,7 +88,7 @@ class Audit:
             states |= self._refreshed(f" after a {'full ' if full else ''}compaction")
             states |= self._consumed(process)
         invariants.readers_converge(states)
-        for time, state in self._past_by_time(process, past).items():
+        for time, state in self._past_by_time(process, backend, past).items():
             invariants.the_past_does_not_change(past[time], state, time)
         self.shared.close_all()
         for name in self.undoing:
@@ -187,7 +187,7 @@ class Audit:
                     continue
                 invariants.history_is_complete(found, commits, clock)
 
-    def _past_by_time(self, process: Process, times: Iterable[str] | None = None) -> dict[str, State]:
+    def _past_by_time(self, process: Process, backend: Any, times: Iterable[str] | None = None) -> dict[str, State]:
         """What the store shows as of some times, those left out that are gone.
 
         :param times: None given: now, and some that have passed since the beginning, by the storage's clock.
@@ -201,7 +201,8 @@ class Audit:
                     states[time] = view(past)
                     check_view(states[time], f"as_of={time!r}")
             except HistoryGoneError:
-                continue
+                manifests = ManifestStore(backend)
+                invariants.the_past_is_there(time, [format_ts(entry.modified) for _, entry in manifests.retained()])
         return states
 
     def _check_archives(self, backend: Any) -> None:
@@ -217,7 +218,11 @@ class Audit:
                 process.sleep(_LOCK_SECONDS)
 
     def _undo_all(self, process: Process, name: str) -> None:
-        with self.shared.open(process, agent=name) as store:
+        try:
+            opened = self.shared.open(process, agent=name)
+        except InvalidNameError:
+            return  # another agent has it, where the disk does not distinguish case
+        with opened as store:
             for _ in range(self.shared.settings.undo_window + 2):
                 try:
                     with self.shared.ledger.attempt(store, name, ("undo", None)) as attempt:

@@ -104,6 +104,7 @@ def likely(
             "consumers": 0,
             "workers": 0,
             "odd": False,
+            "ignores_case": False,
             "threaded": 0,
             "asynchronous": 0,
             "statements": 0,
@@ -480,6 +481,13 @@ ALL = [
         first=60,
     ),
     Breakage(
+        "date manifests by their commits alone",
+        Manifest,
+        "complete_from",
+        property(lambda self: self.ts),
+        likely("posix", {}, imports=2, calls=30, compactors=3, undo_window=0, grace_seconds=2.0),
+    ),
+    Breakage(
         "let compacted records win whatever their clock",
         compaction,
         "first_found",
@@ -502,6 +510,13 @@ ALL = [
         "_explain",
         _movable_by_part_of_name,
         likely("posix", {}, odd=True, agents=4, inspectors=1, nap_seconds=5000.0),
+    ),
+    Breakage(
+        "give one directory to agents whose names differ in case alone",
+        FsBackend,
+        "_check_spelling",
+        _nothing,
+        likely("posix", {}, ignores_case=True, agents=4),
     ),
     Breakage(
         "collect the parts of a running compaction",

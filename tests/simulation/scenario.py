@@ -98,6 +98,8 @@ class Scenario:
     :ivar consumers: processes that follow the store by its feed.
     :ivar workers: processes that share out jobs by leases.
     :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
+    :ivar ignores_case: the disk keeps the case of names and does not distinguish them by it. Of the agents, which have
+        no odd names then, each second one has the name of the one before it in capitals.
     :ivar threaded: how many of the agents have several threads, so many: `threads`.
     :ivar transactions: how much of what agents do are transactions; 0: nothing, 1: about half.
     :ivar leaving: how likely one that watches leaves its loop, and begins another one, at each commit.
@@ -127,6 +129,7 @@ class Scenario:
     consumers: int = 0
     workers: int = 0
     odd: bool = False
+    ignores_case: bool = False
     compact_after: int | None = None
     threaded: int = 0
     threads: int = 3
@@ -238,7 +241,7 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
         switching=scenario.switching,
         keep_timeline=keep_timeline,
     )
-    storage = make_storage(scenario.storage, simulation)
+    storage = make_storage(scenario.storage, simulation, ignores_case=scenario.ignores_case)
     names, ids, periods = _names(scenario)
     shared = Shared(
         storage,
@@ -307,6 +310,8 @@ def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
     count = max(scenario.agents, scenario.rivals)
     if not scenario.odd:
         agents = [f"agent-{number}" for number in range(count)]
+        if scenario.ignores_case:
+            agents[1::2] = [name.upper() for name in agents[: count // 2 * 2 : 2]]
         importers = [f"import-{number}" for number in range(scenario.imports)]
         return agents + importers, [f"d{number}" for number in range(scenario.documents)], ["p"]
     choices = random.Random(f"names {scenario.seed}")
