@@ -116,7 +116,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         from opslog.query.question import question
 
-        return self._replica.questions.find(question(where, order_by, limit, offset), self.records)
+        return self._replica.questions.find(question(where, order_by, limit, offset))
 
     def filter(self, predicate: Callable[[T], object]) -> list[tuple[str, T]]:
         """The (id, document) pairs whose document fulfils the predicate, in order of id; for what the conditions of
@@ -135,7 +135,7 @@ class Store(MutableMapping[str, T], Generic[T]):
             return sum(1 for _, document in self._documents() if where(document))
         from opslog.query.question import parse
 
-        return self._replica.questions.count(parse(where), self.records)
+        return self._replica.questions.count(parse(where))
 
     def group(self, by: str, where: Where | None = None) -> list[Group]:
         """How many documents have each value at a path, the most frequent first: (value, count) pairs.
@@ -146,7 +146,7 @@ class Store(MutableMapping[str, T], Generic[T]):
         """
         from opslog.query.question import grouping
 
-        return self._replica.questions.group(grouping(by, where), self.records)
+        return self._replica.questions.group(grouping(by, where))
 
     def index(self, *paths: str) -> None:
         """Make the indexes of these paths now, in memory. `find`, `count` and `group` make the one that they can use

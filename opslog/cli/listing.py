@@ -13,9 +13,10 @@ from opslog.cli.session import READS, Session, StoreCommand
 from opslog.cli.values import as_of_option, columns_option, order, path, where_option
 from opslog.format.commits import Set
 from opslog.format.documents import Document
-from opslog.query.conditions import Condition
+from opslog.query.conditions import Condition, paths_of
 from opslog.query.paths import BY_ID, Path
-from opslog.query.question import Grouping, Order, Question, all_of, count_of, groups_of
+from opslog.query.question import Grouping, Order, Question, all_of, count_of, groups_of, names_of
+from opslog.store import replica_of
 
 if TYPE_CHECKING:
     from opslog.history import Point
@@ -59,7 +60,8 @@ def ls_command(
         orders = [Order(each.path, not each.is_descending) for each in [*orders, Order(BY_ID, is_descending=False)]]
     asked = Question(all_of(conditions), tuple(orders), limit, offset)
     with session.reading(as_of) as store:
-        found = (record for record, _ in asked.matches(store.records(), _document_of))
+        rows = replica_of(store).questions.rows(asked.names)
+        found = (record for record, _ in asked.matches(rows, _document_of))
         if ids:
             for record in found:
                 answer(session, {"id": record.id}, id_text(record.id))
@@ -75,12 +77,14 @@ def ls_command(
 def count_command(session: Session, conditions: Sequence[Condition], by: Path | None, as_of: Point | None) -> None:
     """Print how many documents there are; with --by the number, a tab and the value, the most frequent first."""
     with session.reading(as_of) as store:
-        condition = all_of(conditions)
+        condition, questions = all_of(conditions), replica_of(store).questions
         if by is None:
-            count = len(store) if not conditions else count_of(condition, store.records(), _document_of)
+            documents = questions.rows(names_of(paths_of(condition)))
+            count = len(store) if not conditions else count_of(condition, documents, _document_of)
             answer(session, {"count": count}, str(count))
             return
-        groups = groups_of(Grouping(by, condition), store.records(), _document_of)
+        asked = Grouping(by, condition)
+        groups = groups_of(asked, questions.rows(asked.names), _document_of)
     if session.json:
         for value, count in groups:
             write_json({"value": value, "count": count})

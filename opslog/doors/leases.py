@@ -108,7 +108,7 @@ class Leases:
         asked = question(where, order_by, None, 0)
         with self._lock:
             self._operations.store.refresh()
-            matches, _ = self._named.replica.questions.matches(asked, self._operations.store.records)
+            matches, _ = self._named.replica.questions.matches(asked)
             for id in [record.id for record, _ in matches if not record.id.startswith(PREFIX)]:
                 if self._may_claim(id, seconds):
                     claimed = self._claim(id, seconds, asked.condition)

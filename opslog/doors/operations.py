@@ -141,7 +141,7 @@ class Operations:
         # One more than asked for: whether there is a next page.
         more = asked if limit is None else asked._replace(limit=limit + 1)
         self._refresh()
-        matches = list(self._replica.questions.matches(more, self._store.records)[0])
+        matches = list(self._replica.questions.matches(more)[0])
         items = [chosen(record, document) for record, document in matches[:limit]]
         if max_bytes is not None:
             items = _within(items, max_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -85,6 +86,19 @@ def load_document(text: bytes) -> dict[str, Any]:
     except orjson.JSONEncodeError as error:
         raise InexactError(f"beyond what a document holds: {error}") from error
     return document
+
+
+def load_documents(texts: Sequence[bytes | msgspec.Raw]) -> list[dict[str, Any]] | None:
+    """`load_document` of each of these JSON values; None where that has to be asked one by one. All at once it takes
+    half as long."""
+    text = b"[%b]" % b",".join(texts)
+    try:
+        documents = orjson.loads(text)
+        if orjson.dumps(documents) == text and all(type(document) is dict for document in documents):
+            return documents  # type: ignore[no-any-return]
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        pass
+    return None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

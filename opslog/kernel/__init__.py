@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 # What the C file must say of itself. Another number is another build, such as one that an older checkout has left.
-_INTERFACE = 5
+_INTERFACE = 6
 
 try:
     from opslog.kernel import _kernel
@@ -29,6 +29,7 @@ find_document = _kernel.find_document if IS_USED else None
 time_text = _kernel.time_text if IS_USED else None
 set_line = _kernel.set_line if IS_USED else None
 scan = _kernel.scan if IS_USED else None
+fields = _kernel.fields if IS_USED else None
 Table = _kernel.Table if IS_USED else None
 rows = _kernel.rows if IS_USED else None
 Winners = _kernel.Winners if IS_USED else None

@@ -18,7 +18,7 @@
 #endif
 
 /* Changes with what the functions take and return: opslog/kernel/__init__.py refuses another one. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 /* orjson writes at most this many levels, and so does the format. */
 #define DEPTH_MAX 254
@@ -1717,6 +1717,371 @@ static PyType_Spec table_spec = {
     .slots = table_slots,
 };
 
+/* -- fields of documents ------------------------------------------------------------------------------------------- */
+
+/* What has more is left to Python: names in the objects that a value lies in, digits of an integer (these fit in 64 bits),
+ * bytes of another number, digits of its exponent (these are no infinity), and fields that are asked for. */
+#define NAMES_MAX 256
+#define DIGITS_MAX 18
+#define FLOAT_BYTES_MAX 40
+#define EXPONENT_MAX 2
+#define FIELDS_MAX 16
+
+typedef struct {
+    Bytes at;
+    size_t length;
+} Name;
+
+static int
+is_named(const Name *name, Bytes at, size_t length)
+{
+    return name->length == length && memcmp(name->at, at, length) == 0;
+}
+
+/* The names of the objects that a value lies in, those of the innermost one last. */
+typedef struct {
+    Name names[NAMES_MAX];
+    size_t count;
+} Known;
+
+/* Where the name of a member ends, behind its colon; NULL where there is none without escapes, or the object whose names
+ * begin at `first` has it already. */
+static Bytes
+read_name(Bytes at, Bytes end, Known *known, size_t first, Name *name)
+{
+    if (at == end || *at != '"') {
+        return NULL;
+    }
+    name->at = at + 1;
+    if ((at = skip_string(at + 1, end, 0)) == NULL || at == end || *at != ':' || known->count == NAMES_MAX) {
+        return NULL;
+    }
+    name->length = (size_t)(at - name->at) - 1;
+    for (size_t index = first; index < known->count; index++) {
+        if (is_named(&known->names[index], name->at, name->length)) {
+            return NULL;
+        }
+    }
+    known->names[known->count++] = *name;
+    return at + 1;
+}
+
+static PyObject *
+text_of(Bytes at, size_t length)
+{
+    return PyUnicode_FromStringAndSize((const char *)at, (Py_ssize_t)length);
+}
+
+/* The five functions that follow return where something ends that a document can have: it is in JSON without spaces, and
+ * all who decode it agree on its value. NULL: that is not so, or not sure, or an exception was raised. With `value` that gets
+ * the value, a new reference. */
+
+static Bytes
+read_number_value(Bytes at, Bytes end, PyObject **value)
+{
+    Bytes start = at;
+    if ((at = skip_number(at, end)) == NULL) {
+        return NULL;
+    }
+    size_t length = (size_t)(at - start);
+    Bytes part = start + (*start == '-');
+    while (part < at && is_digit(*part)) {
+        part++;
+    }
+    if (part == at) {
+        if (length > DIGITS_MAX || (length == 2 && start[0] == '-' && start[1] == '0')) {
+            return NULL;
+        }
+        if (value != NULL) {
+            long long number = 0;
+            for (part = start + (*start == '-'); part < at; part++) {
+                number = number * 10 + (*part - '0');
+            }
+            *value = PyLong_FromLongLong(*start == '-' ? -number : number);
+            return *value == NULL ? NULL : at;
+        }
+        return at;
+    }
+    Bytes exponent = at;
+    while (is_digit(exponent[-1])) {
+        exponent--;
+    }
+    int has_exponent = exponent[-1] != '.';
+    if (length > FLOAT_BYTES_MAX || (has_exponent && at - exponent > EXPONENT_MAX)) {
+        return NULL;
+    }
+    if (value != NULL) {
+        char text[FLOAT_BYTES_MAX + 1];
+        memcpy(text, start, length);
+        text[length] = 0;
+        double number = PyOS_string_to_double(text, NULL, NULL);
+        if (number == -1.0 && PyErr_Occurred()) {
+            return NULL;
+        }
+        *value = PyFloat_FromDouble(number);
+        return *value == NULL ? NULL : at;
+    }
+    return at;
+}
+
+static Bytes
+read_string_value(Bytes at, Bytes end, PyObject **value)
+{
+    Bytes stop = skip_string(at + 1, end, value == NULL);
+    if (stop != NULL && value != NULL) {
+        *value = text_of(at + 1, (size_t)(stop - at) - 2);
+        return *value == NULL ? NULL : stop;
+    }
+    return stop;
+}
+
+static Bytes
+read_word(Bytes at, Bytes end, PyObject **value)
+{
+    PyObject *word = *at == 't' ? Py_True : *at == 'f' ? Py_False : Py_None;
+    at = *at == 't' ? SKIP(at, end, "true") : *at == 'f' ? SKIP(at, end, "false") : SKIP(at, end, "null");
+    if (at != NULL && value != NULL) {
+        *value = Py_NewRef(word);
+    }
+    return at;
+}
+
+static Bytes read_container(Bytes at, Bytes end, int depth, Known *known, PyObject **value);
+
+/* :param depth: how many objects and arrays it lies in. */
+static Bytes
+read_value(Bytes at, Bytes end, int depth, Known *known, PyObject **value)
+{
+    if (at == end) {
+        return NULL;
+    }
+    switch (*at) {
+    case '"':
+        return read_string_value(at, end, value);
+    case 't':
+    case 'f':
+    case 'n':
+        return read_word(at, end, value);
+    case '{':
+    case '[':
+        return depth == DEPTH_MAX ? NULL : read_container(at, end, depth, known, value);
+    default:
+        return read_number_value(at, end, value);
+    }
+}
+
+static Bytes
+read_container(Bytes at, Bytes end, int depth, Known *known, PyObject **value)
+{
+    int is_object = *at == '{';
+    unsigned char closing = is_object ? '}' : ']';
+    PyObject *container = NULL;
+    if (value != NULL && (container = is_object ? PyDict_New() : PyList_New(0)) == NULL) {
+        return NULL;
+    }
+    size_t first = known->count;
+    int is_empty = end - at > 1 && at[1] == closing;
+    while (!is_empty) {
+        Name name;
+        PyObject *item = NULL;
+        at++;
+        if (is_object && (at = read_name(at, end, known, first, &name)) == NULL) {
+            goto failed;
+        }
+        if ((at = read_value(at, end, depth + 1, known, value == NULL ? NULL : &item)) == NULL || at == end) {
+            Py_XDECREF(item);
+            goto failed;
+        }
+        if (value != NULL) {
+            int added = -1;
+            if (is_object) {
+                PyObject *key = text_of(name.at, name.length);
+                added = key == NULL ? -1 : PyDict_SetItem(container, key, item);
+                Py_XDECREF(key);
+            } else {
+                added = PyList_Append(container, item);
+            }
+            Py_DECREF(item);
+            if (added < 0) {
+                goto failed;
+            }
+        }
+        if (*at == closing) {
+            break;
+        }
+        if (*at != ',') {
+            goto failed;
+        }
+    }
+    known->count = first;
+    if (value != NULL) {
+        *value = container;
+    }
+    return at + (is_empty ? 2 : 1);
+failed:
+    Py_XDECREF(container);
+    return NULL;
+}
+
+/* What is asked for: fields at the top of documents of a schema version; 0: of any. */
+typedef struct {
+    Name names[FIELDS_MAX];
+    size_t count;
+    uint64_t version;
+} Asked;
+
+/* A document's fields, each a new reference; NULL where it has none of this name. */
+static Bytes
+read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **values)
+{
+    known->count = 0;
+    if (at == end || *at != '{') {
+        return NULL;
+    }
+    if (end - at > 1 && at[1] == '}') {
+        return at + 2;
+    }
+    do {
+        Name name;
+        if ((at = read_name(at + 1, end, known, 0, &name)) == NULL) {
+            return NULL;
+        }
+        size_t index = 0;
+        while (index < asked->count && !is_named(&asked->names[index], name.at, name.length)) {
+            index++;
+        }
+        at = read_value(at, end, 1, known, index < asked->count ? &values[index] : NULL);
+        if (at == NULL || at == end) {
+            return NULL;
+        }
+    } while (*at == ',');
+    return *at == '}' ? at + 1 : NULL;
+}
+
+/* A string of a line, without escapes, from behind its opening quote on to behind its closing one. */
+static Bytes
+read_text(Bytes at, Bytes end, Name *text)
+{
+    text->at = at;
+    at = at == NULL ? NULL : skip_string(at, end, 0);
+    if (at != NULL) {
+        text->length = (size_t)(at - text->at) - 1;
+    }
+    return at;
+}
+
+/* The id and the fields of a set of the usual form, of any agent or transaction, in a line without its newline. Those that
+ * it has are new references, also where it returns 0. */
+static int
+read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Name *id, PyObject **values)
+{
+    uint64_t ts, clock, version = 1;
+    Name text;
+    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &ts)) {
+        return 0;
+    }
+    if ((at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &clock)) == NULL
+        || (at = SKIP(at, end, ",\"agent\":\"")) == NULL || (at = read_text(at, end, &text)) == NULL) {
+        return 0;
+    }
+    Bytes next = SKIP(at, end, ",\"by\":\"");
+    if (next != NULL && (at = read_text(next, end, &text)) == NULL) {
+        return 0;
+    }
+    next = SKIP(at, end, ",\"tx\":\"");
+    if (next != NULL && (at = read_text(next, end, &text)) == NULL) {
+        return 0;
+    }
+    if ((at = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) == NULL || (at = read_text(at, end, id)) == NULL
+        || (at = SKIP(at, end, ",\"data\":")) == NULL
+        || (at = read_document(at, end, asked, known, values)) == NULL) {
+        return 0;
+    }
+    next = SKIP(at, end, ",\"v\":");
+    if (next != NULL && (at = read_number(next, end, &version)) == NULL) {
+        return 0;
+    }
+    return end - at == 1 && *at == '}' && (!asked->version || asked->version == version);
+}
+
+/* Appends an item, and takes over the reference; whether that failed. NULL: there was no memory for it. */
+static int
+append(PyObject *list, PyObject *item)
+{
+    int failed = item == NULL || PyList_Append(list, item) < 0;
+    Py_XDECREF(item);
+    return failed;
+}
+
+PyDoc_STRVAR(fields_doc,
+"fields(lines, names, version, missing)\n--\n\n"
+"Some fields at the top of the documents that are set in whole lines of a snapshot: (the ids; per name the values, `missing`\n"
+"where there is none; the numbers of the lines that are left to Python). The latter are no sets of the usual form, or of\n"
+"another schema version (0: any will do), or Python has to find out what something in their documents is.\n\n"
+":param names: a tuple, no name twice.\n"
+":returns: None where these are no whole lines, or too many names.");
+
+static PyObject *
+fields(PyObject *module, PyObject *args)
+{
+    PyObject *lines, *names, *missing;
+    unsigned long long version;
+    if (!PyArg_ParseTuple(args, "SO!KO:fields", &lines, &PyTuple_Type, &names, &version, &missing)) {
+        return NULL;
+    }
+    Asked asked = {.count = (size_t)PyTuple_Size(names), .version = version};
+    Bytes base = (Bytes)PyBytes_AsString(lines), end = base + PyBytes_Size(lines);
+    if (asked.count > FIELDS_MAX || base == end || end[-1] != '\n') {
+        Py_RETURN_NONE;
+    }
+    for (size_t index = 0; index < asked.count; index++) {
+        Py_ssize_t length;
+        asked.names[index].at = (Bytes)PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, (Py_ssize_t)index), &length);
+        if (asked.names[index].at == NULL) {
+            return NULL;
+        }
+        asked.names[index].length = (size_t)length;
+    }
+    PyObject *result = NULL, *ids = PyList_New(0), *others = PyList_New(0);
+    PyObject *columns = PyList_New((Py_ssize_t)asked.count);
+    if (ids == NULL || others == NULL || columns == NULL) {
+        goto done;
+    }
+    for (size_t index = 0; index < asked.count; index++) {
+        PyObject *column = PyList_New(0);
+        if (column == NULL || PyList_SetItem(columns, (Py_ssize_t)index, column) < 0) {
+            goto done;
+        }
+    }
+    Known known;
+    Py_ssize_t line = 0;
+    for (Bytes at = base, newline; at < end; at = newline + 1, line++) {
+        newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
+        PyObject *values[FIELDS_MAX] = {NULL};
+        Name id;
+        int is_set = read_set_fields(at, newline, &asked, &known, &id, values), failed = PyErr_Occurred() != NULL;
+        if (!failed) {
+            failed = is_set ? append(ids, text_of(id.at, id.length)) : append(others, PyLong_FromSsize_t(line));
+        }
+        for (size_t index = 0; index < asked.count; index++) {
+            if (is_set && !failed) {
+                PyObject *value = values[index] == NULL ? missing : values[index];
+                failed = PyList_Append(PyList_GetItem(columns, (Py_ssize_t)index), value) < 0;
+            }
+            Py_XDECREF(values[index]);
+        }
+        if (failed) {
+            goto done;
+        }
+    }
+    result = Py_BuildValue("(OOO)", ids, columns, others);
+done:
+    Py_XDECREF(ids);
+    Py_XDECREF(columns);
+    Py_XDECREF(others);
+    return result;
+}
+
 /* -- compaction --------------------------------------------------------------------------------------------------- */
 
 /* A record of a snapshot, with what comparing and copying need to know of it. */
@@ -2688,6 +3053,7 @@ static PyMethodDef methods[] = {
     {"set_line", set_line, METH_VARARGS, set_line_doc},
     {"scan", scan, METH_VARARGS, scan_doc},
     {"rows", rows, METH_VARARGS, rows_doc},
+    {"fields", fields, METH_VARARGS, fields_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -6,12 +6,14 @@ Each condition is true or false of each document; there is no third value, and n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from opslog.format.commits import Set
 from opslog.query.paths import Path
-from opslog.query.values import MISSING, Key, key_of
+from opslog.query.rows import Rows
+from opslog.query.values import MISSING, OWN_KEYS, Key, key_of
 
 # What a condition says of a document, given as JSON, and its record.
 Test = Callable[[Any, Set], bool]
@@ -88,6 +90,34 @@ def _all_or_any(condition: And | Or) -> Test:
     return lambda document, record: any(part(document, record) for part in parts)
 
 
+def paths_of(condition: Condition) -> Iterator[Path]:
+    """The paths whose values it depends on."""
+    if isinstance(condition, And | Or):
+        for part in condition.parts:
+            yield from paths_of(part)
+    elif isinstance(condition, Not):
+        yield from paths_of(condition.part)
+    else:
+        yield condition.path
+
+
+def compiled_for_rows(condition: Condition) -> Callable[[Rows], Iterable[object]]:
+    """As `compiled`, for each of the documents of rows, in which the fields of its paths were read."""
+    if isinstance(condition, And | Or):
+        parts = tuple(map(compiled_for_rows, condition.parts))
+        if not parts:
+            return lambda rows: repeat(isinstance(condition, And), len(rows.ids))
+        decide = all if isinstance(condition, And) else any
+        return lambda rows: map(decide, zip(*(part(rows) for part in parts), strict=True))
+    if isinstance(condition, Not):
+        part = compiled_for_rows(condition.part)
+        return lambda rows: map(operator.not_, part(rows))
+    is_true, path = _of_value(condition), condition.path
+    if path.has_many:
+        return lambda rows: (any(map(is_true, values)) for values in path.columns(rows))
+    return lambda rows: map(is_true, path.column(rows))
+
+
 def _of_value(condition: OneOf | Range | Exists) -> _OfValue:
     if isinstance(condition, Exists):
         return lambda value: value is not MISSING
@@ -105,4 +135,4 @@ def _one_of(keys: frozenset[Key]) -> _OfValue:
     wanted = keys | {MISSING} if None in keys else keys
     if len(wanted) == 1 and type(only := next(iter(wanted))) is str:
         return lambda value: value == only  # nothing but a string equals a string
-    return lambda value: key_of(value) in wanted
+    return lambda value: (value if type(value) in OWN_KEYS else key_of(value)) in wanted

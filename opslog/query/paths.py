@@ -11,13 +11,15 @@ tags[*]             every item of an array
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
 
 from opslog.format.commits import Set
 from opslog.query.faults import Fault
+from opslog.query.rows import Rows
 from opslog.query.values import MISSING
 
 # One step of a path: the name of a field, the number of an item, or EVERY.
@@ -69,28 +71,30 @@ class Path(NamedTuple):
         steps = self.steps
         if len(steps) == 1 and isinstance(name := steps[0], str):
             return lambda document, record: document.get(name, MISSING)
-
-        def get(document: Any, record: Set) -> Any:
-            for step in steps:
-                document = _after(document, step)
-            return document
-
-        return get
+        return lambda document, record: _follow(steps, document)
 
     def values(self) -> Values:
         """What finds all values of a path; none where it leads to nothing."""
         steps = self.steps
+        return lambda document, record: _follow_all(steps, document)
 
-        def get(document: Any, record: Set) -> Sequence[Any]:
-            found = [document]
-            for step in steps:
-                if step == _EVERY:
-                    found = [item for value in found if type(value) is list for item in value]
-                else:
-                    found = [item for value in found if (item := _after(value, step)) is not MISSING]
-            return found
+    @property
+    def field(self) -> str | None:
+        """The field at the top of a document in which it begins; None where it does not lead into the document."""
+        name = self.steps[0] if self.steps else None
+        return name if isinstance(name, str) else None
 
-        return get
+    def column(self, rows: Rows) -> Iterable[Any]:
+        """What `getter` finds for each of these documents, whose `field` was read."""
+        if self.is_id:
+            return rows.ids
+        values = rows.columns[self.steps[0]]  # type: ignore[index]  # the field
+        rest = self.steps[1:]
+        return map(partial(_follow, rest), values) if rest else values
+
+    def columns(self, rows: Rows) -> Iterable[Sequence[Any]]:
+        """What `values` finds for each of them."""
+        return map(partial(_follow_all, self.steps[1:]), rows.columns[self.steps[0]])  # type: ignore[index]
 
     def __str__(self) -> str:
         if self.meta:
@@ -106,6 +110,22 @@ class Path(NamedTuple):
 
 
 BY_ID = Path((), "id")
+
+
+def _follow(steps: tuple[Step, ...], value: Any) -> Any:
+    for step in steps:
+        value = _after(value, step)
+    return value
+
+
+def _follow_all(steps: tuple[Step, ...], value: Any) -> Sequence[Any]:
+    found = [value]
+    for step in steps:
+        if step == _EVERY:
+            found = [item for value in found if type(value) is list for item in value]
+        else:
+            found = [item for value in found if (item := _after(value, step)) is not MISSING]
+    return found
 
 
 def _after(value: Any, step: Step) -> Any:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from heapq import merge
+from itertools import chain, compress, count, islice, repeat
 from typing import Any, NamedTuple
 
 from opslog.errors import UsageError
 from opslog.format.commits import Set
 from opslog.format.documents import Document
-from opslog.query.conditions import EVERYTHING, And, Condition, Test, compiled
+from opslog.query.conditions import EVERYTHING, And, Condition, compiled, compiled_for_rows, paths_of
 from opslog.query.faults import Fault
 from opslog.query.mapping import parse_mapping
 from opslog.query.paths import Path, parse_path
+from opslog.query.rows import Names, Rows, sets_of
 from opslog.query.text import parse_text
-from opslog.query.values import MISSING, Key, Rank, key_of, rank, value_of
+from opslog.query.values import MISSING, Key, Rank, key_of, keys_of, rank, value_of
 
 # A condition as a text or as a mapping; `docs/queries.md` describes both.
 Where = str | Mapping[str, Any]
@@ -50,39 +52,108 @@ class Question(NamedTuple):
         """How many matches are enough to answer it, if they come in its order."""
         return None if self.limit is None else self.offset + self.limit
 
-    def matches(self, records: Iterable[Set], read: Callable[[Set], Document]) -> Iterator[tuple[Set, Document | None]]:
-        """The answer: records, each with its document if that was read last. Without an order they come one by one.
+    @property
+    def names(self) -> Names:
+        """The fields that have to be read to find its answer; none are of use where every document is in it."""
+        if self.condition == EVERYTHING and not self.order:
+            return None
+        return names_of(chain(paths_of(self.condition), (order.path for order in self.order)))
 
-        :param records: all documents, or all that can fulfil the condition, in order of id.
+    def matches(self, rows: Iterable[Rows], read: Callable[[Set], Document]) -> Iterator[tuple[Set, Document | None]]:
+        """The answer: records, each with its document if that was read. Without an order they come as they are found.
+
+        :param rows: all documents, or all that can fulfil the condition, in order of id. Of those whose fields were
+            read, they are `names`.
         :param read: gives the document of a record, as the caller's own.
         """
-        is_true = compiled(self.condition)
+        chosen = _Chosen(self.condition, read)
         if self.order:
-            yield from ((record, None) for record in self._sorted(records, read, is_true))
+            yield from ((record, None) for record in self._sorted(rows, chosen))
         elif self.limit != 0:
-            found: Iterable[tuple[Set, Document | None]]
-            if self.condition == EVERYTHING:
-                found = ((record, None) for record in records)
-            else:
-                found = ((record, document) for record in records if is_true(document := read(record), record))
-            yield from islice(found, self.offset, self.last)
+            yield from islice(chain.from_iterable(map(chosen.documents, rows)), self.offset, self.last)
 
-    def _sorted(self, records: Iterable[Set], read: Callable[[Set], Document], is_true: Test) -> list[Set]:
+    def _sorted(self, rows: Iterable[Rows], chosen: _Chosen) -> list[Set]:
         # Without the documents: a few of very many may be wanted.
-        getters = [order.path.getter() for order in self.order]
-        ranked = [
-            (record, [rank(key_of(get(document, record))) for get in getters])
-            for record in records
-            if is_true(document := read(record), record)
-        ]
+        ranked: list[_Ranked] = []
+        for some in rows:
+            ranked += merge(self._ranked_rows(some, chosen), self._ranked_others(some, chosen), key=_id_of)
         # The last order first: sorting leaves what is equal as it is.
         for number, order in reversed(list(enumerate(self.order))):
             ranked.sort(key=partial(_rank_of, number), reverse=order.is_descending)
-        return [record for record, _ in ranked[self.offset : self.last]]
+        return [found.record for found in ranked[self.offset : self.last]]
+
+    def _ranked_rows(self, rows: Rows, chosen: _Chosen) -> Iterator[_Ranked]:
+        if not rows.ids:
+            return iter(())
+        ranks = zip(*(map(rank, keys_of(order.path.column(rows))) for order in self.order), strict=True)
+        found = zip(rows.ids, ranks, count())
+        return (_Ranked(id, own, rows, number) for id, own, number in compress(found, chosen.of_rows(rows)))
+
+    def _ranked_others(self, rows: Rows, chosen: _Chosen) -> Iterator[_Ranked]:
+        getters = [order.path.getter() for order in self.order]
+        for record, document in chosen.others(rows):
+            ranks = tuple(rank(key_of(get(document, record))) for get in getters)
+            yield _Ranked(record.id, ranks, record)
 
 
-def _rank_of(number: int, ranked: tuple[Set, list[Rank]]) -> Rank:
-    return ranked[1][number]
+class _Ranked(NamedTuple):
+    """A document with what sorts it.
+
+    :ivar source: its record, or the rows that have it, with its `number` there.
+    """
+
+    id: str
+    ranks: tuple[Rank, ...]
+    source: Set | Rows
+    number: int = 0
+
+    @property
+    def record(self) -> Set:
+        return self.source if isinstance(self.source, Set) else self.source.sets([self.number])[0]
+
+
+def _id_of(ranked: _Ranked) -> str:
+    return ranked.id
+
+
+def _rank_of(number: int, ranked: _Ranked) -> Rank:
+    return ranked.ranks[number]
+
+
+class _Chosen:
+    """The documents of which a condition is true."""
+
+    def __init__(self, condition: Condition, read: Callable[[Set], Document]) -> None:
+        self._of_rows = compiled_for_rows(condition)
+        self._is_true = compiled(condition)
+        self._is_everything = condition == EVERYTHING
+        self._read = read
+
+    def of_rows(self, rows: Rows) -> Iterable[object]:
+        """Of each of the documents whose fields were read, whether it is one of them."""
+        return self._of_rows(rows) if rows.ids else ()
+
+    def documents(self, rows: Rows) -> Iterator[tuple[Set, Document | None]]:
+        """All of them in order of id, each with its document if that was read."""
+        if self._is_everything:
+            others: Iterable[tuple[Set, Document | None]] = zip(sets_of(rows.others), repeat(None))
+        else:
+            others = self.others(rows)
+        if not rows.ids:
+            return iter(others)
+        found = iter(rows.matches(compress(count(), self.of_rows(rows))))
+        return merge(found, others, key=lambda match: match[0].id) if rows.others else found
+
+    def others(self, rows: Rows) -> Iterator[tuple[Set, Document]]:
+        """Those of which no field was read."""
+        read, is_true = self._read, self._is_true
+        return ((record, document) for record in sets_of(rows.others) if is_true(document := read(record), record))
+
+
+def names_of(paths: Iterable[Path]) -> Names:
+    """The fields in which these paths begin; None where one needs more than a document's fields and its id."""
+    names = {path.field: path.is_id for path in paths if not path.is_id}
+    return None if None in names else tuple(names)  # type: ignore[arg-type]
 
 
 def parse(where: Where | Condition | None) -> Condition:
@@ -152,6 +223,11 @@ class Grouping(NamedTuple):
     path: Path
     condition: Condition
 
+    @property
+    def names(self) -> Names:
+        """The fields that have to be read to find its answer."""
+        return names_of(chain(paths_of(self.condition), [self.path]))
+
 
 def grouping(by: str, where: Where | None) -> Grouping:
     """What `group` is asked.
@@ -183,22 +259,41 @@ def keys_at(path: Path) -> Callable[[Any, Set], Iterable[Key]]:
     return lambda document, record: (key_of(get(document, record)),)
 
 
-def count_of(condition: Condition, records: Iterable[Set], read: Callable[[Set], Document]) -> int:
+def keys_of_rows(path: Path, rows: Rows) -> Iterable[Iterable[Key]]:
+    """What `keys_at` says of each of the documents whose field was read."""
+    if path.has_many:
+        return (frozenset(map(key_of, values)) for values in path.columns(rows))
+    return zip(keys_of(path.column(rows)))
+
+
+def count_of(condition: Condition, rows: Iterable[Rows], read: Callable[[Set], Document]) -> int:
     """How many of these documents fulfil a condition."""
-    is_true = compiled(condition)
-    return sum(is_true(read(record), record) for record in records)
+    chosen = _Chosen(condition, read)
+    return sum(sum(map(bool, chosen.of_rows(some))) + sum(1 for _ in chosen.others(some)) for some in rows)
 
 
-def groups_of(asked: Grouping, records: Iterable[Set], read: Callable[[Set], Document]) -> list[Group]:
+def groups_of(asked: Grouping, rows: Iterable[Rows], read: Callable[[Set], Document]) -> list[Group]:
     """The groups of these documents."""
-    is_true = compiled(asked.condition)
-    keys = keys_at(asked.path)
+    chosen, keys = _Chosen(asked.condition, read), keys_at(asked.path)
     counts: Counter[Key] = Counter()
-    for record in records:
-        document = read(record)
-        if is_true(document, record):
+    for some in rows:
+        if some.ids:
+            counts.update(chain.from_iterable(compress(keys_of_rows(asked.path, some), chosen.of_rows(some))))
+        for record, document in chosen.others(some):
             counts.update(keys(document, record))
     return groups(counts)
+
+
+def entries_of(
+    path: Path, rows: Iterable[Rows], read: Callable[[Set], Document]
+) -> Iterator[tuple[str, Iterable[Key]]]:
+    """Each of these documents' ids and keys, about in order of id."""
+    keys = keys_at(path)
+    for some in rows:
+        if some.ids:
+            yield from zip(some.ids, keys_of_rows(path, some), strict=True)
+        for record in sets_of(some.others):
+            yield record.id, keys(read(record), record)
 
 
 def groups(counts: Mapping[Key, int]) -> list[Group]:

@@ -12,7 +12,7 @@ Each value has a *key*: two values are equal if, and only if, their keys are. Ke
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -39,6 +39,15 @@ def key_of(value: Any) -> Key:
         return "o", tuple((name, key_of(value[name])) for name in sorted(value))
     key: Key = value
     return key
+
+
+# Of these types a value is its own key.
+OWN_KEYS = frozenset({str, int, float, type(None), Missing})
+
+
+def keys_of(values: Iterable[Any]) -> list[Key]:
+    """The key of each of many."""
+    return [value if type(value) in OWN_KEYS else key_of(value) for value in values]
 
 
 def value_of(key: Key) -> Any:

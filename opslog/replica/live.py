@@ -79,20 +79,27 @@ def live_records(
     :param overlaid: ids whose record in `winners` outranks whatever the snapshot has.
     :raises MissingFileError: the snapshot was replaced and collected before its end was reached.
     """
+    for record, _ in records_with_deletes(runs, winners, overlaid):
+        if isinstance(record, Set):
+            yield record
+
+
+def records_with_deletes(
+    runs: Sequence[SortedRecords], winners: dict[str, Record], overlaid: Container[str]
+) -> Iterator[tuple[Record, bool]]:
+    """Likewise, deletes included; and whether each outranks what an older run has."""
     # Sorted as records: another lookup of each of very many costs as much as to sort their ids.
     above = iter(sorted(winners.values(), key=attrgetter("id")))
     winner = next(above, None)
     for stored in newest_records(runs):
-        record: Record | None = stored
+        record = stored
         while winner is not None and winner.id <= stored.id:
             if winner.id == stored.id:
                 record = winner if winner.id in overlaid else newer(winner, stored)
-            elif isinstance(winner, Set):
-                yield winner
+            else:
+                yield winner, winner.id in overlaid
             winner = next(above, None)
-        if isinstance(record, Set):
-            yield record
+        yield record, True
     while winner is not None:
-        if isinstance(winner, Set):
-            yield winner
+        yield winner, winner.id in overlaid
         winner = next(above, None)

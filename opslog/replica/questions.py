@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from opslog.errors import MissingFileError, RetryError
 from opslog.format.commits import Record, Set
 from opslog.format.documents import Document, Schema
-from opslog.query.conditions import EVERYTHING, Condition, compiled
+from opslog.query.conditions import EVERYTHING, Condition, compiled, paths_of
 from opslog.query.index import Index
 from opslog.query.paths import Path
 from opslog.query.plan import Access, Candidates, accesses, best, counted, wanted
@@ -24,14 +25,17 @@ from opslog.query.question import (
     Question,
     Where,
     count_of,
+    entries_of,
     groups,
     groups_of,
-    keys_at,
+    names_of,
     parse,
 )
+from opslog.query.rows import Names, Reader, Rows
 from opslog.replica.following import Following
 from opslog.replica.found import SCAN, Found
 from opslog.replica.indexes import Building, Indexes
+from opslog.replica.scanning import scan
 from opslog.replica.state import State, View
 
 T = TypeVar("T")
@@ -41,6 +45,10 @@ R = TypeVar("R")
 # An index is used for so many documents, and this share of all, at the most: to read more one by one takes longer than
 # to read all.
 _LOOKUPS_MAX, _LOOKED_UP_SHARE = 1000, 20
+
+
+# So many of them are looked up before the next ones.
+_AT_ONCE = 256
 
 
 class _TooMany(Exception):
@@ -107,59 +115,68 @@ class Questions(Generic[T]):
         """The place to ask in a transaction."""
         return Frozen(self._replica, view, overlay)
 
-    def find(self, asked: Question, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> Found[T]:
+    def rows(self, names: Names) -> Iterator[Rows]:
+        """All documents, of which these fields are read."""
+        self._replica.check_open()
+        return self._replica.read(scan, Reader(names, self._schema.version), self._overlay())
+
+    def find(self, asked: Question, at: Frozen | None = None, records: Iterable[Set] = ()) -> Found[T]:
         """As `Store.find`.
 
-        :param records: begins an iteration over all documents.
         :param at: where to ask; None: the present.
+        :param records: all documents there.
         """
-        matches, explain = self.matches(asked, records, at)
+        matches, explain = self.matches(asked, at, records)
         found = decoded(self._schema, matches)
         found.explain = explain
         return found
 
     def matches(
-        self, asked: Question, records: Callable[[], Iterable[Set]], at: Frozen | None = None
+        self, asked: Question, at: Frozen | None = None, records: Iterable[Set] = ()
     ) -> tuple[Iterable[tuple[Set, Document | None]], str]:
         """Likewise as records, each with its document if that was read; and what was used, as of `Found.explain`. To be
         iterated once."""
         answer = self._from_indexes(partial(self._find, asked), at)
         if answer is None:
-            return asked.matches(records(), self._schema.current), SCAN
+            return asked.matches(self._all(asked.names, at, records), self._schema.current), SCAN
         return answer.value, answer.explain
 
-    def count(self, condition: Condition, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> int:
-        """As `Store.count`."""
+    def count(self, condition: Condition, at: Frozen | None = None, records: Iterable[Set] = ()) -> int:
+        """As `Store.count`; parameters as of `find`."""
         answer = self._from_indexes(partial(self._count, condition), at)
-        return count_of(condition, records(), self._schema.current) if answer is None else answer.value
+        if answer is not None:
+            return answer.value
+        return count_of(condition, self._all(names_of(paths_of(condition)), at, records), self._schema.current)
 
-    def group(self, asked: Grouping, records: Callable[[], Iterable[Set]], at: Frozen | None = None) -> list[Group]:
-        """As `Store.group`."""
+    def group(self, asked: Grouping, at: Frozen | None = None, records: Iterable[Set] = ()) -> list[Group]:
+        """As `Store.group`; parameters as of `find`."""
         answer = self._from_indexes(partial(self._group, asked), at)
-        return groups_of(asked, records(), self._schema.current) if answer is None else answer.value
+        if answer is not None:
+            return answer.value
+        return groups_of(asked, self._all(asked.names, at, records), self._schema.current)
 
-    def index(
-        self, path: Path, records: Callable[[State], Iterator[Set]] = State.records, at: Frozen | None = None
-    ) -> None:
+    def _all(self, names: Names, at: Frozen | None, records: Iterable[Set]) -> Iterable[Rows]:
+        return self.rows(names) if at is None else (Rows.unread(records),)
+
+    def index(self, path: Path, at: Frozen | None = None) -> None:
         """Make the index of a path, unless it is there. Errors as of `Store.find`.
 
         :param at: where to ask; what was collected there is no error, and there is no index then.
         """
         read = self._replica.read if at is None else at.read
 
-        def begin(state: State) -> tuple[Indexes, Building, Iterator[Set]] | None:
+        def begin(state: State) -> tuple[Indexes, Building, Iterator[Rows]] | None:
             indexes = self._indexes(state)
             if indexes.use(path) is not None:
                 return None
-            return indexes, indexes.begin(), records(state)
+            return indexes, indexes.begin(), scan(state, Reader(names_of([path]), self._schema.version))
 
         begun = read(begin)
         if begun is None:
             return
         indexes, building, found = begun
-        keys, current = keys_at(path), self._schema.current
         try:
-            index = Index(path, ((record.id, keys(current(record), record)) for record in found))
+            index = Index(path, entries_of(path, found, self._schema.current))
         except RetryError:
             if at is None:
                 raise
@@ -188,7 +205,7 @@ class Questions(Generic[T]):
                 return None
             indexes = self._indexes(state)
             indexes.update(state)
-            return answer(_Asking(state, indexes, overlay))
+            return answer(_Asking(state, indexes, overlay, self._schema.version))
 
         if at is None:
             self._replica.check_open()
@@ -209,7 +226,7 @@ class Questions(Generic[T]):
         candidates = asking.best(ways)
         if candidates is not None and (candidates.size <= asking.most or (asked.last is not None and not asked.order)):
             try:
-                found = list(asked.matches(asking.records(candidates.ids()), read))
+                found = list(asked.matches(asking.rows(candidates.ids(), asked.names, asked.last), read))
             except _TooMany:
                 pass
             else:
@@ -225,7 +242,8 @@ class Questions(Generic[T]):
             return asking.missing([path])
         try:
             ids = index.ordered(is_descending)
-            found = list(asked._replace(order=()).matches(asking.records(ids), read))
+            asked = asked._replace(order=())
+            found = list(asked.matches(asking.rows(ids, asked.names, asked.last), read))
         except _TooMany:
             return None
         return _Answer(found, f"index on {path}, in its order")
@@ -236,7 +254,8 @@ class Questions(Generic[T]):
             return _Answer(count, "")
         candidates = asking.best(ways)
         if candidates is not None and candidates.size <= asking.most:
-            return _Answer(count_of(condition, asking.records(candidates.ids()), self._schema.current), "")
+            found = asking.rows(candidates.ids(), names_of(paths_of(condition)))
+            return _Answer(count_of(condition, found, self._schema.current), "")
         return asking.missing(wanted(ways))
 
     def _group(self, asked: Grouping, asking: _Asking) -> _Answer[list[Group]] | _Missing | None:
@@ -246,7 +265,8 @@ class Questions(Generic[T]):
             return asking.missing([asked.path]) if index is None else _Answer(groups(index.counts()), "")
         candidates = asking.best(ways)
         if candidates is not None and candidates.size <= asking.most:
-            return _Answer(groups_of(asked, asking.records(candidates.ids()), self._schema.current), "")
+            found = asking.rows(candidates.ids(), asked.names)
+            return _Answer(groups_of(asked, found, self._schema.current), "")
         return asking.missing(wanted(ways))
 
 
@@ -254,10 +274,14 @@ class _Asking:
     """A state with its indexes, while a question is answered.
 
     :ivar most: how many documents are looked up at the most.
+    :ivar version: of the schema; None: any.
     """
 
-    def __init__(self, state: State, indexes: Indexes, overlay: Mapping[str, Record | None]) -> None:
+    def __init__(
+        self, state: State, indexes: Indexes, overlay: Mapping[str, Record | None], version: int | None
+    ) -> None:
         self.state = state
+        self.version = version
         self.indexes = indexes
         self.overlay = overlay
         documents = max(map(len, indexes.by_path.values()), default=0)
@@ -286,26 +310,23 @@ class _Asking:
         known, refused = self.indexes.by_path, self.indexes.refused
         return next((_Missing(path) for path in paths if path not in known and path not in refused), None)
 
-    def records(self, ids: Iterable[str]) -> Iterator[Set]:
+    def rows(self, ids: Iterable[str], names: Names, enough: int | None = None) -> Iterator[Rows]:
         """The documents that have these ids.
 
+        :param enough: about how many of them may be enough.
         :raises _TooMany: more than `most`.
         """
-        overlay, get = self.overlay, self.state.get
-        for number, id in enumerate(ids):
-            if number == self.most:
+        overlay, get, reader = self.overlay, self.state.get, Reader(names, self.version)
+        left, waiting = self.most, iter(ids)
+        while some := list(islice(waiting, _AT_ONCE if enough is None else min(max(enough, 1), _AT_ONCE))):
+            left -= len(some)
+            if left < 0:
                 raise _TooMany
-            record = overlay[id] if id in overlay else get(id)
-            if isinstance(record, Set):
-                yield record
+            found = [overlay[id] if id in overlay else get(id) for id in some] if overlay else map(get, some)
+            yield reader.records(list(filter(None, found)))
 
 
 # -- without an index
-
-
-def scan(schema: Schema[T], records: Iterable[Set], asked: Question) -> Found[T]:
-    """The answer to a question, of these records, in order of id."""
-    return decoded(schema, asked.matches(records, schema.current))
 
 
 def decoded(schema: Schema[T], matches: Iterable[tuple[Set, Document | None]]) -> Found[T]:

@@ -159,14 +159,14 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         asked = question(where, order_by, limit, offset)
         records = self._records(self._fulfilling(asked.condition))
         questions, at = self._source.asking(self._written)
-        return questions.find(asked, lambda: records, at)
+        return questions.find(asked, at, records)
 
     def group(self, by: str, where: Where | None = None) -> list[Group]:
         """As `Store.group`; conflicts as of `find`."""
         asked = grouping(by, where)
         records = self._records(self._fulfilling(asked.condition))
         questions, at = self._source.asking(self._written)
-        return questions.group(asked, lambda: records, at)
+        return questions.group(asked, at, records)
 
     def _fulfilling(self, condition: conditions.Condition) -> Callable[[Set], object]:
         return matcher(self._schema, condition)
@@ -188,7 +188,7 @@ class Transaction(MutableMapping[str, T], Generic[T]):
         condition = parse(where)
         records = self._records(self._fulfilling(condition))
         questions, at = self._source.asking(self._written)
-        return questions.count(condition, lambda: records, at)
+        return questions.count(condition, at, records)
 
     def items(self) -> ItemsView[str, T]:
         """(id, document) pairs in order of id."""

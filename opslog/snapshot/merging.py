@@ -34,8 +34,8 @@ def rows_of(lines: bytes, path: str, offset: int) -> _kernel.Rows:
 
 def rows_in(run: BlockRun) -> Iterator[_kernel.Rows]:
     """All rows of a run, verified."""
-    for part, lines, offset in run.data():
-        yield rows_of(lines, part.path, offset)
+    for lines, path, offset in run.texts():
+        yield rows_of(lines, path, offset)
 
 
 def rows_from(taken: Iterable[tuple[Row, ...]]) -> Iterator[_kernel.Rows]:

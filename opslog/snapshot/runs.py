@@ -34,6 +34,9 @@ _REMEMBERED_BYTES = 64 * 1024 * 1024
 # How many lines of a block a lookup searches, of which it decodes one.
 _LINES_PER_INDEX_KEY = 16
 
+# How many lines of a run in memory are handled at once.
+_LINES_AT_ONCE = 512
+
 # How many records a pass over a run decodes in the time of one lookup.
 _PASS = 8
 
@@ -109,6 +112,9 @@ class StoredRun(SortedRecords, Protocol):
     def lines(self) -> Iterator[bytes]:
         """Everything as it is stored, verified: some whole lines at a time, in order of id, tombstones included."""
 
+    def texts(self) -> Iterator[tuple[bytes, str, int]]:
+        """The same bytes in smaller pieces of whole lines, each with its file and its offset there."""
+
     def get(self, id: str) -> Record | None:
         """The record of a document in this run, None where it has none."""
 
@@ -152,6 +158,11 @@ class LoadedRun:
 
     def lines(self) -> Iterator[bytes]:
         yield b"".join(self.by_id.values())
+
+    def texts(self) -> Iterator[tuple[bytes, str, int]]:
+        lines = iter(self.by_id.values())
+        while text := b"".join(itertools.islice(lines, _LINES_AT_ONCE)):
+            yield text, f"{SNAPSHOTS}{self.run.name}/ in memory", 0
 
     def hold(self) -> None:
         """It is in memory."""
@@ -214,8 +225,8 @@ class BlockRun:
         return None if record is None else isinstance(record, Set)
 
     def records(self) -> Iterator[Record]:
-        for part, data, offset in self.data():
-            yield from decode_records(data, part.path, offset)
+        for data, path, offset in self.texts():
+            yield from decode_records(data, path, offset)
 
     def lines(self) -> Iterator[bytes]:
         for part in self._all_parts():
@@ -223,8 +234,8 @@ class BlockRun:
 
     def rows(self) -> Iterator[Row]:
         """All records as rows, in order of id."""
-        for part, data, offset in self.data():
-            yield from decode_rows(data, part.path, offset)
+        for data, path, offset in self.texts():
+            yield from decode_rows(data, path, offset)
 
     def hold(self) -> None:
         if all(part.hold() for part in self._all_parts()):
@@ -234,11 +245,10 @@ class BlockRun:
             if part.path not in there:
                 raise MissingFileError(f"no file {part.path} in {self._backend.url}", part.path)
 
-    def data(self) -> Iterator[tuple[Part, bytes, int]]:
-        """Everything, verified: whole lines of a part, and where they begin in it."""
+    def texts(self) -> Iterator[tuple[bytes, str, int]]:
         for part in self._all_parts():
             for data, offset in part.data():
-                yield part.part, data, offset
+                yield data, part.part.path, offset
 
     def _part(self, number: int) -> _StoredPart:
         part = self._parts[number]

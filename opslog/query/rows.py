@@ -1,0 +1,173 @@
+"""Rows: many documents of which only some fields are read, out of lines of records. Pure.
+
+To decode a whole document takes several times as long as what a question needs of it. Where the kernel reads the
+fields, the rest of a document is checked all the same: what cannot be read exactly is left to Python, which says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, repeat
+from typing import Any, Protocol
+
+from opslog.errors import CorruptError
+from opslog.format.commits import Record, Set, decode_records
+from opslog.format.documents import Document
+from opslog.format.exact import load_documents
+from opslog.kernel import fields
+from opslog.query.values import MISSING
+
+# The names of the fields, at the top of a document, that are needed of it. None: more than that.
+Names = tuple[str, ...] | None
+
+
+class Rows:
+    """Some records, each in exactly one of two places.
+
+    :ivar ids: the documents whose fields were read, in order.
+    :ivar columns: per name the values that it has in these, or `MISSING`. They are read only.
+    :ivar others: the other records in order of id, deletes included. Nothing of their documents was read.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+        others: Iterable[Record],
+        source: _Source,
+        numbers: Sequence[int],
+    ) -> None:
+        self.ids = ids
+        self.columns = columns
+        self.others = others
+        self._source = source
+        # Of each of the documents, what the source knows it by.
+        self._numbers = numbers
+
+    @classmethod
+    def unread(cls, records: Iterable[Record]) -> Rows:
+        """Records of which nothing was read."""
+        return cls((), {}, records, _Decoded([], []), ())
+
+    @property
+    def last(self) -> str:
+        """The greatest id in what was read of some lines."""
+        return max([*self.ids[-1:], *(record.id for record in list(self.others)[-1:])])
+
+    def sets(self, places: Iterable[int]) -> list[Set]:
+        """The records of the documents at these places in `ids`."""
+        return self._source.sets([self._numbers[place] for place in places])
+
+    def matches(self, places: Iterable[int]) -> Iterable[tuple[Set, Document | None]]:
+        """Likewise with the documents, the caller's own: ask for each once. None: it was not read."""
+        numbers = [self._numbers[place] for place in places]
+        sets = self._source.sets(numbers)
+        return zip(sets, self._source.documents(numbers, sets), strict=True)
+
+    def without(self, ids: Collection[str], others: Iterable[Record]) -> Rows:
+        """The rows without these documents, and with these other records."""
+        kept = [id not in ids for id in self.ids]
+        columns = {name: list(compress(column, kept)) for name, column in self.columns.items()}
+        numbers = list(compress(self._numbers, kept))
+        return Rows(list(compress(self.ids, kept)), columns, others, self._source, numbers)
+
+
+def sets_of(records: Iterable[Record]) -> Iterator[Set]:
+    """Those that are documents."""
+    return (record for record in records if isinstance(record, Set))
+
+
+class Reader:
+    """Reads what a question needs of records.
+
+    :param names: no name twice.
+    :param version: documents of another schema version are left to others, since `migrate` may change them; None: of
+        any.
+    """
+
+    def __init__(self, names: Names, version: int | None) -> None:
+        self._names = names
+        self._version = version
+
+    def lines(self, text: bytes, path: str, offset: int) -> Rows:
+        """What is in whole lines of records.
+
+        :param path: where they are from, and `offset` where they begin there, for messages.
+        :raises CorruptError: one of them is no record.
+        """
+        names = self._names
+        found = None if fields is None or names is None else fields(text, names, self._version or 0, MISSING)
+        if found is None or names is None:
+            return self.records(decode_records(text, path, offset))
+        ids, columns, left = found
+        lines = _Lines(text, path, offset)
+        numbers = sorted({*range(len(ids) + len(left))}.difference(left)) if left else range(len(ids))
+        return Rows(ids, dict(zip(names, columns, strict=True)), lines.records(left), lines, numbers)
+
+    def records(self, records: Sequence[Record]) -> Rows:
+        """What is in records."""
+        names, version = self._names, self._version
+        if names is None:
+            return Rows.unread(records)
+        sets = [record for record in records if type(record) is Set and version in (None, record.v)]
+        documents = load_documents([record.data for record in sets])
+        if documents is None:
+            return Rows.unread(records)
+        others: Sequence[Record] = ()
+        if len(sets) < len(records):
+            others = [record for record in records if type(record) is not Set or version not in (None, record.v)]
+        columns = {name: [document.get(name, MISSING) for document in documents] for name in names}
+        return Rows([record.id for record in sets], columns, others, _Decoded(sets, documents), range(len(sets)))
+
+
+class _Source(Protocol):
+    """Where rows are from."""
+
+    def sets(self, numbers: Sequence[int]) -> list[Set]: ...
+
+    def documents(self, numbers: Sequence[int], sets: Sequence[Set]) -> Iterable[Document | None]:
+        """
+        :param sets: those with these numbers.
+        """
+
+
+class _Lines:
+    """Lines, of which a few are decoded later."""
+
+    def __init__(self, text: bytes, path: str, offset: int) -> None:
+        self._place = text, path, offset
+        self._split: list[bytes] | None = None
+
+    def records(self, numbers: Sequence[int]) -> list[Record]:
+        """:raises CorruptError: one of them is none."""
+        if not numbers:
+            return []
+        text, path, offset = self._place
+        if self._split is None:
+            self._split = text.split(b"\n")
+        lines = self._split
+        try:
+            return decode_records(b"".join([b"%b\n" % lines[number] for number in numbers]), path, offset)
+        except CorruptError:
+            decode_records(text, path, offset)  # raises, with the place
+            raise
+
+    def sets(self, numbers: Sequence[int]) -> list[Set]:
+        return self.records(numbers)  # type: ignore[return-value]  # the lines whose fields were read are sets
+
+    def documents(self, numbers: Sequence[int], sets: Sequence[Set]) -> Iterable[Document | None]:
+        return load_documents([record.data for record in sets]) or repeat(None, len(sets))
+
+
+class _Decoded:
+    """Records with their documents."""
+
+    def __init__(self, sets: Sequence[Set], documents: Sequence[Document]) -> None:
+        self._sets = sets
+        self._documents = documents
+
+    def sets(self, numbers: Sequence[int]) -> list[Set]:
+        return [self._sets[number] for number in numbers]
+
+    def documents(self, numbers: Sequence[int], sets: Sequence[Set]) -> Iterable[Document | None]:
+        return [self._documents[number] for number in numbers]
