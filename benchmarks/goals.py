@@ -120,7 +120,16 @@ KERNEL_GOALS = (
         "get and read a field, 200,000 documents / npm", (TOUCHED, "opslog"), 1, 0.25, over=(TOUCHED, NPM), is_rate=True
     ),
     KernelGoal("get, mapped snapshot of 1,000,000", (_LARGE, "opslog"), 5, 8, unit="µs"),
+    # A predicate in Python has to see the whole document, decoded; a condition is what SQL is to SQLite.
     KernelGoal("scan with a predicate / SQLite JSON", (SCAN, "opslog"), 1, 0.5, over=(SCAN, SQLITE_JSON), is_rate=True),
+    KernelGoal(
+        "scan with a condition / SQLite JSON",
+        (SCAN, "opslog, a condition"),
+        1,
+        0.5,
+        over=(SCAN, SQLITE_JSON),
+        is_rate=True,
+    ),
     KernelGoal("memory of a log of 1,000,000 documents, opened", (LOG_MEMORY, "opslog"), 250, None, unit="MB"),
 )
 
