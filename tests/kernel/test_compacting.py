@@ -172,7 +172,7 @@ def winners_of(sets: list[Set]) -> Any:
     return table, {id: held[id] for id in sorted(held.keys() - settled.keys())}
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), stored=st.lists(runs(), max_size=4), mine=runs())
 def test_any_merge(data: st.DataObject, stored: list[list[Record]], mine: list[Record]) -> None:
     """What wins, how much it is, and what the merge of several runs is, as Python has it."""
