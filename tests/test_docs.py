@@ -10,6 +10,7 @@ import inspect
 import json
 import random
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from opslog.format.commits import DeleteOp, SetOp, decode_commits, encode_commit
 from opslog.format.manifest import Cut, Manifest, Part, Run, decode_manifest, encode_manifest
 from opslog.format.snapshot import Index, decode_index
 from tests.support.documents import ROOT, blocks, name_of, run_examples
+from tests.support.s3_servers import running
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
@@ -37,6 +39,8 @@ SPARK = ROOT / "docs" / "spark.md"
 """Its examples run in tests/spark/test_examples.py, where there is a Spark."""
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 """tests/test_tutorial.py follows it."""
+RECIPES = ROOT / "docs" / "recipes.md"
+"""One of them needs a bucket."""
 PUBLIC_MODULES = [
     "opslog.aio",
     *(f"opslog.{name}" for name in ("backends", "testing", "spark", "server", "server.client")),
@@ -52,13 +56,23 @@ PUBLIC_MODULES = [
     [
         path
         for path in DOCUMENTS
-        if path not in (SPARK, TUTORIAL) and any(block.language == "python" for block in blocks(path))
+        if path not in (SPARK, TUTORIAL, RECIPES) and any(block.language == "python" for block in blocks(path))
     ],
     ids=name_of,
 )
 def test_examples_run_and_print_what_is_shown(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All python blocks of a document, one after the other; a text block right after one is what it prints."""
     run_examples(path, tmp_path, monkeypatch)
+
+
+def test_recipes_run_and_print_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("moto", tmp_path, bucket="my-bucket") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        run_examples(RECIPES, tmp_path, monkeypatch)
+    (shown,) = [block.text for block in blocks(ROOT / "docs" / "s3.md") if block.language == "json"]
+    made = sys.modules["document"].policy("bucket", "prefix", writes=True)
+    assert json.loads(made) == json.loads(shown), "the policy of docs/s3.md"
 
 
 def test_jobs_have_the_form_that_their_programs_read() -> None:

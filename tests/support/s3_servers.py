@@ -36,13 +36,16 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def running(name: str, folder: Path) -> Iterator[Server]:
-    """One of `NAMES`, or the test is skipped."""
+def running(name: str, folder: Path, bucket: str = "opslog") -> Iterator[Server]:
+    """One of `NAMES`, or the test is skipped.
+
+    :param bucket: what to call the bucket where one is made.
+    """
     match name:
         case "moto":
             pytest.importorskip("moto", reason="moto is not installed")
             with _process([sys.executable, str(Path(__file__).with_name("moto_server.py"))]) as port:
-                yield _with_bucket(f"http://127.0.0.1:{port}")
+                yield _with_bucket(f"http://127.0.0.1:{port}", bucket)
         case "ceph":
             missing = [program for program in _CEPH_PROGRAMS if shutil.which(program) is None]
             if missing:
@@ -50,7 +53,7 @@ def running(name: str, folder: Path) -> Iterator[Server]:
             script = Path(__file__).with_name("ceph.sh")
             gateway, monitor = _free_ports(2)
             with _process(["bash", str(script), str(folder / "ceph"), str(gateway), str(monitor)]):
-                yield _with_bucket(f"http://127.0.0.1:{gateway}")
+                yield _with_bucket(f"http://127.0.0.1:{gateway}", bucket)
         case _:
             yield Server(os.environ["OPSLOG_TEST_S3_URL"].rstrip("/"), {})
 
@@ -79,7 +82,7 @@ def _free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def _with_bucket(endpoint: str) -> Server:
+def _with_bucket(endpoint: str, bucket: str) -> Server:
     from botocore.session import Session
 
     environment = {
@@ -95,6 +98,6 @@ def _with_bucket(endpoint: str) -> Server:
         aws_access_key_id="testing",
         aws_secret_access_key="testing",
     )
-    client.create_bucket(Bucket="opslog")
+    client.create_bucket(Bucket=bucket)
     client.close()
-    return Server("s3://opslog", environment)
+    return Server(f"s3://{bucket}", environment)
