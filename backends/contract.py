@@ -1,4 +1,4 @@
-"""What opslog needs of a storage, and what each storage owes.
+"""The contract between opslog and its storages.
 
 A backend is a flat namespace of immutable files under one root, plus one growing log per agent. Everything else
 (commits, snapshots, manifests, compaction, garbage collection) is built on these few primitives, so that a new backend
@@ -7,15 +7,15 @@ is one short file. `opslog.backends.testing` is the same contract as a test suit
 Paths are relative to the root, use ``/`` and never begin with it: ``manifests/00000000000000000001.json``. An agent's
 log is the numbered files ``ops/<agent>/<20 digits>.jsonl`` (`opslog.format.layout.segment_path`). A path has no empty
 component, no ``.`` or ``..``, no NUL and no lone surrogate; anything else may stand in it, up to the length that the
-storage allows. What cannot be a path, an agent or a lock is refused with `opslog.errors.InvalidNameError`.
+storage allows. A name that cannot be a path, an agent or a lock is refused with `opslog.errors.InvalidNameError`.
 
 A backend is safe to use from many threads. After `Backend.close`, and in a forked child, every call raises
 `opslog.errors.ClosedError`, except that `close` (of an appender, too) does nothing in a child. Several backends may be
-open on one storage, in one process or many: what one has written, all of them see at once.
+open on one storage, in one process or many: all of them see at once what any of them has written.
 
-A storage fails with the errors of `opslog.errors` and no others: reading with `RetryError` where nothing more exact is
-named below, writing with `WriteFailedError` or `CommitUnknownError`. Where another storage stands at the place of the
-one that was opened (a directory that was replaced), every call but reading a file may raise `ReopenError`, and nothing
+A storage raises only the errors of `opslog.errors`. Reading raises `RetryError` where nothing more exact is named
+below, writing `WriteFailedError` or `CommitUnknownError`. If the storage that was opened has been replaced by another
+one (such as a new directory at the same path), every call except reading a file may raise `ReopenError`, and nothing
 was changed.
 """
 
@@ -71,15 +71,15 @@ class Appender(Protocol):
         :raises CommitUnknownError: how much of `data` is in the log is unknown. The appender refuses all further
             appends, with the same error.
         :raises AgentFencedError: another process writes this log, or can; nothing of `data` is in it. Refuses all
-            further appends, with the same error, until `advance` says what to go on after (where it names a segment).
+            further appends, with the same error, until `advance` names the segment to go on after (if it names one).
         """
 
     def check_name(self) -> None:
-        """Nobody else can have the agent's name now, as far as that can be seen without a request: where no lock holds
-        names, this does nothing. From any thread.
+        """Check that nobody else can have the agent's name now, as far as this can be seen without a request. Does
+        nothing on storages that hold names by a lock. From any thread.
 
         :raises AgentFencedError: another process writes this log, or can.
-        :raises WriteFailedError: there is no store to be found any more.
+        :raises WriteFailedError: the store no longer exists.
         """
 
     def advance(self, segment: int) -> None:
@@ -90,15 +90,15 @@ class Appender(Protocol):
 
 
 class Subscription(Protocol):
-    """The result of `Announces.subscribe`."""
+    """A running subscription, as `Announces.subscribe` returns it."""
 
     @property
     def is_live(self) -> bool:
-        """Whether the storage says now what is written. While it does not, as when its connection is lost, ask. When
-        this changes the function is called, too, and so it is when the backend is closed."""
+        """Whether the storage reports writes now. While it does not, for example because its connection is lost, the
+        caller has to poll. The function is also called when this changes, and when the backend is closed."""
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the subscription. Idempotent."""
 
 
 class Backend(Protocol):
@@ -109,8 +109,8 @@ class Backend(Protocol):
 
     @property
     def segments_grow(self) -> bool:
-        """Whether appends go on in the last segment of a log. Where each of them is a segment of its own, one that is
-        listed is finished."""
+        """Whether appends continue the last segment of a log. Where each append is a segment of its own, a segment is
+        finished as soon as it is listed."""
 
     @property
     def requests(self) -> int:
@@ -126,8 +126,8 @@ class Backend(Protocol):
         """
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        """All segments of all logs, as `list` has them; those of an agent with a smaller number than `seen` says may be
-        left out, where that makes it cheaper."""
+        """All segments of all logs, as `list` returns them. If it is cheaper, segments of an agent with a smaller
+        number than `seen` says may be left out."""
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from `start` (>= 0) up to, not including, `stop`; fewer where the file ends earlier.
@@ -136,11 +136,11 @@ class Backend(Protocol):
         """
 
     def read_many(self, ranges: Sequence[Range]) -> builtins.list[bytes | None]:
-        """Many reads at once, results in the order asked for; None where there is no such file."""
+        """Many reads at once, with results in the order of `ranges`; None for a file that does not exist."""
 
     def map(self, path: str) -> Buffer | None:
-        """All bytes of a file (which may be empty), to read parts of without reading it; None where this storage cannot
-        do that. They stay as they are when the file is deleted.
+        """All bytes of a file (which may be empty), so that parts can be read without reading the whole; None if this
+        storage cannot do that. The bytes stay as they are when the file is deleted.
 
         :raises MissingFileError: there is no such file.
         """
@@ -164,37 +164,38 @@ class Backend(Protocol):
         """
 
     def persist(self, paths: Iterable[str]) -> None:
-        """Make durable what is visible of manifests and segments: their names, and those bytes that were there before
-        the call. Nothing to do where whatever is visible is durable.
+        """Make the visible content of manifests and segments durable: their names, and the bytes that were there before
+        the call. Does nothing on storages where everything visible is durable.
 
-        What others write can be seen before their call returns, and a power cut can take it back until then. Whoever
-        makes something durable that rests on it calls this first.
+        Readers can see a write before the writer's call returns, and until then a power cut can take it back. So call
+        this before you make something durable that depends on another process's write.
 
         :raises MissingFileError: there is no such file (only where there is something to do).
-        :raises WriteFailedError: something of it may not be durable.
+        :raises WriteFailedError: some of it may not be durable.
         """
 
     def appender(self, agent: str) -> Appender:
-        """Become the one live writer of an agent's log, until `Appender.close` or the end of this process. What can be
-        seen of that log is durable from then on, whatever became of the process that wrote it.
+        """Become the one live writer of an agent's log, until `Appender.close` or the end of this process. Everything
+        visible in that log is durable from then on, even if the process that wrote it has died.
 
         :raises AgentBusyError: another live appender holds the name; the message names its process and host.
-        :raises WriteFailedError: what can be seen of the log may not be durable, or there is no way to hold the name.
+        :raises WriteFailedError: the visible part of the log may not be durable, or there is no way to hold the name.
         """
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
         """Append `data` (whole lines) to a log with many writers, if it still ends at `end`; otherwise nothing happens,
         and the result is None. Returns where `data` begins.
 
-        `end` is where a reader's cursor stands that has read all of the log: at most a torn tail lies behind it. So
-        nothing is between what the caller has read and what it writes. On return all of `data` is durable and visible
-        to every reader, within one segment. What was found in the log was durable before any of `data` was written.
+        `end` is the cursor of a reader that has read all of the log: at most a torn tail lies behind it. So nothing
+        is between what the caller has read and what it writes. On return all of `data` is durable and visible
+        to every reader, within one segment. The existing part of the log was made durable before any of `data` was
+        written.
 
-        Where segments grow, this is done while the caller alone has the agent's name, which it waits for: so live
-        appenders and calls of this method exclude each other. It goes on in the segment where the log ends, also in one
-        that others began, unless that is full or has a torn tail. Elsewhere it creates the segment ``end.segment``,
-        with one request, and `end` is always at byte 0; an appender then finds its number taken, as by any other
-        writer.
+        Where segments grow, the caller waits for the agent's name and holds it alone while it appends, so live
+        appenders and calls of this method exclude each other. The append goes on in the segment where the log ends,
+        also in one that others began, unless that is full or has a torn tail. Elsewhere the append creates the segment
+        ``end.segment``, with one request, and `end` is always at byte 0; an appender then finds its number taken, as by
+        any other writer.
 
         :raises LockedError: another process held the name for a long time, most likely because it is stopped; the
             message names it. Nothing was written.
@@ -203,9 +204,9 @@ class Backend(Protocol):
         """
 
     def is_free(self, agent: str) -> bool:
-        """Whether at some moment of this call no live appender held the name. Cheaper than to take it, since nothing is
-        made durable; but it may hold the name for that moment. Where nothing holds names (on object storages): always
-        False."""
+        """Whether the name was held by no live appender at some moment of this call. Cheaper than taking the name,
+        since nothing is made durable; but the call may hold the name for that moment. On storages where nothing holds
+        names (object storages): always False."""
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         """An advisory lock, held inside a ``with`` block and at the longest until this process ends. Does not wait.
@@ -222,7 +223,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class ListsWithLogs(Protocol):
-    """A backend may have this, too, where it saves a request."""
+    """An optional part of a backend, for storages where it saves a request."""
 
     def list_with_logs(
         self, prefix: str, after: str, seen: Mapping[str, int]
@@ -233,9 +234,9 @@ class ListsWithLogs(Protocol):
 
 @runtime_checkable
 class Announces(Protocol):
-    """A backend may have this, too, if its storage can report writes. Without it `watch` and `follow` poll."""
+    """An optional part of a backend, for storages that can report writes. Without it `watch` and `follow` poll."""
 
     def subscribe(self, changed: Callable[[], None]) -> Subscription | None:
-        """Call `changed` whenever somebody may have written something that can now be read. The calls come at once,
-        from any thread, and `changed` must not block. None: this storage cannot report writes after all. Sends no
-        request before it returns."""
+        """Call `changed` whenever something may have been written that can now be read. The calls come at once, from
+        any thread, and `changed` must not block. Returns None if this storage cannot report writes after all. Sends
+        no request before it returns."""

@@ -1,9 +1,9 @@
-"""What must not travel into a forked child: the right to use a backend, and the descriptors that hold its locks.
+"""Keeps a forked child from using its parent's backends, and from inheriting the descriptors that hold their locks.
 
-`generation` counts the forks that lie between this process and the first one. Whoever remembers its value at opening
-knows after one comparison whether it is used by a forked child.
+`generation` counts the forks between this process and the first one. An object remembers its value at opening, so one
+comparison shows whether a forked child uses it.
 
-A lock taken with flock belongs to the open file, which a child shares: a child that lives on would hold its parent's
+A lock taken with flock belongs to the open file, which a child shares. A surviving child would hold its parent's
 lock after the parent's death, and a child that unlocks would unlock its parent. So the child closes (never unlocks) the
 registered descriptors before it runs anything else. Forks wait while a descriptor is being opened or closed, so none is
 missed.
@@ -11,8 +11,8 @@ missed.
 Not covered: a fork made by native code, which Python's hooks do not see. Children started by `subprocess` are no
 problem: the descriptors close on exec.
 
-Roads not taken: comparing `os.getpid()` costs a system call on every append; plain integers, which whoever is
-interrupted between opening and keeping one has lost, with its lock.
+Roads not taken: comparing `os.getpid()` costs a system call on every append. A plain integer is lost, with its lock,
+if an interrupt comes between opening the descriptor and storing it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from opslog.errors import ClosedError
 
 generation = 0
 
-# Forks wait for it, so in a forked child no thread that is gone has it. Reentrant, for a signal's handler that comes
-# while its own thread has it.
+# Forks wait for this lock, so in a forked child it is never held by a thread that no longer exists. Reentrant, for a
+# signal handler that runs while its own thread holds it.
 lock = threading.RLock()
 _numbers: set[int] = set()
 
 
 class Descriptor:
-    """An open file that a forked child must not keep. An object, so that whoever may have it can close it whatever came
-    in between, and twice; at the latest it is closed when nobody has it any more.
+    """An open file that a forked child must not keep. As an object it can be closed twice, and by everybody who
+    may hold it, whatever was interrupted; it is closed at the latest when the last reference is gone.
 
-    In `open` and `close` no signal's handler can come between the first change and the last.
+    No signal handler can run between the first change and the last in `open` and `close`.
 
     :ivar number: the file's descriptor, -1 while there is none.
     """
@@ -71,7 +71,7 @@ class Descriptor:
 
 
 class ProcessBound:
-    """What only the process that opened it may use: a child of a fork has to open its own."""
+    """An object that only the process that opened it may use: a child of a fork has to open its own."""
 
     def __init__(self) -> None:
         self._generation = generation
@@ -96,7 +96,7 @@ class ProcessBound:
             raise ClosedError(f"{self._name()} is closed: {self._again()}")
 
     def _name(self) -> str:
-        """What it is, for a message."""
+        """Describes the object in a message."""
         raise NotImplementedError
 
     def _again(self) -> str:
@@ -104,7 +104,7 @@ class ProcessBound:
 
 
 class BoundAppender(ProcessBound):
-    """The same of an agent's log."""
+    """The same for the appender of an agent's log."""
 
     _agent: str
 

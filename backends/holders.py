@@ -1,7 +1,7 @@
-"""Names that are taken inside this process, of agents and of locks, and by whom.
+"""The names of agents and locks that are taken inside this process, and their holders.
 
-A holder that is gone holds nothing: whatever comes in between, a name is free again at the latest when nobody has its
-holder any more. A signal's handler may take and release names while its own thread is in here.
+A name is free again at the latest when the last reference to its holder is gone, whatever was interrupted. A signal
+handler may take and release names while its own thread is in here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from opslog.errors import AgentBusyError
 
 
 def this_process() -> str:
-    """In words: ``pid 4711 on host web1``."""
+    """Describes this process: ``pid 4711 on host web1``."""
     return f"pid {os.getpid()} on host {os.uname().nodename}"
 
 
 def in_use_here(agent: str, url: str) -> AgentBusyError:
-    """The refusal of a name that this process uses already."""
+    """The error for a name that this process already uses."""
     return AgentBusyError(
         f"agent {agent!r} of {url} is in use by {this_process()} (this process): close the store that uses it, or open "
         "under another agent name",
@@ -30,13 +30,13 @@ def in_use_here(agent: str, url: str) -> AgentBusyError:
 
 
 class Holders:
-    """Who holds which name."""
+    """Records the holder of each name."""
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, weakref.ref[object]] = {}
 
     def take(self, name: Hashable, holder: object) -> bool:
-        """Whether the name is this holder's from now on, or was before."""
+        """Take the name. Returns whether this holder has it now, also if it had it before."""
         mine = weakref.ref(holder)
         holders = self._holders
         while True:
@@ -44,7 +44,7 @@ class Holders:
                 taken = holders[name] if name in holders else None  # noqa: SIM401  (see below)
                 if taken is not None and (other := taken()) is not None:
                     return other is holder
-                # Without a call, after which a handler could come and take the name itself.
+                # No call here: after one a signal handler could run and take the name itself.
                 if (holders[name] if name in holders else None) is taken:  # noqa: SIM401
                     holders[name] = mine
                     return True

@@ -34,7 +34,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 
 class _File(NamedTuple):
-    """What is stored under a path, and when it was written last."""
+    """The content of a path, and the time of its last write."""
 
     data: bytes | bytearray
     modified: float
@@ -45,10 +45,10 @@ class _Lock:
 
 
 class _Storage:
-    """What all handles on one store share. `mutex` guards the files.
+    """The state that all handles on one store share. `mutex` guards the files.
 
-    A signal's handler may raise, or call, between any two steps. So a file is there, and is gone, with one operation of
-    `files`, and `paths` only says where to search: it may have paths of files that are not there, or have one twice.
+    A signal handler may run, and raise, between any two steps. So one operation on `files` adds or removes a file,
+    and `paths` only says where to search: it may contain paths of files that do not exist, or one path twice.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -64,7 +64,7 @@ class _Storage:
         """Store a file; False where there is one of this path."""
         place = bisect_left(self.paths, path)
         if self.paths[place : place + 1] != [path]:
-            insort(self.paths, path)  # which looks for the place once more, as others may have been added since
+            insort(self.paths, path)  # searches again, since others may have added paths since
         file = _File(data, self.now())
         return self.files.setdefault(path, file) is file
 
@@ -191,7 +191,7 @@ class MemoryBackend(forking.ProcessBound):
         check_name(agent, "agent")
 
         def attempt() -> Position | None:
-            # Calls of this method wait for each other here, and so never meet each other's names.
+            # Calls of this method wait for each other here, and so never find each other's names taken.
             with self._storage.mutex:
                 appender = self.appender(agent)
                 return append_once(lambda: appender.append_at(end, data), appender.close)
@@ -261,7 +261,7 @@ class MemoryAppender(forking.BoundAppender):
             return position
 
     def append_at(self, end: Position, data: bytes) -> Position | None:
-        """What `Backend.append_at` does, by an appender that has done nothing yet. The caller has the mutex."""
+        """Does what `Backend.append_at` says, for an appender that has done nothing yet. The caller has the mutex."""
         highest = self._highest_number()
         if highest > end.segment or (highest < end.segment and end.offset):
             return None

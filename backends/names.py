@@ -1,4 +1,4 @@
-"""Which paths may reach a storage. Every backend checks its arguments here, so that all of them refuse the same."""
+"""The paths that may reach a storage. Every backend checks its arguments here, so that all refuse the same ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REFUSED = re.compile("(?:^|/)\\.{0,2}(?:/|\\Z)|[\0\ud800-\udfff]")
 
 
 def check_path(path: str) -> None:
-    """Let a file's path pass that is relative and stays below the root.
+    """Accept a file's path that is relative and stays below the root.
 
     :raises InvalidNameError: otherwise.
     """
@@ -23,7 +23,7 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Let a listing's prefix pass: empty, or a valid path and a slash.
+    """Accept a listing's prefix: empty, or a valid path and a slash.
 
     :raises InvalidNameError: otherwise.
     """

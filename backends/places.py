@@ -1,4 +1,4 @@
-"""Where URLs lead: whether two of them name the same place, or one that lies in the other."""
+"""Whether two URLs name the same place, or one a place inside the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Identity = tuple[int, int]
 
 def overlap(one: str, other: str) -> bool:
     """Whether two URLs of stores lead to one place, or one of them into the other, however they are spelled: through
-    links, relative paths, or mounts. What does not exist yet is found by the directories above it."""
+    links, relative paths, or mounts. A place that does not exist yet is compared by the directories above it."""
     first, second = _directory(one), _directory(other)
     if first is not None and second is not None:
         return _is_within(first, second) or _is_within(second, first)
@@ -22,7 +22,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def _directory(url: str) -> str | None:
-    """The path that a URL leads to, without links; None where it is no directory of this machine."""
+    """The path that a URL leads to, without links; None if it is not a directory of this machine."""
     scheme, separator, path = url.partition("://")
     if separator and scheme != "file":
         return None
@@ -40,13 +40,13 @@ def _is_within(path: str, directory: str) -> bool:
 
 
 def _above(path: str) -> Iterator[_Identity]:
-    """What distinguishes a directory and those above it, where they exist."""
+    """The identities of a directory and of those above it, as far as they exist."""
     while True:
         try:
             found = os.stat(path)
             yield found.st_dev, found.st_ino
         except OSError:
-            pass  # it is still to be made
+            pass  # it does not exist yet
         parent = os.path.dirname(path)
         if parent == path:
             return

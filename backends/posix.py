@@ -1,6 +1,6 @@
-"""System calls on files and directories, as `opslog.backends.local.fs` needs them, and what their errors mean in words.
+"""System calls on files and directories for `opslog.backends.local.fs`, and the meaning of their errors in words.
 
-Paths are relative to the directory that is open at the descriptor `at`; where that is None, to the working directory.
+Paths are relative to the directory that is open at the descriptor `at`; if it is None, to the working directory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import partial
 
 from opslog.backends.contract import Entry
 
-# How reading a file fails that is not there; ESTALE: a network filesystem noticed late that it was deleted.
+# The errors of reading a file that does not exist; ESTALE: a network filesystem noticed late that it was deleted.
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE)
 
-# Less the umask. Where that is 0, a store is still not writable for everybody.
+# Less the umask. Even with a umask of 0, a store is not writable for everybody.
 FILE_MODE, DIRECTORY_MODE = 0o664, 0o775
 
-# What one read may take of memory. Readers ask for twice as much as they had until they have a whole line, and no line
-# has more than a quarter of this.
+# The most memory that one read may take. Readers ask for twice as much as they had until they have a whole line, and no
+# line has more than a quarter of this.
 READ_BYTES_MAX = 1024 * 1024 * 1024
 
-# To open a pipe that somebody put there would otherwise wait for one who writes into it.
+# Otherwise opening a pipe at this path would wait until somebody writes into it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -40,7 +40,7 @@ def has_name(descriptor: int) -> bool:
 def opening(path: str, flags: int, at: int | None = None) -> Iterator[int]:
     """Opens a file when its descriptor is taken: ``[descriptor] = opening(…)``, and then ``try: … finally: close``.
 
-    The handler of a signal, which may raise, can come when a call returns, but not while a sequence is unpacked. So the
+    A signal handler, which may raise, can run when a call returns, but not while a sequence is unpacked. So the
     file is closed in any case.
     """
     return map(partial(os.open, dir_fd=at), (path,), (flags,), (FILE_MODE,))
@@ -56,7 +56,7 @@ def fsync_directory(path: str, at: int | None = None) -> None:
 
 
 def datasync_file(path: str, at: int | None = None) -> None:
-    """Make the bytes of a file durable that some other process may have written."""
+    """Make the bytes of a file durable, also if another process wrote them."""
     [descriptor] = opening(path, _READ, at)
     try:
         datasync(descriptor)
@@ -97,7 +97,7 @@ def read_open(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def _regular(descriptor: int) -> os.stat_result:
-    """What is known of an open file.
+    """The status of an open file.
 
     :raises OSError: it is a pipe, a device or a socket; or a directory.
     """
@@ -134,10 +134,10 @@ def scan(prefix: str, entries: list[Entry], firsts: Mapping[str, str], at: int |
     """Add the files whose paths begin with `prefix`, which is a directory and a slash or empty, in the order of their
     paths.
 
-    :param firsts: per directory, by its prefix, the path of the first file that is wanted; others are not listed.
+    :param firsts: by the prefix of a directory, the path of the first file to list there; earlier ones are left out.
     """
     try:
-        # Without the slash, with which a link would be followed all the same.
+        # Without the trailing slash, since with it the system would follow a link.
         [descriptor] = opening(prefix[:-1] or ".", _READ_DIRECTORY, at)
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -151,7 +151,7 @@ def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[st
     first = firsts.get(prefix, "")
     try:
         with os.scandir(descriptor) as directory:
-            # With its slash a directory's name takes the place that the paths below it have among the files.
+            # With the trailing slash, a directory sorts among the files as the paths below it do.
             found = sorted(
                 (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in directory
             )
@@ -164,7 +164,7 @@ def _scan(descriptor: int, prefix: str, entries: list[Entry], firsts: Mapping[st
         if prefix + name < first:
             continue
         try:
-            # A link is listed as what it is: whoever needs the file in its place gets an error that says so.
+            # A link is listed as a link, and reading it as a file fails with an error that says so.
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue

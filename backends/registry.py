@@ -4,8 +4,8 @@ A plain path and ``file:///absolute/path`` name a directory, ``memory://name`` a
 scheme is looked up among the registered factories and then in the entry-point group ``opslog.backends``, where an
 installed distribution announces ``<scheme> = "<module>:<callable>"``.
 
-A factory is a callable ``(url, **options) -> Backend``. Options are its own, except `create`, which every factory
-takes: whether a store that does not exist may be begun (default), or is `opslog.errors.NotFoundError`.
+A factory is a callable ``(url, **options) -> Backend``. Each has options of its own, and all take `create`: whether to
+begin a store that does not exist (the default), or to raise `opslog.errors.NotFoundError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BUILT_IN = {
     "https": "opslog.backends.remote.backend:open_url",
 }
 
-# The optional extra of opslog that brings what a scheme needs.
+# The optional extra of opslog that each scheme needs.
 _EXTRAS = {"s3": "s3", "gs": "fast", "az": "fast", "http": "client", "https": "client"}
 
 _registered: dict[str, Factory] = {}
@@ -41,7 +41,7 @@ _registered: dict[str, Factory] = {}
 def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
     """The storage that `url` names. `options` go to its factory unchanged; see the module's docstring for `create`.
 
-    :raises InvalidNameError: nothing is known of such URLs; the message says what is, and what to install.
+    :raises InvalidNameError: no backend is known for such URLs; the message names the known ones, and what to install.
     :raises NotFoundError: there is no store, and `create` is false.
     """
     text = _text(url)
@@ -51,7 +51,7 @@ def open_backend(url: str | os.PathLike[str], **options: Any) -> Backend:
 def parameters(url: str | os.PathLike[str]) -> tuple[frozenset[str], bool]:
     """The options that the storage of `url` takes, and whether it takes others besides, unseen from here.
 
-    :raises InvalidNameError: nothing is known of such URLs.
+    :raises InvalidNameError: no backend is known for such URLs.
     """
     from inspect import Parameter, signature
 
@@ -86,7 +86,7 @@ def _factory(scheme: str) -> Factory:
         return _registered[scheme]
     if scheme in _BUILT_IN:
         return _load(scheme, _BUILT_IN[scheme])
-    # Only here, because reading the metadata of everything that is installed takes tens of milliseconds.
+    # Only here: reading the metadata of all installed distributions takes tens of milliseconds.
     from importlib.metadata import entry_points
 
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}

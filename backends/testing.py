@@ -15,8 +15,8 @@ Subclass `BackendContract` in a test module of your own and say how to open your
             return FsBackend(space / "store")
 
 Every test works in a storage of its own, and opens several backends on it. The suite takes some seconds on a local
-disk. It cannot see what only a crash or a broken disk shows (durability, `WriteFailedError`, `CommitUnknownError`) nor
-forks: test those where you can break your storage on purpose.
+disk. It cannot test forks, nor what only a crash or a broken disk shows (durability, `WriteFailedError`,
+`CommitUnknownError`): test those where you can break your storage on purpose.
 
 This module and those beside it that it imports (`opslog.backends.testing_names`, `opslog.backends.testing_turns`) are
 the only ones of the package that need pytest.
@@ -396,7 +396,7 @@ class BackendContract(NamesContract, SharedLogContract):
         appender.append(b"1\n")
         assert [backend.is_free("a") for backend in (one, other)] == [False, False]
         appender.close()
-        is_free = one.segments_grow  # elsewhere nobody can say
+        is_free = one.segments_grow  # elsewhere the answer is unknown
         assert [backend.is_free("a") for backend in (one, other)] == [is_free, is_free]
         successor = other.appender("a")
         assert successor.append(b"2\n") == Position(2, 0)
@@ -404,7 +404,7 @@ class BackendContract(NamesContract, SharedLogContract):
         successor.close()
 
     def test_a_log_has_one_writer_also_when_lock_files_are_removed(self, opener: OpenBackend) -> None:
-        """Somebody takes them for stale. What the storage keeps elsewhere than below ``locks/`` it cannot lose."""
+        """Somebody removes them as stale. The storage cannot lose what it keeps outside ``locks/``."""
         for written in (0, 1):
             agent = f"agent-{written}"
             first, acknowledged = opener().appender(agent), b""
@@ -513,7 +513,7 @@ class BackendContract(NamesContract, SharedLogContract):
         appender.append(b"x\n")
         appender.close()
         after = backend.now()
-        # Clocks of storages tick in steps of up to a second (S3).
+        # The clocks of some storages tick in steps of up to a second (S3).
         for entry in (*backend.list("ops/"), *(entry for entry in backend.list("") if entry.path == "a")):
             assert before - 1 <= entry.modified <= after + 1
 

@@ -35,7 +35,7 @@ ODD_PATHS = [
 class NamesContract:
     """Paths, agents, periods and locks, with every name that they may have."""
 
-    # Names that no store uses. Leave out those that your storage cannot have at all.
+    # Names that no store uses. Leave out names that your storage cannot have at all.
     odd_paths: Sequence[str] = ODD_PATHS
 
     @pytest.mark.parametrize("path", BAD_PATHS)
@@ -113,7 +113,7 @@ class NamesContract:
 
 
 def paths_of(backend: Backend, prefix: str = "") -> list[str]:
-    """The paths listed, without what the storage may keep for its locks."""
+    """The listed paths, without files that the storage may keep for its locks."""
     return [entry.path for entry in backend.list(prefix) if not entry.path.startswith(LOCKS)]
 
 

@@ -21,7 +21,7 @@ def line(text: object) -> bytes:
 
 
 def end_of(backend: Backend, agent: str = SHARED) -> Position:
-    """Where a reader's cursor stands that has read all of a log."""
+    """The cursor of a reader that has read all of a log."""
     entries = backend.list(log_prefix(agent))
     if not entries:
         return Position(1, 0)
@@ -106,7 +106,7 @@ class SharedLogContract:
         ids=["line", "torn", "zeros", "damage", "long"],
     )
     def test_any_line_behind_the_end_is_another_append(self, backend: Backend, behind: bytes) -> None:
-        """Also one behind zeros that began an append: those zeros are damage, and reading them says so."""
+        """Also behind zeros that began an append: those zeros are damage, and reading them says so."""
         if not backend.segments_grow:
             pytest.skip("each append is a segment of its own")
         content = line("before") + behind
@@ -121,7 +121,7 @@ class SharedLogContract:
         assert log_of(backend, SHARED) == line(1)
 
     def test_appenders_and_this_take_turns(self, opener: OpenBackend) -> None:
-        """A seal is written by an appender; whoever has not read it comes too late."""
+        """An appender writes a seal; a writer that has not read it then appends nothing."""
         one, other = opener(), opener()
         assert one.append_at(SHARED, Position(1, 0), line(1)) == Position(1, 0)
         read = end_of(one)
@@ -183,7 +183,7 @@ class SharedLogContract:
             won = []
             for turn in range(rounds):
                 data = line(f"{racer}-{turn}")
-                # Each sees the same end, since nobody goes on before all have read it.
+                # Each sees the same end, since none of them goes on before all have read it.
                 end = end_of(backends[racer])
                 start.wait(60)
                 won.append(backends[racer].append_at(SHARED, end, data) == end)

@@ -1,7 +1,7 @@
 """Waiting for one's turn to append to a log with many writers (`Backend.append_at`).
 
-Whoever has its turn holds the name of the log, as a live appender does, for as long as one append takes. There is no
-queue: everybody who waits tries again after a pause.
+A writer holds the name of the log, as a live appender does, for as long as one append takes. There is no queue: every
+waiting writer tries again after a pause.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def append_once(append: Callable[[], Position | None], leave: Callable[[], None]
 def in_turn(
     attempt: Callable[[], Position | None], is_over: Callable[[], bool], environment: Environment, agent: str, url: str
 ) -> Position | None:
-    """What `attempt` returns when it has its turn, or None as soon as the compare `is_over` without one.
+    """Run `attempt` when it is this writer's turn, and return its result; None as soon as `is_over` says so without a
+    turn.
 
-    :param attempt: raises `AgentBusyError` or `AgentFencedError` where somebody else has the name. Then nothing was
+    :param attempt: raises `AgentBusyError` or `AgentFencedError` if another writer has the name. Then nothing was
         written.
     :param is_over: whether the log is known to go on behind the position to append at.
-    :raises LockedError: that took longer than `WAIT_SECONDS`.
+    :raises LockedError: the turn did not come within `WAIT_SECONDS`.
     """
     deadline = environment.monotonic() + WAIT_SECONDS
     pause = _PAUSE_SECONDS

@@ -1,17 +1,17 @@
-"""A store in an object storage that honours put-if-absent: what S3 and its kin have in common. A `Driver` moves the
-bytes.
+"""A store in an object storage that honours put-if-absent: the common part for S3 and similar storages. A `Driver`
+moves the bytes.
 
 What this file guarantees:
 
 - A file is one object, created with put-if-absent; an append is one object, too: the next segment of the log.
-- **A lost reply is resolved, never guessed.** A put that timed out, or was answered with a server's error, may have
-  been carried out, may still be, or may not. So the same conditional put is sent again until its outcome is certain:
-  created, or the object exists; then it is read back, and if its bytes are ours, so is it. What is still uncertain at
-  the deadline is a `CommitUnknownError`. (Libraries and proxies below re-send requests on their own account, so even a
-  first "exists already" is read back.)
+- **A lost reply is resolved, never guessed.** A put that timed out, or got a server error, may have been carried out,
+  may still be carried out, or may not. So the same conditional put is sent again until its outcome is certain: created,
+  or the object exists. An existing object is read back, and if its bytes are ours, the put created it. If the outcome
+  is still uncertain at the deadline, the call raises `CommitUnknownError`. (Libraries and proxies below re-send
+  requests on their own, so even a first "exists already" is read back.)
 - A log's numbers are used once. Two live processes under one agent name both see a number as the next one; one of them
   creates it, the other is fenced: `AgentFencedError`, and nothing of what it was writing is in the log.
-- Locks are leases: objects with an owner, who renews them, and that whoever comes after their time may take over. They
+- Locks are leases: objects with an owner, who renews them. Anyone may take one over once its time has passed. They
   save work and protect nothing.
 - In a forked child every call raises `ClosedError`.
 
@@ -53,7 +53,7 @@ from opslog.logs import logger
 
 T = TypeVar("T")
 
-# In seconds: how long drivers wait for a connection, and then for each part of an answer.
+# In seconds: how long drivers wait for a connection, and then for each part of a response.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 10.0
 LEASE_SECONDS = 60.0
 DEADLINE_SECONDS = 60.0
@@ -62,17 +62,17 @@ _CLOCK = f"{LOCKS}clock"
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 _PROBES_MAX = 3
-# How often a read is tried, over about a second. It changes nothing, so its failure may be reported early.
+# How many times a read is tried, over about a second. It changes nothing, so its failure may be reported early.
 _READS_MAX = 4
 
 
 class Put(Enum):
-    """What became of a put-if-absent."""
+    """The outcome of a put-if-absent."""
 
     CREATED = "created"
-    # There is an object of this key; it may be ours, by an earlier try.
+    # There is an object with this key; an earlier attempt of ours may have created it.
     EXISTS = "exists"
-    # It may or may not have been carried out, or still be; or the server was busy with another one.
+    # It may or may not have been carried out, or may still be; or the server was busy with another put.
     UNKNOWN = "unknown"
 
 
@@ -85,7 +85,7 @@ class Object(NamedTuple):
 
 
 class Driver(Protocol):
-    """Requests to one bucket. Safe to use from many threads. Nothing is sent again by it: that is decided above.
+    """Requests to one bucket. Safe to use from many threads. A driver never sends a request again: its caller decides.
 
     :raises RetryError: (all reading calls) the storage cannot answer now.
     :raises WriteFailedError: (all writing calls) it refuses, and nothing was changed.
@@ -96,10 +96,10 @@ class Driver(Protocol):
         """How many were sent."""
 
     def put_new(self, key: str, data: bytes) -> Put:
-        """Create an object where there is none of this key."""
+        """Create an object if its key does not exist."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Create or replace an object, nothing of which matters but its time."""
+        """Create or replace an object of which only the time matters."""
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
         """Some bytes of an object, as `Backend.read`.
@@ -108,7 +108,7 @@ class Driver(Protocol):
         """
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Many at once, None for each that is not there."""
+        """Many reads at once, None for each object that does not exist."""
 
     def list(self, prefix: str, after: str) -> tuple[list[Object], bool]:
         """One page of the objects whose key begins with `prefix` and comes after `after`, in order of UTF-8 bytes, and
@@ -122,13 +122,13 @@ class Driver(Protocol):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who holds a lock."""
+    """The content of a lock object: its holder."""
 
     holder: str
     nonce: str
 
 
-# Which appender of this process has which (store, agent): two under one name are refused at once.
+# The appender of this process that has each (store, agent): a second one under the same name is refused at once.
 
 
 prepare(Lease)
@@ -141,8 +141,8 @@ class ObjectBackend(forking.ProcessBound):
     """See the module's docstring.
 
     :param url: how messages name the storage.
-    :param prefix: what all keys begin with, empty or with a slash at its end.
-    :param deadline_seconds: how long to find out what became of a put.
+    :param prefix: the common prefix of all keys, empty or with a slash at its end.
+    :param deadline_seconds: how long to find out the outcome of a put.
     :param lease_seconds: how long a lock stays after its holder is gone.
     """
 
@@ -163,7 +163,7 @@ class ObjectBackend(forking.ProcessBound):
         self._deadline_seconds = deadline_seconds
         self._lease_seconds = lease_seconds
         super().__init__()
-        # Whether the server was seen to honour put-if-absent.
+        # Whether the server is known to honour put-if-absent.
         self._is_conditional = False
 
     segments_grow = False
@@ -181,25 +181,25 @@ class ObjectBackend(forking.ProcessBound):
         return sorted(self._list(prefix, after, lambda last: last))
 
     def list_logs(self, seen: Mapping[str, int]) -> builtins.list[Entry]:
-        """Skips what was seen, so that it costs one request for each thousand segments that are new, and at most one
-        more for each agent."""
+        """Skips segments that are already known. So a listing costs one request for each thousand new segments, and at
+        most one more for each agent."""
         self._check_open()
 
         def to_unseen(last: str) -> str:
-            """From the end of a page that is full of what was seen of a log, go on where that ends."""
+            """If a page ends inside the known part of a log, go on at the end of that part."""
             agent, number = segment_of(last) or ("", 0)
             return max(last, segment_path(agent, seen[agent] - 1)) if seen.get(agent, 0) > number else last
 
         return sorted(self._list(OPS, "", to_unseen))
 
     def _list(self, prefix: str, after: str, go_on: Callable[[str], str]) -> Iterator[Entry]:
-        """Page by page; `go_on` says after which path, once it has the last one of a page."""
+        """Page by page. `go_on` maps the last path of a page to the path after which the next page begins."""
         skip = len(self._prefix)
         more = True
         while more:
             start = self._prefix + after if after else ""
             page, more = self._patiently(partial(self.driver.list, self._prefix + prefix, start))
-            # Some storages begin a page before what it should come after.
+            # Some storages begin a page before the path that it should come after.
             yield from (Entry(key[skip:], size, modified) for key, size, modified in page if key[skip:] > after)
             if more:
                 after = go_on(page[-1].key[skip:])
@@ -227,7 +227,7 @@ class ObjectBackend(forking.ProcessBound):
         return None
 
     def _patiently(self, request: Callable[[], T]) -> T:
-        """What a reading request gives, asked again a few times if there was no answer."""
+        """The result of a reading request, tried again a few times if there was no response."""
         pause = _PAUSE_SECONDS
         for _ in range(_READS_MAX - 1):
             with suppress(RetryError):
@@ -263,7 +263,7 @@ class ObjectBackend(forking.ProcessBound):
             try:
                 outcome = self.driver.put_new(self._prefix + path, data)
             except WriteFailedError as error:
-                # That this try failed does not say what became of one before it that nobody answered.
+                # The failure of this attempt says nothing about an earlier one that got no response.
                 if not unanswered:
                     raise
                 if self._read_back(path) == data:
@@ -288,7 +288,7 @@ class ObjectBackend(forking.ProcessBound):
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def _read_back(self, path: str) -> bytes | None:
-        """What is there, None where it is gone again or cannot be found out."""
+        """The bytes of the object; None if it is gone again or cannot be read."""
         try:
             return self.read(path)
         except OpslogError:
@@ -365,7 +365,7 @@ class ObjectBackend(forking.ProcessBound):
         held = [entry for entry in self.list(LOCKS) if entry.path == path]
         holder = msgspec.json.decode(self._read_back(path) or lease, type=Lease).holder
         if held and self.now() - held[0].modified > self._lease_seconds:
-            # Whoever deletes a lease that somebody else has just taken over lets two in, which does no harm.
+            # Deleting a lease that another process has just taken over lets two in, which does no harm.
             self.driver.delete([self._prefix + path])
             if self.put_new(path, lease):
                 return
@@ -391,8 +391,8 @@ class ObjectBackend(forking.ProcessBound):
                 renewing.join()  # or it could write the lease anew after it was given back
 
     def _renew(self, path: str, lease: bytes, done: threading.Event) -> None:
-        """Until it is done with, write the lease anew before its time is over, as long as it is one's own. Whatever
-        fails is tried again; a lease that runs out costs work and does no harm."""
+        """Write the lease anew before its time is over, as long as it is still this holder's, until `done` is set.
+        Every failure is tried again; a lease that runs out costs work and does no harm."""
         while not done.wait(self._lease_seconds / 3):
             try:
                 if self.read(path) != lease:
@@ -418,8 +418,8 @@ class ObjectBackend(forking.ProcessBound):
     def _check_conditional(self) -> None:
         """Find out, once, whether the server honours put-if-absent.
 
-        :raises UsageError: it does not: two writers could both believe that they had created a file; or there are no
-            credentials, or is no bucket.
+        :raises UsageError: it does not, so two writers could both believe that they had created a file; or there are no
+            credentials, or the bucket does not exist.
         """
         if self._is_conditional:
             return
@@ -432,8 +432,8 @@ class ObjectBackend(forking.ProcessBound):
 
     def _probe(self) -> None:
         key = f"{self._prefix}{LOCKS}probe-{self.environment.nonce()}"
-        # What is refused once may have been refused for the moment only: a server that does not know such a put refuses
-        # it each time, and takes a plain one.
+        # A single refusal may be temporary. A server that does not support such a put refuses it every time, and
+        # accepts a plain one.
         first = second = Put.UNKNOWN
         for _ in range(_PROBES_MAX):
             try:
@@ -463,7 +463,7 @@ class ObjectAppender(forking.BoundAppender):
         self._number = 0
 
     def find_end(self) -> None:
-        """Go on after the segments that are there."""
+        """Continue after the existing segments."""
         named = (segment_of(entry.path) for entry in self._backend.list(log_prefix(self._agent)))
         self._number = max((segment[1] for segment in named if segment), default=0)
 
@@ -487,7 +487,7 @@ class ObjectAppender(forking.BoundAppender):
         return Position(self._number, 0)
 
     def check_name(self) -> None:
-        """Whoever else writes this log shows by its segments."""
+        """Does nothing: another writer of this log shows itself by its segments."""
 
     def advance(self, segment: int) -> None:
         if segment > self._number and self._is_fenced:

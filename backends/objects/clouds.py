@@ -1,8 +1,8 @@
 """Stores on Google Cloud Storage, ``gs://bucket/prefix``, and Azure Blob Storage, ``az://container/prefix``.
 
 Both have put-if-absent, so they are the same class of store as S3 (`opslog.backends.objects.backend`), through obstore.
-Settings are keywords of `opslog.open`: those of `obstore.store.GCSStore` and `obstore.store.AzureStore`; what is not
-given comes from the environment, as their documentation says.
+Settings are keywords of `opslog.open`: those of `obstore.store.GCSStore` and `obstore.store.AzureStore`. Settings that
+are not given come from the environment, as their documentation says.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _PAGE = 1000
 # Of a whole request, should its bytes come one by one.
 _TIMEOUT = timedelta(seconds=60)
 _UNKNOWN_TO_IT = 501
-# What obstore itself says of a range behind the end, where a storage answers with something else than 416.
+# obstore's own message for a range behind the end, for storages that answer with a status other than 416.
 _BEYOND = "Wanted range starting at"
 _STATUS = re.compile(r"status code: (\d{3})")
 
@@ -52,7 +52,7 @@ class ObstoreDriver:
 
     :param open_store: makes the store of obstore, from the settings given here.
     :param url: of the bucket, for messages.
-    :param busy: the HTTP statuses by which this storage says that somebody else is at the same object.
+    :param busy: the HTTP statuses by which this storage says that another request is changing the same object.
     :param delete_at_once: how many objects one request deletes.
     :param connect_timeout: in seconds.
     :param read_timeout: how long to wait for the next byte.
@@ -87,7 +87,7 @@ class ObstoreDriver:
                 "read_timeout": timedelta(seconds=read_timeout),
                 "timeout": _TIMEOUT,
             },
-            # Only the caller of a conditional put knows what another try means.
+            # Only the caller of a conditional put knows the meaning of another attempt.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
         )
 
@@ -99,7 +99,7 @@ class ObstoreDriver:
         try:
             self._put(key, data, "create")
         except ObjectExists as error:
-            # Also said of a conflict with another put under way, which leaves it open who will have won.
+            # Also the status of a conflict with another put under way, which does not say which of them will win.
             return Put.UNKNOWN if _status(error) in self._busy else Put.EXISTS
         except (BaseError, OSError) as error:
             status = _status(error)
@@ -141,7 +141,7 @@ class ObstoreDriver:
         try:
             obstore.delete(self._store, list(keys))
         except FileNotFoundError:
-            # Some storages say so, and may have left the others alone.
+            # Some storages report this, and may have left the others alone.
             for key in keys if len(keys) > 1 else ():
                 self._delete([key])
         except (BaseError, OSError) as error:
@@ -189,7 +189,7 @@ class ObstoreDriver:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status of a refusal, None where there was no answer."""
+    """The HTTP status of a refusal, None if there was no response."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 

@@ -1,4 +1,4 @@
-"""Refusals of an object storage that no later try changes: what was missing, and what to do."""
+"""Errors of an object storage that retrying does not change. Each says what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from opslog.errors import UsageError
 
 NO_CREDENTIALS = "no AWS credentials were found"
 
-# How storages say in their answers that there is no such bucket: S3, Azure, Google.
+# The error codes for a bucket that does not exist: S3, Azure, Google.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 
 
@@ -19,7 +19,7 @@ def no_credentials(url: str, reason: str) -> UsageError:
 
 
 def no_bucket(url: str, answer: str) -> UsageError | None:
-    """What to raise if this answer says that there is no such bucket; None if it says something else."""
+    """The error to raise if this response says that the bucket does not exist; None if it says something else."""
     if any(words in answer for words in _NO_BUCKET):
         return UsageError(f"{url}: there is no such bucket: create it, or check its name and the endpoint")
     return None

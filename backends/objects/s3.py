@@ -1,12 +1,12 @@
 """A store on S3: ``s3://bucket/prefix``.
 
-`opslog.open("s3://bucket/prefix")` takes credentials, regions and endpoints from where the AWS tools take them, and
-what fsspec's configuration says; everything else is a keyword: ``endpoint_url=`` for MinIO, Ceph, R2 and the like,
-``key=``, ``secret=``, ``profile=``, ``client_kwargs=``, and whatever `s3fs.S3FileSystem` takes.
+`opslog.open("s3://bucket/prefix")` takes credentials, regions and endpoints from the same places as the AWS tools, and
+reads fsspec's configuration. Everything else is a keyword: ``endpoint_url=`` for MinIO, Ceph, R2 and the like,
+``key=``, ``secret=``, ``profile=``, ``client_kwargs=``, and every parameter of `s3fs.S3FileSystem`.
 
-Two drivers send the requests: obstore where it is installed and understands the settings (it costs a fraction of the
-time), and s3fs; ``?driver=s3fs`` asks for one of them. All that matters for a store is above them, in
-`opslog.backends.objects.backend`, and is the same.
+Two drivers send the requests: obstore, if it is installed and understands the settings (it costs a fraction of the
+time), and s3fs; ``?driver=s3fs`` asks for one of them. The guarantees of a store are made above them, in
+`opslog.backends.objects.backend`, so both give the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opslog.backends.objects.refusals import NO_CREDENTIALS, no_credentials
 from opslog.backends.objects.urls import split_url
 from opslog.errors import InvalidNameError, RetryError, UsageError
 
-# The settings that obstore can be given: where the bucket is, who comes, and how long to wait.
+# The settings that obstore can be given: the place of the bucket, the credentials, and the timeouts.
 UNDERSTOOD = {"endpoint_url", "key", "secret", "token", "anon", "profile", "client_kwargs", "config_kwargs"}
 
 # Those of `client_kwargs`.
@@ -46,7 +46,7 @@ def open_url(
     """The backend of ``s3://bucket/prefix``.
 
     :param create: does nothing here: an empty prefix is a store that does not exist, and costs nothing to open.
-    :param deadline_seconds: how long to find out what became of a put, before a `CommitUnknownError`.
+    :param deadline_seconds: how long to find out the outcome of a put, before a `CommitUnknownError`.
     :param lease_seconds: how long the lock of a compaction that crashed delays the next one.
     :param options: as of `s3fs.S3FileSystem`.
     """

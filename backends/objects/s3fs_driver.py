@@ -1,8 +1,8 @@
-"""S3 through s3fs, which takes every setting there is.
+"""S3 through s3fs, which takes every possible setting.
 
-Settings that are not left to it: no listing cache (it hides what others write), no instance cache (instances are shared
-between threads and do not survive a fork), and no retries of its own above botocore's connection handling, because only
-the caller of a conditional put knows what a retry means (`opslog.backends.objects.backend`).
+Settings that s3fs does not decide: no listing cache (it hides what others write), no instance cache (instances are
+shared between threads and do not survive a fork), and no retries of its own above botocore's connection handling,
+because only the caller of a conditional put knows what a retry means (`opslog.backends.objects.backend`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from opslog.errors import MissingFileError, OpslogError, RetryError, UsageError,
 
 T = TypeVar("T")
 
-# What botocore raises before it sends anything.
+# The errors that botocore raises before it sends anything.
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound)
 
 # Requests under way at one time.
@@ -136,7 +136,7 @@ class S3fsDriver:
 
     async def _get(self, key: str, start: int, stop: int | None) -> bytes | None:
         if stop is not None and stop <= start:
-            stop = start + 1  # there are no empty ranges; but whether the object exists is part of the answer
+            stop = start + 1  # an empty range cannot be requested, but the response must show whether the object exists
             empty = True
         else:
             empty = False
@@ -158,8 +158,8 @@ class S3fsDriver:
     async def _call(self, method: str, **arguments: Any) -> Any:
         with self._mutex:
             self._requests += 1
-        # Its public twin blocks, so that bodies could not be read beside each other; the client below both would leave
-        # out the settings of the caller.
+        # The public method blocks, so bodies could not be read in parallel. The client below both would ignore the
+        # caller's settings.
         return await self._fs._call_s3(method, Bucket=self._bucket, **arguments)  # noqa: SLF001
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -194,15 +194,16 @@ class S3fsDriver:
 
 @lru_cache(maxsize=8)
 def _session(profile: str | None, variables: frozenset[tuple[str, str]], generation: int) -> AioSession:
-    """What clients are made from. Shared by those who would get the same one: it takes a third of a second."""
+    """The session that clients are made from. Callers with equal settings share one: making it takes a third of a
+    second."""
     session = AioSession(profile=profile)
-    # Asking first whether the body is welcome would cost every put a second round trip.
+    # Asking first whether the server will accept the body would cost every put a second round trip.
     session.unregister("before-call.s3", add_expect_header)
     return session
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of a refusal, None where there was no answer. s3fs wraps errors in those of Python."""
+    """The HTTP status of a refusal, None if there was no response. s3fs wraps errors in those of Python."""
     for cause in (error, error.__cause__):
         if isinstance(cause, ClientError):
             return int(cause.response["ResponseMetadata"]["HTTPStatusCode"])

@@ -1,1 +1,1 @@
-"""Stores that a server serves: a backend that asks it over HTTP, and what the two say to each other."""
+"""Stores that a server serves: a backend that sends it requests over HTTP, and the protocol between the two."""

@@ -2,11 +2,11 @@
 
 What this file guarantees:
 
-- A call that changes something is carried out once, whatever the network repeats, delays or loses, and whenever the
-  server is killed (`opslog.backends.remote.protocol`). What is still uncertain at the deadline is a
-  `CommitUnknownError`.
-- An agent's name is a session on the server. Whoever was replaced while it did not ask for anything is fenced: its next
-  append is refused, and nothing of it is in the log.
+- A call that changes something is carried out once, even if the network repeats, delays or loses requests, and even if
+  the server is killed (`opslog.backends.remote.protocol`). If the outcome is still uncertain at the deadline, the call
+  raises `CommitUnknownError`.
+- An agent's name is a session on the server. A client that sent no request while another one took the name is fenced:
+  its next append is refused, and nothing of it is in the log.
 - A lock is held until `LOCK_SECONDS` after it was taken or renewed. It saves work and protects nothing, as on object
   storages.
 - In a forked child every call raises `ClosedError`.
@@ -57,7 +57,7 @@ class RemoteBackend(forking.ProcessBound):
     """The storage of a store that a server serves.
 
     :param url: ``http://host:port/NAME``, or https; a path before the name is that of a proxy.
-    :param token: the bearer token that the server wants; None: it wants none.
+    :param token: the bearer token that the server requires; None: it requires none.
     :raises MissingStoreError: the server serves no such store.
     :raises RetryError: it does not answer for ten seconds; where nobody listens at the address, that is said at once.
     :raises UsageError: it wants another token.
@@ -87,12 +87,12 @@ class RemoteBackend(forking.ProcessBound):
 
     @property
     def segments_grow(self) -> bool:
-        """As on the server."""
+        """As on the server's storage."""
         return self._storage.segments_grow
 
     @property
     def requests(self) -> int:
-        """How many were sent to the server."""
+        """The number of requests sent to the server."""
         return self._channel.requests
 
     # Reading
@@ -169,7 +169,7 @@ class RemoteBackend(forking.ProcessBound):
             self._settled(protocol.Persist(wanted))
 
     def _settled(self, call: protocol.Change, deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
-        """The answer to a call that may as well be made again."""
+        """The response to a call that is safe to repeat."""
         try:
             return self._channel.change(lambda _: call, deadline_seconds)
         except CommitUnknownError as error:
@@ -186,7 +186,7 @@ class RemoteBackend(forking.ProcessBound):
         except WriteFailedError:
             raise
         except BaseException:
-            self.end_session(agent, session)  # it may have begun
+            self.end_session(agent, session)  # the server may have begun it
             raise
         end = _as(protocol.At, answer).position
         assert end is not None
@@ -244,12 +244,12 @@ class RemoteBackend(forking.ProcessBound):
 
     @property
     def channel(self) -> Channel:
-        """The way to the server."""
+        """The connection to the server."""
         self._check_open()
         return self._channel
 
     def end_session(self, agent: str, session: str) -> None:
-        """Let others have a name at once. Where the server does not answer they get it some time later."""
+        """Let others have a name at once. If the server does not answer, they get it some time later."""
         if self._channel.sessions.get(agent) == session:
             del self._channel.sessions[agent]
         with suppress(OpslogError):
@@ -267,7 +267,7 @@ class RemoteBackend(forking.ProcessBound):
 
 
 class _Subscription(forking.ProcessBound):
-    """One who wants to know what is written."""
+    """A caller that wants to be notified of writes."""
 
     def __init__(self, listener: Listener, changed: Callable[[], None]) -> None:
         super().__init__()
@@ -297,13 +297,13 @@ class RemoteAppender(forking.BoundAppender):
         self._end = end
         super().__init__()
         self._floor = 0
-        # Why no append is possible any more, None while all is well.
+        # The error that every further append raises, None while appends are possible.
         self._refusal: OpslogError | None = None
 
     def append(self, data: bytes) -> Position:
         self._check_open()
         channel, end, floor = self._backend.channel, self._end, self._floor
-        # Stands if anything but a clean end or a clean failure follows, such as KeyboardInterrupt.
+        # Remains set unless the append ends cleanly or fails cleanly: also after KeyboardInterrupt, for example.
         self._refusal = CommitUnknownError(
             "an earlier append was interrupted: close the store, open it again, and check which commits are there"
         )
@@ -327,7 +327,7 @@ class RemoteAppender(forking.BoundAppender):
         return position
 
     def check_name(self) -> None:
-        """The server says so, at the next append."""
+        """Does nothing: the server checks the name at the next append."""
         self._check_open()
 
     def advance(self, segment: int) -> None:
@@ -358,7 +358,7 @@ def _as(kind: type[A], answer: Answer) -> A:
 
 
 def _address(url: str) -> str:
-    """Where the calls of a store are posted to.
+    """The address to which the calls of a store are posted.
 
     :raises InvalidNameError: the URL names no store.
     """
@@ -382,6 +382,6 @@ def _address(url: str) -> str:
 def open_url(url: str, *, create: bool = True, token: str | None = None) -> RemoteBackend:
     """The backend of ``http://host:port/NAME``; parameters as of `RemoteBackend`.
 
-    :param create: of no account: the server has made the stores that it serves.
+    :param create: has no effect: the server has made the stores that it serves.
     """
     return RemoteBackend(url, token=token)

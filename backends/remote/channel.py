@@ -1,4 +1,4 @@
-"""Requests to a server that serves a store, and what becomes of those that are not answered."""
+"""Requests to a server that serves a store, and retries of those that get no response."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from opslog.errors import (
     WriteFailedError,
 )
 
-# In seconds: how long a connection may take, and then each part of an answer. A server waits for the end of the shared
-# log for ten.
+# In seconds: how long a connection may take, and then each part of a response. A server waits up to ten seconds for the
+# end of the shared log.
 CONNECT_TIMEOUT, READ_TIMEOUT = 3.0, 30.0
 
-# How long a call that changes something is sent again, and one that reads: as long as a server takes to start anew.
+# How long to retry a call that changes something, and one that reads: as long as a server takes to restart.
 DEADLINE_SECONDS = 60.0
 READ_DEADLINE_SECONDS = 10.0
 
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
 
-# A server or proxy that says so has no answer now; it may have carried the request out, but for the first.
+# Statuses of a server or proxy that has no response now; except with the first, it may have carried the request out.
 _TOO_MANY = 429
 _NO_ANSWER = frozenset({408, _TOO_MANY, 500, 502, 503, 504})
 
 
 class _Lane:
-    """A line of calls of which one is under way at a time. `number` is that of the last one."""
+    """A sequence of calls of which one is under way at a time. `number` is that of the last one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class _Lane:
 
 
 class NoAnswerError(RetryError):
-    """(internal) Nobody knows what became of a request.
+    """(internal) The outcome of a request is unknown.
 
     :ivar was_sent: whether the server may have got it.
     :ivar is_nobody: no server listens at the address, or it has no machine.
@@ -77,9 +77,9 @@ class NoAnswerError(RetryError):
 
 
 class Channel:
-    """The way to one store on a server. Safe to use from many threads.
+    """The connection to one store on a server. Safe to use from many threads.
 
-    :param address: where its calls are posted to.
+    :param address: the address to which its calls are posted.
     :param url: how messages name the store.
     """
 
@@ -99,13 +99,13 @@ class Channel:
             timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
             transport=transport,
-            # Those of the system take long to load, and nobody needs them without TLS.
+            # The system's certificates take long to load, and without TLS they are not needed.
             verify=True if address.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
         self._address = address
         self._url = url
         self._environment = environment
-        # By agent, as every request names them.
+        # By agent, since every request names them.
         self.sessions: dict[str, str] = {}
         self._lanes: deque[_Lane] = deque()
         self._counting = threading.Lock()
@@ -130,13 +130,13 @@ class Channel:
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     def change(self, make: Callable[[bool], Change], deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
-        """The answer to a call that changes something, which is carried out once.
+        """The response to a call that changes something, which is carried out once.
 
-        :param make: the call, given whether an earlier try may have been carried out by a server that does not know of
-            it any more.
-        :param deadline_seconds: how long it is sent again while there is no answer.
-        :raises WriteFailedError: there is no server to be found; nothing was changed.
-        :raises CommitUnknownError: nobody knows whether it was carried out.
+        :param make: makes the call. Its argument says whether an earlier attempt may have been carried out by a server
+            that no longer knows of it.
+        :param deadline_seconds: how long to retry while there is no response.
+        :raises WriteFailedError: no server was reached; nothing was changed.
+        :raises CommitUnknownError: it is unknown whether it was carried out.
         :raises OpslogError: as the server's backend raised it.
         """
         now, pause = self._environment.monotonic, _PAUSE_SECONDS
@@ -154,7 +154,7 @@ class Channel:
                 self._environment.sleep(pause)
                 pause = min(2 * pause, _PAUSE_SECONDS_MAX)
             except (UsageError, MissingStoreError, WriteFailedError, ClosedError) as error:
-                # Refused this time. That says nothing of an earlier one.
+                # This attempt was refused, which says nothing about an earlier one.
                 if was_sent:
                     self._give_up(error, was_sent=True)
                 raise
@@ -184,7 +184,8 @@ class Channel:
         ) from error
 
     def _send(self, call: AnyCall, lane: _Lane | None = None) -> Answer:
-        """The answer to a request. One that reads raises what the answer says, one that changes returns it."""
+        """The response to a request. For one that reads, an error in it is raised; for one that changes, it is
+        returned."""
         with self._counting:
             self.requests += 1
         where = ("", 0) if lane is None else (lane.name, lane.number + 1)
@@ -241,9 +242,9 @@ class Channel:
             raise self._closed(error) from error
 
     def _closed(self, error: RuntimeError) -> ClosedError:
-        """httpx says so where another thread has closed this meanwhile.
+        """The error for a call that httpx refused because another thread has closed the client meanwhile.
 
-        :raises RuntimeError: it is something else.
+        :raises RuntimeError: the cause is something else.
         """
         if not self._client.is_closed:
             raise error
@@ -281,12 +282,12 @@ def _words(error: httpx.RequestError) -> str:
 
 
 def _reason(response: httpx.Response) -> str:
-    """What a refusal says."""
+    """The reason that a refusal gives."""
     text = response.text.strip()
     if "json" in response.headers.get("content-type", ""):
         try:
             found = response.json()
             text = str(found.get("detail") or found.get("title") or text) if isinstance(found, dict) else text
         except ValueError:
-            """Then what it says is the text."""
+            """The body is not JSON: its text is the reason."""
     return text[:500] or response.reason_phrase

@@ -1,4 +1,4 @@
-"""Word from the server that something was written to a store: one open request, for all who wait in this process."""
+"""Notifications of writes from the server: one open request for all subscribers in this process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from opslog.logs import logger
 
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 2.0
-# How long to wait at the end for the thread that reads.
+# How long to wait at the end for the reading thread.
 _JOIN_SECONDS = CONNECT_TIMEOUT
 
 
 class Listener:
     """Keeps a request open as long as somebody is subscribed. Safe to use from many threads.
 
-    What holds: whatever was written since the last call of a subscriber's function, it is called again after that can
-    be read; also after the connection was lost, since each new one begins with such a call.
+    Guarantee: after every write since the last call of a subscriber's function, the function is called again once the
+    write can be read. This also holds after the connection was lost, since each new one begins with such a call.
 
-    :ivar is_live: whether that is so now; while it is not, whoever wants to know has to ask.
+    :ivar is_live: whether the guarantee holds now; while it does not, subscribers have to poll.
     """
 
     def __init__(self, channel: Channel, environment: Environment) -> None:
@@ -49,14 +49,14 @@ class Listener:
                     self._reading = reading
 
     def unsubscribe(self, changed: Callable[[], None]) -> None:
-        """The last one ends the request. Idempotent, and does not wait."""
+        """Stop calling this function. When the last one is gone, the request ends. Idempotent, and does not wait."""
         with self._lock:
             self._subscribers = [each for each in self._subscribers if each is not changed]
             if not self._subscribers:
                 self._end()
 
     def tell(self, reading: _Reading, *, is_live: bool) -> None:
-        """Something was written, or what can be said of that has changed; from the thread that reads."""
+        """Record a write, or a change of `is_live`; called from the reading thread."""
         with self._lock:
             if reading is not self._reading:
                 return
@@ -66,7 +66,7 @@ class Listener:
             changed()
 
     def close(self) -> None:
-        """End the request. Waits for the thread, but not for a server that says nothing at all."""
+        """End the request. Waits for the thread, but not for a server that sends nothing at all."""
         with self._lock:
             thread = None if self._reading is None else self._reading.thread
             self._end()
@@ -83,7 +83,7 @@ class Listener:
 
 
 class _Reading:
-    """A thread that reads what the server says, and asks again when that has ended."""
+    """A thread that reads the server's events, and sends the request again when the response has ended."""
 
     def __init__(self, listener: Listener, channel: Channel, environment: Environment) -> None:
         self._listener = listener
@@ -95,7 +95,7 @@ class _Reading:
         self.thread = threading.Thread(target=self._run, name="opslog-listener", daemon=True)
 
     def end(self) -> None:
-        """From any thread."""
+        """Stop reading. From any thread."""
         self._ended.set()
         response = self._response
         stream = None if response is None else response.extensions.get("network_stream")
@@ -112,23 +112,23 @@ class _Reading:
             try:
                 self._read()
             except NoAnswerError as error:
-                self._note_silence(str(error), READ_DEADLINE_SECONDS)  # a server may be started anew in that time
+                self._note_silence(str(error), READ_DEADLINE_SECONDS)  # a server may restart within that time
             except OpslogError as error:
                 self._note_silence(str(error), 0.0)
-            # A server that is stopping ends each answer at once, as something in between may.
+            # A server that is stopping ends each response at once, and a proxy may do the same.
             if now() - began >= _PAUSE_SECONDS_MAX:
                 pause = _PAUSE_SECONDS
             self._ended.wait(pause)
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
     def _note_silence(self, reason: str, seconds: float) -> None:
-        """There is no answer. Whoever waits has to ask when there has been none for so long."""
+        """Record that there is no response. After `seconds` of this, subscribers have to poll."""
         if self._listener.is_live and self._environment.monotonic() - self._heard_at >= seconds:
             logger("storage").debug("nobody says any more what is written, so that is asked for: %s", reason)
             self._listener.tell(self, is_live=False)
 
     def _read(self) -> None:
-        """Read one answer to its end, which a server makes after a while."""
+        """Read one response to its end; the server ends each after a while."""
         with self._channel.listen() as response:
             self._response = response
             try:

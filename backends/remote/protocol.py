@@ -1,17 +1,17 @@
-"""What a remote backend and the server say to each other: one call and one answer for each request, in MessagePack.
+"""The protocol between a remote backend and the server: one call and one answer for each request, in MessagePack.
 
 ``POST …/v1/store/NAME/storage`` carries a `Request`, and is answered by an `Answer`. The calls are those of
 `opslog.backends.contract`, but for two things that a network makes different:
 
-- **A call that changes something has a number on a lane.** A lane is a line of calls, one after the other; the server
-  gives it out. A call that comes again is answered as it was answered before, and a call that comes late, after the
-  next one of its lane, is refused. So a network that repeats and delays requests carries out none of them twice. A
-  server that was started anew knows no lanes. Whoever hears so takes another one, and says with `again` that an earlier
-  try may have been carried out: the server compares what is there with what was to be written.
-- **A name is a session.** `OpenLog` begins it. While it lasts the server has the name, as any process that writes a log
-  there; each request of its client renews it, and when none has come for `SESSION_SECONDS`, the name is free. Should it
-  come again, or the server be started anew, the session goes on if none has followed it and nobody has written the log
-  since.
+- **A call that changes something has a number on a lane.** A lane is a sequence of calls, one after the other; the
+  server creates it. A repeated call gets the same answer again, and a delayed call, after the next one of its lane, is
+  refused. So a network that repeats and delays requests carries out none of them twice. A restarted server knows no
+  lanes. A client that learns this takes another one, and says with `again` that an earlier attempt may have been
+  carried out: the server then compares what is there with what was to be written.
+- **A name is a session.** `OpenLog` begins it. While it lasts, the server holds the name, as any process that writes a
+  log there. Each request of its client renews it, and `SESSION_SECONDS` after the last one the name is free. If a
+  request comes after that, or after a restart of the server, the session goes on, unless another session has followed
+  it or the log was written since.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import msgspec
 from opslog import errors
 from opslog.errors import OpslogError
 
-# Of the calls; a server refuses others.
+# Of the calls; a server refuses other versions.
 VERSION = 1
 
 CONTENT_TYPE = "application/vnd.opslog.storage+msgpack"
 
-# How long a session keeps others from its name after its last request.
+# How long after its last request a session keeps others from its name.
 SESSION_SECONDS = 60.0
 
-# How long a lock is held after it was taken or renewed last.
+# How long a lock is held after it was last taken or renewed.
 LOCK_SECONDS = 60.0
 
 
@@ -73,11 +73,11 @@ class Now(msgspec.Struct, tag="now", frozen=True):
 
 
 class Describe(msgspec.Struct, tag="describe", frozen=True):
-    """What storage it is."""
+    """Ask for the properties of the storage."""
 
 
 class OpenLane(msgspec.Struct, tag="open_lane", frozen=True):
-    """A lane for calls that change something."""
+    """Ask for a lane for calls that change something."""
 
 
 class Create(msgspec.Struct, tag="create", frozen=True):
@@ -115,7 +115,7 @@ class OpenLog(msgspec.Struct, tag="open_log", frozen=True):
 class Append(msgspec.Struct, tag="append", frozen=True):
     """`Appender.append`, and `Appender.advance` before it.
 
-    :ivar floor: the segment that was named in `advance`; 0: none.
+    :ivar floor: the segment named in `advance`; 0: none.
     :ivar end: the last segment of the log, and its size, as the session left it.
     """
 
@@ -193,17 +193,17 @@ class FilesAndLogs(msgspec.Struct, tag="files_and_logs", frozen=True):
 
 
 class Contents(msgspec.Struct, tag="contents", frozen=True):
-    """What was read; None for what is not there. At least one part; where all would be too much for one answer, as many
-    as are not."""
+    """The bytes of files; None for a file that does not exist. At least one part; if all of them are too much for one
+    answer, as many as fit."""
 
     parts: list[bytes | None]
 
 
 class Storage(msgspec.Struct, tag="storage", frozen=True):
     """:ivar segments_grow: as of `Backend`.
-    :ivar lists_with_logs: whether the server knows `ListWithLogs`. Older ones say nothing of it.
+    :ivar lists_with_logs: whether the server knows `ListWithLogs`. Older servers do not say.
     :ivar announces: whether a GET of the same address is answered by events: one at once, and one whenever something
-        was written. Older ones say nothing of it.
+        was written. Older servers do not say.
     """
 
     segments_grow: bool
@@ -212,13 +212,13 @@ class Storage(msgspec.Struct, tag="storage", frozen=True):
 
 
 class Value(msgspec.Struct, tag="value", frozen=True):
-    """The time, or whether something is so."""
+    """The time, or a yes or no."""
 
     number: float
 
 
 class Lane(msgspec.Struct, tag="lane", frozen=True):
-    """:ivar name: that its calls have to name."""
+    """:ivar name: the name that its calls carry."""
 
     name: str
 
@@ -228,8 +228,8 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class At(msgspec.Struct, tag="at", frozen=True):
-    """A position in a log: where an append begins, or where a log ends whose session begins. None: the log goes on
-    behind the end to append at, and nothing was written."""
+    """A position in a log: where an append begins, or where the log of a new session ends. None: the log goes on
+    behind the given end, and nothing was written."""
 
     position: tuple[int, int] | None
 
@@ -239,7 +239,7 @@ class UnknownLane(msgspec.Struct, tag="unknown_lane", frozen=True):
 
 
 class Failure(msgspec.Struct, tag="failure", frozen=True):
-    """An error of `opslog.errors`, by the name of its class, with what it says."""
+    """An error of `opslog.errors`: the name of its class, and its contents."""
 
     kind: str
     message: str
@@ -264,7 +264,7 @@ Answer = Entries | FilesAndLogs | Contents | Storage | Value | Lane | Done | At 
 
 
 def _utf8(value: Any) -> Any:
-    """A path in a message may be no UTF-8."""
+    """Encode a path in a message, which need not be valid UTF-8."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
