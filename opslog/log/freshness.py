@@ -1,13 +1,12 @@
-"""How recent a process's view of a store is: the newest manifest it has read, and what others wrote.
+"""How recent a process's view of a store is: the newest manifest it has read, and the writes of others.
 
-Two limits follow from it. Each is half of a time for which something is kept, so that the other half is left for acting
-on what was read:
+Two limits follow. Each is half of a retention time, so that the other half remains for acting on what was read:
 
 - **Grace.** A segment is collected only when a manifest whose cut is beyond it has been the newest for the grace
   period. A process that read the newest manifest less than half a grace period ago has seen that cut, so it knows that
   the number is taken.
-- **Tombstones.** A tombstone may leave the snapshot after its TTL. A process whose view is older than half of that
-  reads what is new before it writes: it might bring back what was deleted.
+- **Tombstones.** A tombstone may leave the snapshot after its TTL. A process whose view is older than half of that TTL
+  reads what is new before it writes. Otherwise it might bring back a document that was deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from opslog.errors import MissingFileError, WriteFailedError
 from opslog.format.manifest import Manifest
 from opslog.snapshot.manifests import ManifestStore
 
-# However short the tombstone TTL is, a write may take as long.
+# The minimum, however short the tombstone TTL is: a write may take this long.
 _WRITE_SECONDS = 1.0
 
 
@@ -31,13 +30,13 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class Freshness:
-    """Remembers the newest manifest and when what others wrote was read. Safe to use from many threads.
+    """Remembers the newest manifest, and when the writes of others were read. Safe to use from many threads.
 
-    All times are of the monotonic clock, and from before the reading began: a process can be paused after it.
+    All times are of the monotonic clock and were taken before reading began, since a process can be paused after that.
 
     :param newest: the newest manifest.
-    :param at: when it, and what others wrote, was read.
-    :ivar read_at: when what others wrote was last read to its end.
+    :param at: when it was read, and the writes of others.
+    :ivar read_at: when the writes of others were last read to their end.
     """
 
     def __init__(self, manifests: ManifestStore, environment: Environment, newest: Manifest, at: float) -> None:
@@ -53,13 +52,13 @@ class Freshness:
         return self._read.manifest
 
     def note(self, newest: Manifest, at: float) -> None:
-        """This manifest was read as the newest."""
+        """Note that this manifest was read as the newest."""
         if newest.number >= self._read.manifest.number:
             self._read = _Read(newest, at)
             self._fresh_seconds = newest.settings.tombstone_ttl_seconds / 2
 
     def read_newest(self) -> Manifest:
-        """The newest manifest, read now. Costs a listing, and a read where it is new."""
+        """The newest manifest, read now. Costs a listing, and a read if the manifest is new."""
         at = self.environment.monotonic()
         newest = self._manifests.newest()
         self.note(newest, at)
@@ -80,10 +79,11 @@ class Freshness:
         return self.environment.monotonic() - read.at <= min(seconds, read.manifest.settings.grace_seconds / 2)
 
     def check_recent(self) -> None:
-        """What was read until now was not collected before: it is what was there when the manifest was read.
+        """Check that everything read until now was there when the manifest was read, and none of it was collected
+        before.
 
-        :raises MissingFileError: that was too long ago. Where there are no locks, what was read may stand under a
-            number that others used, compacted and collected; load again.
+        :raises MissingFileError: the manifest was read too long ago. On storages without locks, the numbers of the
+            segments that were read may have been used, compacted and collected by others before; load again.
         """
         if not self.is_recent:
             raise MissingFileError("this process was paused for long between listing the logs and reading them")
@@ -94,10 +94,10 @@ class Freshness:
         return self.environment.monotonic() - self.read_at > self._fresh_seconds
 
     def check_age(self, read_at: float) -> None:
-        """A commit that rests on what was read at a time may still come into the log. Stamped with a view that was not
-        stale, it must not come much later.
+        """Check that a commit that rests on a read at `read_at` may still enter the log. It was stamped with a view
+        that was not stale, and must not enter the log much later.
 
-        :raises WriteFailedError: that is too long ago.
+        :raises WriteFailedError: the read is too long ago.
         """
         limit = max(_WRITE_SECONDS, 0.6 * self._read.manifest.settings.tombstone_ttl_seconds)
         if self.environment.monotonic() - read_at > limit:

@@ -1,8 +1,8 @@
-"""Logs: reading what is new in them.
+"""Reading what is new in logs.
 
-A `Cursor` remembers how far a log was read. Only whole lines count: what follows the last newline of a segment is
-either still being written or the torn tail of a crash, and is passed over once a later segment exists. So are zeros
-that a power cut left there, and lines behind them that were written together with what is missing
+A `Cursor` remembers how far a log was read. Only whole lines count. Bytes after the last newline of a segment are
+either still being written or the torn tail of a crash; readers skip them once a later segment exists. They also skip
+zeros that a power cut left there, and lines behind the zeros that were written together with the missing bytes
 (`opslog.format.torn`). Listing comes before reading, so a segment that is not the last of the listing is finished.
 """
 
@@ -28,20 +28,20 @@ from opslog.format.torn import last_append, sound_length
 
 T = TypeVar("T")
 
-# What it takes to read a segment besides its length, in bytes: a request on an object storage, where each append is a
+# The cost of reading a segment besides its length, in bytes: a request on an object storage, where each append is a
 # segment, and there are many.
 SEGMENT_COST = 64 * 1024
 
 # How many segments are fetched at once, at most.
 _AHEAD = 500
-# How many logs are read by turns, at most: of each the last chunk stays in memory, a megabyte with its commits.
+# How many logs are read by turns, at most: the last chunk of each stays in memory, a megabyte with its commits.
 _BY_TURNS = 16
 # How much of a log is read and decoded at once: a few milliseconds of work between two chances for other threads.
 _READ_BYTES = 1024 * 1024
-# The same where most of it is forgotten at once and a read costs little: with its commits it fits into the cache next
-# to a processor, and decoding takes three quarters of the time it takes beyond that.
+# The same for readers that forget most of it at once, if a read costs little: with its commits the chunk fits into the
+# processor's cache, and decoding takes three quarters of the time that a larger chunk takes.
 _CHUNK_BYTES = 256 * 1024
-# In how much of the end of a segment its last append is looked for first; a group of commits is seldom longer.
+# The last append of a segment is searched first in this much of its end; a group of commits is seldom longer.
 _LAST_BYTES = 64 * 1024
 
 
@@ -53,17 +53,17 @@ class Segment(NamedTuple):
     modified: float
 
 
-# Per agent its segments, in order of number.
+# The segments of each agent, in order of number.
 Segments = dict[str, list[Segment]]
 
 
 def list_segments(backend: Backend, cursors: Mapping[str, Cursor] | None = None) -> Segments:
-    """All segments of all logs, or at least those that are not before a cursor. One listing."""
+    """All segments of all logs; those before the cursors may be left out. One listing."""
     return segments_in(backend.list_logs(Seen(cursors or {})))
 
 
 class Seen(Mapping[str, int]):
-    """Per agent the segment where its cursor is. Costs nothing for agents that nobody asks about."""
+    """The segment of each agent's cursor. Costs nothing for agents that nobody asks about."""
 
     def __init__(self, cursors: Mapping[str, Cursor]) -> None:
         self._cursors = cursors
@@ -94,7 +94,7 @@ def segments_in(entries: Iterable[Entry]) -> Segments:
 
 
 def all_logs(segments: Segments, known: Iterable[str]) -> Segments:
-    """A listing with every known log in it: an empty one where the listing shows nothing of it, after the others."""
+    """A listing that contains every known log. Logs without segments come last, each as an empty list."""
     return segments | {agent: [] for agent in sorted(set(known) - segments.keys())}
 
 
@@ -108,7 +108,7 @@ def bytes_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
 
 
 def cost_after(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> int:
-    """What it takes to read the logs after a cut, or after cursors: their bytes, and `SEGMENT_COST` for each segment
+    """The cost of reading the logs after a cut, or after cursors: their bytes, and `SEGMENT_COST` for each segment
     that begins there."""
     beginning = sum(
         (number, 0) >= cut.get(agent, START).position for agent, listed in segments.items() for number, _, _ in listed
@@ -126,13 +126,13 @@ def until(segments: list[Segment], end: tuple[int, int]) -> list[Segment]:
 
 
 def least_first(segments: Segments, cut: Mapping[str, Cut | Cursor]) -> list[str]:
-    """The agents, those with the fewest bytes after a cut first: so no log waits for ever behind one that is written
-    faster, and what is left of its share goes to the others."""
+    """The agents, ordered by the number of bytes after a cut, fewest first. So no log waits for ever behind one that
+    is written faster, and the unused part of its share goes to the others."""
     return sorted(segments, key=lambda agent: (bytes_after({agent: segments[agent]}, cut), agent))
 
 
 class LogSource(Protocol):
-    """What a cursor needs of a backend, for reading."""
+    """The part of a backend that a cursor needs for reading."""
 
     @property
     def segments_grow(self) -> bool: ...
@@ -149,7 +149,7 @@ class Chunk(msgspec.Struct, frozen=True):
     commits: Sequence[Commit]
 
     def positions(self) -> list[tuple[int, int]]:
-        """Where each of the commits begins."""
+        """The position of each commit."""
         lengths = (len(line) + 1 for line in self.lines.split(b"\n"))
         offsets = accumulate(lengths, initial=self.offset)
         return [(self.segment, offset) for offset, _ in zip(offsets, self.commits, strict=False)]
@@ -163,9 +163,9 @@ class Cursor(msgspec.Struct):
     offset: int = START.offset
     commits: int = START.commits
     clock: int = 0
-    # The last segment that must be there, as the manifest says from whose cut it began.
+    # The last segment that must exist, according to the manifest at whose cut this cursor began.
     needed: int = 0
-    # Up to where the log must go on, as a manifest says.
+    # The position that the log must reach, according to a manifest.
     end: tuple[int, int] = (0, 0)
 
     @classmethod
@@ -178,7 +178,7 @@ class Cursor(msgspec.Struct):
 
     @property
     def cut(self) -> Cut:
-        """Here, as a manifest says it."""
+        """The cursor's position in the form of a manifest."""
         return Cut(self.segment, self.offset, self.commits)
 
     def has_reached(self, cut: Cut) -> bool:
@@ -194,27 +194,27 @@ class Cursor(msgspec.Struct):
         return segments[-1].number == self.segment and segments[-1].bytes == self.offset
 
     def _is_reached(self, listed: list[Segment]) -> bool:
-        """Whether the log, listed from here on, goes on up to `end`, which can be at the beginning of the segment after
-        the last one that is there."""
+        """Whether the log, listed from here on, reaches `end`. That can be the beginning of the segment after the last
+        one that is there."""
         if not listed or listed[-1].number < self.segment:
             return self.position >= self.end
         last, size, _ = listed[-1]
         return (last, size) >= self.end or self.end == (last + 1, 0)
 
     def moved_to(self, cut: Cut) -> Cursor:
-        """This cursor at a cut that lies farther on in the log without a commit in between, or this one itself: what
-        lies before a cut may be collected, though it was read."""
+        """This cursor at a cut that lies farther on in the log without a commit in between, or this cursor itself.
+        Segments before a cut may be collected, even if they were read."""
         if cut.commits != self.commits or cut.position <= self.position:
             return self
         return Cursor(self.agent, cut.segment, cut.offset, cut.commits, self.clock, cut.needed_segment, self.end)
 
     def read(self, source: LogSource, segments: list[Segment]) -> Iterator[tuple[Cut, Commit]]:
-        """The commits after the cursor, each with where it begins; moves the cursor past each before it is yielded.
+        """The commits after the cursor, each with its position; moves the cursor past each before it is yielded.
 
         :param segments: this log's part of a listing made just before.
-        :raises MissingFileError: the log is not there where the cursor is, or does not go on there: a compaction merged
-            and collected what was to be read next, and a load from the newest manifest helps. If it does not, something
-            was lost: the segment at a cut is never collected.
+        :raises MissingFileError: the log is not there where the cursor is, or does not go on there. A compaction has
+            merged and collected the next commits, and a load from the newest manifest helps. If it does not, data was
+            lost: the segment at a cut is never collected.
         :raises CorruptError: a line is no commit, or not this log's next one.
         """
         for number, size, _ in self.coming(segments):
@@ -227,10 +227,10 @@ class Cursor(msgspec.Struct):
 
     def read_newest_first(self, source: LogSource, segments: list[Segment], *, scans: bool = False) -> Iterator[Chunk]:
         """The same commits in chunks, the newest chunk first, as far as the listing goes; moves the cursor when
-        the last of them was taken. For those who want who won and not who lost: most of what is decoded can be
-        forgotten at once. Errors as in `read`.
+        the last of them was taken. For readers that need only the winning writes: they can forget most of what is
+        decoded at once. Errors as in `read`.
 
-        :param scans: whether the commits of a chunk may be `ScannedCommits`, for those who need few of them.
+        :param scans: whether the commits of a chunk may be `ScannedCommits`, for readers that need few of them.
         """
         end, clock, later = self.position, self.clock, None
         commits = 0
@@ -282,7 +282,8 @@ class Cursor(msgspec.Struct):
         while end > first:
             start = max(first, end - want)
             data = self._read_whole(source, number, start, end)
-            # The first line is whole where the reading began at its beginning; what follows the last newline is torn.
+            # If reading began at the beginning of the segment, its first line is whole; bytes after the last newline
+            # are torn.
             skipped = data.find(b"\n") + 1 if start > first else 0
             lines = data[skipped : data.rfind(b"\n") + 1]
             if lines:
@@ -296,7 +297,7 @@ class Cursor(msgspec.Struct):
             want = full if lines else want * 2
 
     def sound_end(self, source: LogSource, number: int, first: int, size: int) -> int:
-        """Where the commits of a segment of `size` bytes end, and a torn tail begins. Reads no further back than the
+        """The end of the commits in a segment of `size` bytes, where a torn tail begins. Reads no further back than the
         beginning of a line at `first`; costs a read of the last append.
 
         :raises MissingFileError: it is gone.
@@ -317,7 +318,7 @@ class Cursor(msgspec.Struct):
         return data
 
     def _check(self, chunk: Chunk, later: Chunk | None) -> None:
-        """Whether its commits can be this log's ones before those that come `later`."""
+        """Check that this log can have these commits before those of the chunk `later`."""
         agent, clock = self.agent, 0
         if isinstance(chunk.commits, ScannedCommits):
             clock = last_clock(chunk.commits)  # and they are in order
@@ -332,7 +333,7 @@ class Cursor(msgspec.Struct):
     def _read_segment(self, source: LogSource) -> Iterator[tuple[Cut, Commit]]:
         path = segment_path(self.agent, self.segment)
         for start, lines in read_lines(source.read, path, self.offset):
-            if b"\0" in lines:  # what they are only shows with all that follows
+            if b"\0" in lines:  # their meaning only shows with all the bytes that follow
                 rest = source.read(path, start)
                 yield from self._decode(rest[: sound_length(rest)], path)
                 return
@@ -365,12 +366,12 @@ class Cursor(msgspec.Struct):
 
 
 def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines) of a file from a byte on, about a megabyte at a time; what follows the last newline comes
+    """(offset, whole lines) of a file from a byte on, about a megabyte at a time. Bytes after the last newline come
     last, without one.
 
-    :param start: where a line begins.
-    :param read: reads the bytes of a file from one offset to another, or fewer where it ends before. Not called beyond
-        the end of the file.
+    :param start: the beginning of a line.
+    :param read: reads the bytes of a file from one offset to another, or fewer if the file ends before. Not called
+        beyond the end of the file.
     """
     want = _READ_BYTES
     while True:
@@ -390,8 +391,8 @@ def read_lines(read: Callable[[str, int, int], bytes], path: str, start: int = 0
 def log_source(
     backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, *, newest_first: bool = False
 ) -> LogSource:
-    """What to read logs from, one after the other as the listing has them, from the cursors on. Where each append is a
-    segment of its own, many are fetched at once."""
+    """The source for reading logs one after the other, in the order of the listing, from the cursors on. Where each
+    append is a segment of its own, it fetches many at once."""
     if backend.segments_grow:
         return backend
     return _ReadAhead(
@@ -408,9 +409,9 @@ def log_source(
 def read_logs(
     backend: Backend, cursors: dict[str, Cursor], segments: Segments, *, scans: bool = False
 ) -> Iterator[tuple[str, Chunk]]:
-    """All logs from the cursors on, in chunks, each with its agent; adds the cursors of new logs. Of each log the
-    newest chunk comes first. So it does among all logs, on the whole, where they are read one by one and not fetched
-    in groups; each cursor moves when the last chunk of its log was taken. Errors as in `Cursor.read`.
+    """All logs from the cursors on, in chunks, each with its agent; adds the cursors of new logs. The newest chunk of
+    each log comes first. Among logs the newest also come first, on the whole, if they are read one by one and not
+    fetched in groups. Each cursor moves when the last chunk of its log was taken. Errors as in `Cursor.read`.
 
     :param segments: a listing with all logs that have a cursor (`all_logs`).
     :param scans: as of `Cursor.read_newest_first`.
@@ -427,8 +428,9 @@ def read_logs(
 def by_turns(
     source: LogSource, readers: Iterator[tuple[str, Iterator[T]]], lowest: Callable[[T], int]
 ) -> Iterator[tuple[str, T]]:
-    """The chunks of logs that are read from a source, each newest first: always one of the log whose rest may be the
-    newest, as that is below the `lowest` clock of a chunk. Where segments are fetched in groups, log by log."""
+    """The chunks of logs read from a source, the newest of each log first. The next chunk is always one of the log
+    whose rest may be the newest, since that rest is below the `lowest` clock of a chunk. If segments are fetched in
+    groups, the chunks come log by log."""
     for some in batched(readers, _BY_TURNS if source.segments_grow else 1):
         yield from _by_turns(some, lowest)
 
@@ -447,8 +449,8 @@ def _by_turns(readers: Iterable[tuple[str, Iterator[T]]], lowest: Callable[[T], 
 
 
 class _ReadAhead:
-    """Reads segments in the order in which they are `coming` (paths and lengths), a group of them at once and each
-    once, and others one by one."""
+    """Reads segments in the order of `coming` (paths and lengths), each once and a group of them at once; reads all
+    other segments one by one."""
 
     segments_grow = False
 
@@ -460,7 +462,7 @@ class _ReadAhead:
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         if path in self._announced:
-            with suppress(RetryError):  # one by one it shows which of them it was
+            with suppress(RetryError):  # reading them one by one shows which of them failed
                 self._fetch(path)
         if path not in self._fetched:
             return self._backend.read(path, start, stop)

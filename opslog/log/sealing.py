@@ -1,7 +1,7 @@
-"""Ending the undo window of agents that are gone, and finding out which of them are.
+"""Ending the undo window of agents that are gone, and finding those agents.
 
 A seal is one append to the log of another agent, in a `WriterSession` of its own. While logs are sealed their names are
-in use, so that is done under `SEALING_LOCK`: an agent that comes back just then waits for its name.
+in use, so this is done under `SEALING_LOCK`: an agent that comes back just then waits for its name.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from opslog.log.reader import Cursor, Segment, list_segments
 from opslog.log.session import SEALING_LOCK, WriterSession
 from opslog.merge.clock import LamportClock
 
-# The end of an agent's log, whose name is held, with the clock of its last commit; None where the log has grown since
-# it was read.
+# Returns the end of an agent's log, whose name is held, with the clock of its last commit; None if the log has grown
+# since it was read.
 FindEnd = Callable[[str], Cursor | None]
 
 
 def seal_all(backend: Backend, agents: Iterable[str], find_end: FindEnd, freshness: Freshness) -> tuple[str, ...]:
-    """Seal each of these logs under its agent's name, unless it has grown; returns whose were. Live agents hold their
-    names and are left alone. Where somebody else is sealing all are: the next compaction comes to them.
+    """Seal each of these logs under its agent's name, unless it has grown; returns the agents that were sealed. Live
+    agents hold their names and are left alone. While another process is sealing, no log is sealed here: the next
+    compaction does it.
 
-    :param freshness: of what was read of the logs.
+    :param freshness: of the view in which the logs were read.
     """
     waiting = tuple(agents)
     if not waiting:
@@ -47,15 +48,16 @@ def seal_all(backend: Backend, agents: Iterable[str], find_end: FindEnd, freshne
 
 
 def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) -> dict[str, Cut]:
-    """Where logs go on, should they ever, of agents that are gone, and of which all is compacted: behind their last
-    segments, so that these can be collected. Only where segments grow; elsewhere each is finished as it is.
+    """For agents that are gone and whose logs are wholly compacted: the position behind the last segment, from which
+    the log would go on. So its last segment can be collected. Only where segments grow; elsewhere each segment is
+    finished.
 
-    Nobody appends to such a segment any more. There was a moment after `old` was read in which the agent's name was
-    free and the log ended at the cut of `old`: no session is open that began before it, and one that begins later
-    starts a segment of its own. It finds the last one, or, where that is collected, a manifest whose cut is behind it.
+    Nobody appends to such a segment any more. At some moment after `old` was read, the agent's name was free and the
+    log ended at the cut of `old`. So no session is open that began before that moment, and one that begins later starts
+    a segment of its own: it finds the last one or, if that is collected, a manifest whose cut is behind it.
 
-    A log with a torn tail does not end at its cut, and stays. So does the shared log: whoever has read it to its end
-    may go on there, in the same segment, at any time.
+    A log with a torn tail does not end at its cut, and stays. So does the shared log: any process that has read it to
+    its end may go on there, in the same segment, at any time.
 
     :param old: the newest manifest.
     :param cut: of the next one. A log is considered when both have the same position, so nothing came since, and
@@ -76,7 +78,7 @@ def logs_of_the_gone(backend: Backend, old: Manifest, cut: Mapping[str, Cut]) ->
     if not idle:
         return {}
     try:
-        with backend.lock(SEALING_LOCK):  # since a name is in use for a moment while it is tried
+        with backend.lock(SEALING_LOCK):  # since trying a name holds it for a moment
             free = [agent for agent in idle if _is_free(backend, agent)]
     except LockedError:
         return {}
@@ -90,7 +92,7 @@ def _is_free(backend: Backend, agent: str) -> bool:
     try:
         return backend.is_free(agent)
     except (WriteFailedError, InvalidNameError):
-        return False  # its lock file is another user's, say. That nobody has it is not known, and its log stays
+        return False  # its lock file may belong to another user. The name may be in use, so the log stays
 
 
 def _ends_at(listed: list[Segment], cut: Cut) -> bool:
@@ -107,11 +109,12 @@ def _seal(backend: Backend, agent: str, find_end: FindEnd, freshness: Freshness)
         if end is None:
             return False
         session = WriterSession(backend, appender, end, freshness, LamportClock(end.clock))
-        # What the agent has stamped, and not written yet, goes behind the seal. With a clock above everything, the seal
-        # would raise those clocks, and have them outrank transactions that the agent has not read.
+        # If the agent has stamped commits that it has not written yet, they go behind the seal. A seal with a clock
+        # above everything would raise their clocks, and they would outrank transactions that the agent has not read.
         session.append(session.stamp(Seal("", 0, ""), end.clock))
     except (AgentFencedError, CommitUnknownError):
-        # It is alive in another process, and wrote just now. Or whether the seal counts, the next compaction sees.
+        # The agent is alive in another process, and wrote just now; or the next compaction sees whether the seal
+        # counts.
         return False
     finally:
         appender.close()

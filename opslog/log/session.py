@@ -1,41 +1,39 @@
-"""Being the writer of a log, from taking its name to giving it back: stores, imports, Spark's jobs and seals append
-through a `WriterSession`, and nothing else does.
+"""The writer of a log, from taking its name to giving it back. Stores, imports, Spark's jobs and seals append through
+a `WriterSession`, and nothing else appends.
 
-On a filesystem the holder of an agent's name is alone with its log. On an object storage it may be paused for as long
-as others use its numbers, compact what they wrote and collect it; and a compaction may seal a log whose agent only
-seemed to be gone. These invariants guarantee that an acknowledged commit is read by everybody, and brings nothing back
-that was deleted. After each stands the test that shows it:
+On a filesystem the holder of an agent's name is alone with its log. On an object storage it may be paused while others
+use its numbers, compact those commits and collect them; and a compaction may seal a log whose agent only seemed to be
+gone. These invariants guarantee that everybody reads an acknowledged commit, and that it brings back no deleted
+document. The test that shows an invariant stands after it:
 
-1. **Name.** A session's name is taken before the end of its log is read. A name in use is waited for while logs are
-   sealed, and at no other time.
-   (tests/test_ingest.py: test_an_agent_that_wrote_meanwhile_is_not_written_over,
-   tests/test_sealing.py: test_a_name_is_waited_for_while_its_log_is_sealed)
-2. **Durable first.** What is found in the log is durable before anything rests on it: `Backend.appender` sees to that.
+1. **Name.** A session takes its name before it reads the end of its log. It waits for a name in use only while logs are
+   sealed. (tests/test_ingest.py: test_an_agent_that_wrote_meanwhile_is_not_written_over, tests/test_sealing.py:
+   test_a_name_is_waited_for_while_its_log_is_sealed)
+2. **Durable first.** A session rests only on a durable log: `Backend.appender` makes the existing part durable.
    (tests/backends/test_fs_order.py: test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it)
 3. **End.** A session begins behind everything that the cut and a listing show, so it uses no number again.
    (tests/test_ingest.py: test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew)
 4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
    (tests/test_delayed_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
-5. **Age.** A commit that rests on what was read most of a tombstone TTL ago does not enter the log.
+5. **Age.** A commit that rests on a read most of a tombstone TTL ago does not enter the log.
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
    tests/store/test_sealed_writers.py: test_what_was_buffered_for_too_long_is_not_stamped_anew)
-6. **Number.** Before an append, the cut of a manifest that is recent (`opslog.log.freshness`) shows that the next
+6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
-7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise nobody may ever read the
-   commit, and it is not acknowledged.
-   (tests/test_delayed_writes.py:
+7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise it may be that nobody ever
+   reads the commit, and it is not acknowledged. (tests/test_delayed_writes.py:
    test_a_process_paused_before_its_append_reads_the_newest_manifest_before_it_acknowledges)
 8. **Seals.** A seal under the next number is the end of the log only if no manifest's cut is beyond it. Otherwise the
    number was used, compacted and perhaps collected, and the seal may be a delayed one that nobody reads.
    (tests/test_delayed_seals.py: test_a_delayed_seal_is_not_taken_for_the_end_of_the_log)
-9. **Going on.** Behind a seal a session goes on. What has a stamp keeps it, unless the log demands a greater clock: it
-   must not outrank a transaction that it has not seen.
+9. **Going on.** A session goes on behind a seal. Stamped commits keep their stamps, unless the log demands greater
+   clocks: a commit must not outrank a transaction that its writer has not seen.
    (tests/store/test_seals_and_transactions.py:
    test_what_was_written_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal)
-10. **Stopping.** Where anything but a seal came, a session whose owner has the log in memory never writes again.
+10. **Stopping.** If anything but a seal came, a session whose owner has the log in memory never writes again.
     (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process)
 
-Where names are held by locks, 5 and 7 cost one comparison each, and the others nothing.
+Where locks hold names, 5 and 7 cost one comparison each, and the others nothing.
 """
 
 from __future__ import annotations
@@ -67,12 +65,12 @@ from opslog.log.freshness import Freshness
 from opslog.log.reader import Cursor, Segment, list_log
 from opslog.merge.clock import LamportClock
 
-# Held while logs are sealed, and taken before any of their names: a name that is in use while nobody has this lock is
-# its agent's, and refused at once; while somebody has it, the name is worth waiting for.
+# Held while logs are sealed, and taken before any of their names. A name that is in use while nobody has this lock
+# belongs to its agent, and is refused at once; while somebody has the lock, the name is worth waiting for.
 SEALING_LOCK = "sealing"
 
-# How long a name is waited for while logs are sealed: far longer than one seal takes, and the names of live agents stay
-# in use all the while.
+# How long to wait for a name while logs are sealed: far longer than one seal takes. The names of live agents stay in
+# use all the while.
 WAIT_SECONDS = 10.0
 
 _PAUSE_SECONDS = 0.01
@@ -102,11 +100,11 @@ def take_name(backend: Backend, agent: str, environment: Environment) -> Appende
 
 
 class Passage(NamedTuple):
-    """Where a log goes on whose next number was taken.
+    """The position at which a log goes on if its next number was taken.
 
     :ivar after: the segment to go on after.
-    :ivar seals: what the session did not know of the log up to there.
-    :ivar clock: every commit behind it has a greater one.
+    :ivar seals: the seals up to there that the session did not know.
+    :ivar clock: every commit behind the passage has a greater one.
     """
 
     after: int
@@ -115,14 +113,14 @@ class Passage(NamedTuple):
 
 
 class WriterSession:
-    """The one live writer of a log. Used by one thread at a time, but for `stamp` and `has_more`.
+    """The one live writer of a log. Used by one thread at a time, except `stamp` and `has_more`.
 
     :param appender: of the agent's name; closed by `close`.
     :param own: the end of the log, read after the name was taken.
-    :param freshness: of what the session's commits rest on.
-    :param clock: has observed all of it.
-    :param in_memory: whether the owner has the log in memory, so that it must not miss anything of it. Otherwise it may
-        go on behind whatever was compacted, and `own.commits` does not count.
+    :param freshness: of the view that the session's commits rest on.
+    :param clock: has observed all of that view.
+    :param in_memory: whether the owner has the log in memory, so that it must not miss any of it. Otherwise it may
+        go on behind everything compacted, and `own.commits` does not count.
     :ivar last_segment: the last one that the owner knows.
     """
 
@@ -145,7 +143,7 @@ class WriterSession:
         self._appender = appender
         self._in_memory = in_memory
         self._commits = own.commits
-        # Of the last commit in the log. 0: nobody has read it.
+        # Of the last commit in the log. 0: it was not read.
         self._last_clock = own.clock
         self._was_taken = False
         appender.advance(self.last_segment)
@@ -153,8 +151,8 @@ class WriterSession:
     def stamp(self, commit: Commit, after: int | None = None) -> bytes:
         """Give a commit its agent, ts and clock; returns its line. Errors as of `encode_commit`.
 
-        :param after: it gets the next clock after this one, and so does not outrank what it does not rest on. None: one
-            above everything.
+        :param after: the commit gets the next clock after this one, so it outranks nothing that it does not rest on.
+            None: one above everything.
         """
         commit.agent = self.agent
         commit.ts = format_ts(self._time())
@@ -171,9 +169,9 @@ class WriterSession:
         """Append the lines of commits, in the order of their stamps. On return they are durable, and part of the log.
         Errors as of `Appender.append`, and:
 
-        :param read_at: when what the commits rest on was read. None: as `freshness` says.
+        :param read_at: when the data that the commits rest on was read. None: as `freshness` says.
         :raises WriteFailedError: that was too long ago, or the storage did not answer; nothing was written.
-        :raises AgentFencedError: the next number was used. With its path, if that may have been by a seal: see
+        :raises AgentFencedError: the next number was used. Has the segment's path if that may have been by a seal: see
             `pass_seal`. Nothing was written.
         :raises CommitUnknownError: the number of the segment may have been used before.
         """
@@ -189,13 +187,13 @@ class WriterSession:
         return position
 
     def check_name(self) -> None:
-        """Nobody else writes this log, as far as that can be seen without a request; errors as of
+        """Check that nobody else writes this log, as far as this can be seen without a request; errors as of
         `Appender.check_name`. From any thread."""
         self._appender.check_name()
 
     def pass_seal(self, fenced: AgentFencedError) -> Passage:
-        """What stands in the way of the next append, given its error. If that is a seal, the owner takes it in and
-        calls `go_on`.
+        """Find out what blocks the next append, given the error of the last one. If it is a seal, the owner takes it in
+        and calls `go_on`.
 
         Reads that segment first and the newest manifest after it: if the cut is not beyond the segment then, it was
         not collected before it was read.
@@ -212,7 +210,7 @@ class WriterSession:
             newest = self.freshness.read_newest()
             cut = self._cut_in(newest)
             if seals is not None and cut.segment > after:
-                # Compacted, and perhaps collected. What stands there now may be another one, that came too late.
+                # Compacted, and perhaps collected. The segment there now may be another one, from a delayed write.
                 after = cut.last_segment
                 may_go_on = after <= self.last_segment or not self._in_memory or self._is_sealed(newest)
                 seals = [Seal(newest.ts, self._clock_of_seal(newest), self.agent)] if may_go_on else None
@@ -225,7 +223,7 @@ class WriterSession:
         return Passage(after, seals, seals[-1].clock)
 
     def go_on(self, passage: Passage) -> None:
-        """The next append goes behind this passage. What has no greater clock than that has to be stamped anew."""
+        """Append behind this passage from now on. Commits without a greater clock than it has must be stamped anew."""
         for seal in passage.seals:
             self.clock.observe(seal.clock)
         if passage.after > self.last_segment:
@@ -235,7 +233,7 @@ class WriterSession:
         self._appender.advance(passage.after)
 
     def has_more(self, listed: Sequence[Segment]) -> bool:
-        """Whether the log has more than its owner knows, given its listing: a seal, or what another process wrote."""
+        """Whether a listing of the log shows more than its owner knows: a seal, or a write of another process."""
         if self._backend.segments_grow:
             return False
         compacted = self._cut_in(self.freshness.newest).last_segment
@@ -262,10 +260,10 @@ class WriterSession:
     def _clock_of_seal(self, newest: Manifest) -> int:
         """The clock of a seal that was compacted, and maybe collected.
 
-        It is the next one after that of the commit before it, as `opslog.log.sealing` has it, if it is the only commit
-        that the session does not know. Programs before 0.2 made seals with a clock above everything; but where there
-        are transactions, there are no such programs any more. Elsewhere it is enough that it is not greater than the
-        manifest's.
+        It is the next one after the clock of the commit before the seal, as `opslog.log.sealing` has it, if the seal is
+        the only commit that the session does not know. Programs before 0.2 made seals with a clock above everything;
+        but stores with transactions are no longer used by such programs. Elsewhere it is enough that it is not greater
+        than the manifest's.
 
         :raises OpslogError: the storage did not answer.
         """
@@ -290,10 +288,11 @@ class WriterSession:
             )
 
     def _confirm(self, position: Position) -> None:
-        """What was appended at `position` is part of the log.
+        """Check that the append at `position` is part of the log.
 
-        :raises CommitUnknownError: nobody can say, or a manifest's cut is beyond it. Then the number may have been used
-            before, and nobody reads what was appended; or it was read and compacted before this check.
+        :raises CommitUnknownError: that cannot be found out, or a manifest's cut is beyond it. In the second case
+            either the number was used before, and nobody reads the append; or it was read and compacted before this
+            check.
         """
         try:
             cut = self._cut_in(self.freshness.recent())
@@ -309,8 +308,8 @@ class WriterSession:
             )
 
     def _is_sealed(self, manifest: Manifest) -> bool:
-        """Whether, of commits that the owner does not know, a manifest has compacted nothing but a seal. Where commits
-        are recent for a while, the last commit of a log is never compacted, unless it is a seal."""
+        """Whether a manifest has compacted only a seal, of all commits that the owner does not know. If commits stay
+        recent for a while, the last commit of a log is compacted only if it is a seal."""
         more = self._cut_in(manifest).commits - self._commits
         return more <= (1 if manifest.settings.undo_window else 0)
 
@@ -328,8 +327,8 @@ def _clock_of_last(lines: bytes) -> int:
 
 
 def _read_seals(backend: Backend, path: str) -> list[Seal] | None:
-    """The seals in a segment that holds nothing else; none where it is not there any more. None where it is another
-    writer's."""
+    """The seals in a segment that holds nothing else; empty if the segment is gone. None if another writer wrote
+    it."""
     try:
         commits = decode_commits(backend.read(path), path, 0)
     except MissingFileError:

@@ -1,13 +1,14 @@
-"""A survey: what a store consists of at one moment. Everybody who reads a store's logs begins with one.
+"""A survey: the state of a store at one moment. Everybody who reads a store's logs begins with one.
 
-The newest manifest says what is compacted, up to a cut in each log; a listing made after it says what lies behind.
-Neither is of use alone: while the logs are listed and read, a compaction may publish another manifest and collect what
-this one needs. It collects only after it has published. So what was read is accepted if the manifest is still the
-newest afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). Whoever reads behind the
-oldest retained manifest accepts it if that is still the oldest: nothing behind its cut is collected before.
+The newest manifest says what is compacted, up to a cut in each log. A listing made after it shows the segments behind
+the cut. Neither is of use alone: while the logs are listed and read, a compaction may publish another manifest and
+collect segments that this one needs. It collects only after it has published. So the result of a read is accepted if
+the manifest is still the newest afterwards; otherwise all of it is read again (`ManifestStore.read_consistently`). A
+reader of the commits behind the oldest retained manifest accepts the result if that manifest is still the oldest,
+since nothing behind its cut is collected before.
 
-A store that is refreshed needs no such second listing: where a log does not go on at its cursor it says so, and
-`opslog.replica.refresh` decides.
+A refresh of a store needs no such second listing: a log that does not go on at its cursor raises an error, and
+`opslog.replica.refresh` decides what to do.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from opslog.snapshot.manifests import ManifestStore
 
 T = TypeVar("T")
 
-# How many commits are read on at once: to take them in is a fraction of a millisecond, for which readers wait.
+# How many commits are handed over at once: applying them takes a fraction of a millisecond, for which readers wait.
 _COMMITS = 64
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What a store consists of.
+    """The state of a store.
 
-    :ivar manifest: what is compacted; the newest, unless another one was asked for.
-    :ivar cursors: where to read on in each log: at the manifest's cut, unless the reader began elsewhere. Reading may
-        move them.
-    :ivar segments: the listing. A log of which a cursor is known and no segment is there has an empty list.
+    :ivar manifest: says what is compacted; the newest, unless another one was asked for.
+    :ivar cursors: the position in each log from which to read on: the manifest's cut, unless the reader began
+        elsewhere. Reading may move them.
+    :ivar segments: the listing. A log that has a cursor but no segments has an empty list.
     """
 
     manifest: Manifest
@@ -57,7 +58,7 @@ class Survey(msgspec.Struct, frozen=True):
 
     @property
     def listed(self) -> frozenset[str]:
-        """The agents of whose logs something is there."""
+        """The agents whose logs have segments."""
         return frozenset(agent for agent, listed in self.segments.items() if listed)
 
     @property
@@ -67,7 +68,7 @@ class Survey(msgspec.Struct, frozen=True):
 
     @property
     def log_cost(self) -> int:
-        """What it takes to read them; see `cost_after`."""
+        """The cost of reading them; see `cost_after`."""
         return cost_after(self.segments, self.cursors)
 
     @property
@@ -82,14 +83,14 @@ def survey(
     choose: Callable[[], Manifest] | None = None,
     begin: Callable[[Manifest], dict[str, Cursor]] | None = None,
 ) -> T:
-    """What `read` makes of a survey of a store, once that is accepted. Costs two listings of the manifests and one of
-    the logs, and as many again whenever a compaction is published meanwhile.
+    """The result of `read` on a survey of a store, once that is accepted. Costs two listings of the manifests and one
+    of the logs, and as many again whenever a compaction is published meanwhile.
 
-    :param read: may raise `MissingFileError`, for what was collected before it was read.
+    :param read: may raise `MissingFileError`, for files that were collected before they were read.
     :param choose: picks a manifest; None: the newest.
-    :param begin: where to read on in each log; None: at the cut.
+    :param begin: the position in each log from which to read on; None: the cut.
     :raises NotFoundError: there is no store.
-    :raises CorruptError: what the manifest needs is missing for good.
+    :raises CorruptError: a file that the manifest needs is missing for good.
     :raises RetryError: compactions follow each other faster than the store can be read.
     """
     return manifests.read_consistently(
@@ -105,18 +106,18 @@ def list_logs(
     known: Iterable[str] | None = None,
     listed: Iterable[Entry] | None = None,
 ) -> Survey:
-    """A survey by one listing, of a manifest that was just found to be the newest. Not accepted yet.
+    """A survey by one listing, of a manifest that was just found to be the newest. It is not yet accepted.
 
     :param known: logs that must be in it; None: all with a cursor.
-    :param listed: the listing, where it was made together with that of the manifests.
+    :param listed: the listing, if it was made together with that of the manifests.
     """
     segments = list_segments(backend, cursors) if listed is None else segments_in(listed)
     return Survey(manifest, cursors, all_logs(segments, cursors if known is None else known))
 
 
 def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict[str, Cursor]:
-    """Cursors at a manifest's cut; those that are given, where they are farther on in their logs. (What lies before the
-    cut is not asked for any more: it may be collected, though it was read.) They know how far the logs must go on.
+    """Cursors at a manifest's cut; given cursors are kept if they are farther on in their logs. (Segments before the
+    cut are no longer read: they may be collected, even if they were read.) They know how far the logs must go on.
 
     :param cursors: are moved, and returned.
     """
@@ -134,7 +135,7 @@ def at_cut(manifest: Manifest, cursors: dict[str, Cursor] | None = None) -> dict
 
 
 def survey_history(manifests: ManifestStore, read: Callable[[Manifest, Survey], T]) -> T:
-    """What `read` makes of the oldest retained manifest and of everything behind its cut, in whole segments, once that
+    """The result of `read` on the oldest retained manifest and everything behind its cut, in whole segments, once that
     is accepted. Costs and errors as of `survey`, and two more reads of a manifest."""
     return manifests.read_consistently(
         manifests.oldest,
@@ -143,10 +144,10 @@ def survey_history(manifests: ManifestStore, read: Callable[[Manifest, Survey], 
 
 
 def retained(backend: Backend, oldest: Manifest, newest: Manifest, *, whole_segments: bool) -> Survey:
-    """All commits that are there behind the cut of the oldest retained manifest.
+    """All existing commits behind the cut of the oldest retained manifest.
 
-    :param whole_segments: and those before it in the segments in which it lies. Segments before these are no part of a
-        log any more, as a delayed write may have used their numbers again.
+    :param whole_segments: also those before the cut in the same segments. Segments before these are no longer part of
+        a log, since a delayed write may have used their numbers again.
     :returns: with the newest manifest, up to whose cuts each log must reach (`check_reaches`).
     """
     cursors = {}
@@ -169,7 +170,7 @@ def check_reaches(cursor: Cursor, newest: Manifest) -> None:
 
 
 def unread(cursors: Mapping[str, Cursor], segments: Segments) -> Segments:
-    """Of a listing the logs that do not end where their cursors are."""
+    """The logs of a listing that do not end at their cursors."""
     return {
         agent: listed
         for agent, listed in segments.items()
@@ -180,11 +181,11 @@ def unread(cursors: Mapping[str, Cursor], segments: Segments) -> Segments:
 def read_on(
     backend: Backend, cursors: Mapping[str, Cursor], segments: Segments, check: Callable[[], None] | None = None
 ) -> Iterator[tuple[Sequence[Commit], Cursor]]:
-    """The commits that the cursors have not seen yet, log by log: some of a log in a row, with the cursor after them.
-    (None of them, where it only moves.) The cursors that are given stay where they are.
+    """The commits after the cursors, log by log: a few consecutive commits of a log, with the cursor after them. (No
+    commits, if the cursor only moves.) The given cursors stay unchanged.
 
     :param segments: the logs to read, of a listing made just before (`unread`).
-    :param check: called whenever something was read and before anything comes of it; what it raises ends the reading.
+    :param check: called whenever something was read and before it is used; an error that it raises ends the reading.
     :raises MissingFileError: a log does not go on where its cursor is; load again.
     """
     starts = {agent: msgspec.structs.replace(cursors.get(agent) or Cursor(agent)) for agent in segments}

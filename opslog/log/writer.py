@@ -1,19 +1,20 @@
 """Writing to one's own log: group commit without a thread of its own.
 
-Callers queue their commits in the order of the clock; the first of them to reach the log writes everything queued with
-one append (so one fdatasync, or one PUT). Those who come meanwhile sleep until their commit is written, or until one of
-them is woken to write the next group. Buffered commits wait for nobody: a thread writes them after a while.
+Callers queue their commits in the order of the clock. The first caller that reaches the log writes everything queued
+with one append (so one fdatasync, or one PUT). Callers that arrive meanwhile sleep until their commit is written, or
+until one of them is woken to write the next group. Nobody waits for buffered commits: a thread writes them after a
+while.
 
-What holds whenever nobody is inside a call:
+Invariants whenever no call is in progress:
 
-1. The order of the queue is the order of the clock is the order of the log. A commit is stamped and queued in one step.
+1. The queue, the clock and the log have the same order. A commit is stamped and queued in one step.
 2. A commit is applied to memory once, in that order: when it is in the log, or, with a buffer, when it is queued.
 3. A commit is done, and its caller knows its outcome, after it is in memory.
-4. With a buffer, nothing is written behind a commit that was lost. What is acknowledged and not yet in the log is less
-   than two buffers, not counting what `joined` adds to a line.
+4. With a buffer, nothing is written behind a commit that was lost. Acknowledged commits that are not yet in the log
+   take less than two buffers, not counting what `joined` adds to a line.
 
-And whatever exception ends a call at whatever place, a signal handler's too, the four hold again before the call is
-left, or, where a second one comes in between, when the next call begins. Then a commit that was not queued has not
+If an exception ends a call anywhere, even one from a signal handler, the four hold again before the call is left. If a
+second exception comes meanwhile, they hold when the next call begins. Then a commit that was not queued has not
 happened. One that was queued is written later, unless it was on its way to the storage: its outcome is unknown, and
 nothing more is written here. A call from a handler that interrupted one of the two sections is refused.
 """
@@ -59,11 +60,11 @@ class Buffer(NamedTuple):
 class Pending(msgspec.Struct, eq=False):
     """A commit on its way into the log.
 
-    :ivar read_at: when what it rests on was read.
-    :ivar guards: what `Memory.guards` was when nothing that it writes was guarded; None: that does not matter.
+    :ivar read_at: when the data that it rests on was read.
+    :ivar guards: the value of `Memory.guards` when none of its documents was guarded; None: that does not matter.
     :ivar applied: whether it is in memory.
     :ivar done: whether its outcome is known.
-    :ivar error: what went wrong, if anything did.
+    :ivar error: the error that it ended with, if any.
     :ivar bell: of the thread that waits for it, if one does.
     """
 
@@ -77,22 +78,22 @@ class Pending(msgspec.Struct, eq=False):
     bell: Bell | None = None
 
     def end(self, error: OpslogError | None = None) -> None:
-        """Its outcome is known."""
+        """Record that its outcome is known."""
         self.error = self.error or error
         self.done = True
         wake(self)
 
 
 class Group(msgspec.Struct):
-    """Commits that go into the log together, and how far they are, for whoever has to finish what was interrupted.
+    """Commits that go into the log together, and their progress, so that an interrupted group can be finished.
 
-    :ivar step: "taken": nothing was tried. "appending": what is in the log is unknown. "fenced": nothing is, since
-        somebody else's segment stands there (`fence`), and what that is has to be found out. "ended": what is in the
-        log is known.
+    :ivar step: "taken": nothing was tried. "appending": it is unknown what is in the log. "fenced": none of it is in
+        the log, since another writer's segment stands there (`fence`), and it is still to be found out what that is.
+        "ended": it is known what is in the log.
     :ivar size: about how many bytes they take.
-    :ivar lines: as they are in the log.
+    :ivar lines: their lines as written to the log.
     :ivar durable: how many bytes of them are there.
-    :ivar error: why not all.
+    :ivar error: the reason if that is not all.
     :ivar segments: how many segments they begin.
     """
 
@@ -119,39 +120,41 @@ class Group(msgspec.Struct):
 
     @property
     def written(self) -> list[Pending]:
-        """Those whose lines are wholly in the log."""
+        """The commits whose lines are wholly in the log."""
         if self.error is None:
             return self.pendings
         return self.pendings[: sum(end <= self.durable for end in accumulate(map(len, self.lines)))]
 
 
 class Memory(Protocol):
-    """What the owner of a log has in memory of it: the one interface through which a `LogWriter` calls up.
+    """The log's content in its owner's memory: the one interface through which a `LogWriter` calls up.
 
-    It cannot be the other way round: the thread that leads writes the commits of all others, and each of them may
-    return as soon as its own is in the log, so the leader alone can put them into memory first, and in their order.
+    It cannot be the other way round. The leading thread writes the commits of all others, and each of them may return
+    as soon as its own is in the log. So only the leader can put them into memory first, and in their order.
     """
 
-    # How often documents may have become guarded, counted up before the clock has observed what guards them.
+    # How often documents may have become guarded. Counted up before the clock observes the commit that guards them.
     guards: int
 
     def apply(self, commits: Iterable[Commit]) -> None:
-        """Take these commits in, the next ones of the log. What ends this early leaves the memory to be loaded anew."""
+        """Take these commits in, the next ones of the log. If this ends early, the memory has to be loaded anew."""
 
     def invalidate(self) -> None:
-        """Commits that are in memory get other stamps, or nobody knows which are: it has to be loaded anew."""
+        """Note that the memory has to be loaded anew: its commits get other stamps, or it is unknown which they are."""
 
     def appended(self, cost: int) -> None:
-        """The log has grown by what costs so much to read, as of `opslog.log.reader.cost_after`."""
+        """Note that the log has grown, and that reading the new part costs this much
+        (`opslog.log.reader.cost_after`)."""
 
 
 class LogWriter:
     """Puts commits into one's own log, many threads at once.
 
     :param session: of this log; closed by `close`.
-    :param memory: what is in memory of it.
+    :param memory: the log's content in memory.
     :param buffer: callers do not wait, so a commit may rest on earlier ones that are not written yet: after a failure
-        nothing that was queued behind it is written. None: they wait. At the end of the program nothing is buffered.
+        no commit that was queued behind it is written. None: callers wait. At the end of the program nothing is
+        buffered.
     """
 
     def __init__(self, session: WriterSession, memory: Memory, buffer: Buffer | None = None) -> None:
@@ -166,28 +169,28 @@ class LogWriter:
             subject="log",
             delay_seconds=buffer.seconds if buffer else 0.0,
         )
-        # Entered before `_queueing`, never inside it. Who is in it writes to the log, and owns `_group`.
+        # Entered before `_queueing`, never inside it. The thread inside writes to the log, and owns `_group`.
         self._alone = Section()
         self._queueing = Section()
         self._queue: list[Pending] = []
         self._queued_bytes = 0
-        # What was taken from the queue, until its outcome is known.
+        # The group taken from the queue, until its outcome is known.
         self._group: Group | None = None
         self._broken: OpslogError | None = None
-        # With a buffer, why nothing more can be written: memory has commits that the log does not have, or may not
-        # have. None while all is well.
+        # With a buffer, the reason why nothing more can be written: memory has commits that the log does not have, or
+        # may not have. None while writing is possible.
         self.failure: OpslogError | None = None
         self._closed = False
         self._at_once = is_ending()
 
     def check_entry(self) -> None:
-        """:raises UsageError: the calling thread was interrupted in here by a signal's handler, which now calls."""
+        """:raises UsageError: a signal handler interrupted the calling thread in here, and now calls."""
         me = threading.get_ident()
         if me in (self._alone.holder, self._queueing.holder):
             raise reentered()
 
     def check_writable(self) -> None:
-        """What is in memory is all that this log has. Costs no request.
+        """Check that the log has everything that is in memory. Costs no request.
 
         :raises ReopenError: an earlier commit had an unknown outcome.
         :raises AgentFencedError: as of `Appender.check_name`.
@@ -197,10 +200,10 @@ class LogWriter:
         self.session.check_name()
 
     def queue(self, commit: Commit, guards: int | None = None) -> Pending:
-        """Put a commit at the end of the queue. It gets its ts, clock and agent there, whatever it came with.
+        """Put a commit at the end of the queue, where it gets its ts, clock and agent, whatever it had before.
 
-        :param guards: what `Memory.guards` was when it was found that no document of the commit is guarded.
-        :raises SealedError: it is not that any more, so one may be; nothing was queued.
+        :param guards: the value of `Memory.guards` when no document of the commit was found to be guarded.
+        :raises SealedError: `Memory.guards` has changed, so a document may be guarded now; nothing was queued.
         :raises ReopenError: an earlier commit had an unknown outcome, so nothing more can be written here.
         :raises ClosedError: closed by another thread meanwhile.
         :raises UsageError: as of `encode_commit`, or of `check_entry`; nothing was queued.
@@ -218,13 +221,14 @@ class LogWriter:
         return pending
 
     def quiet(self, work: Callable[[Callable[[Commit], Pending]], R]) -> R:
-        """What `work` returns, called when all commits so far are in the log and in memory, while others wait. It is
-        given a `queue` to use there."""
+        """The result of `work`, called when all commits so far are in the log and in memory, while others wait. Its
+        argument is a `queue` to use there."""
         result: R = self._run_alone(self._when_quiet, work)
         return result
 
     def finish(self, pending: Pending) -> None:
-        """Return when the commit is durable, or, with a buffer, when there is room for it; errors as of `wait`."""
+        """Return when the commit is durable, or, with a buffer, when the buffer has room for it; errors as of
+        `wait`."""
         buffer = self._buffer
         if buffer is None:
             self.wait(pending)
@@ -242,7 +246,7 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether a buffered call has to wait for the storage: a buffer is on its way there, and another one waits."""
-        # The queue first: what is taken from it just now counts twice then, and not never.
+        # The queue first: so commits that are taken from it just now count twice, rather than not at all.
         queued, group, buffer = self._queued_bytes, self._group, self._buffer
         unwritten = queued if group is None else queued + group.size
         return buffer is not None and unwritten >= 2 * buffer.bytes
@@ -267,22 +271,22 @@ class LogWriter:
         self._run_alone(self._flush)
 
     def write_at_once(self) -> None:
-        """From now on a buffered commit is written by its caller, before the call returns."""
+        """Make callers write buffered commits themselves from now on, before their calls return."""
         self._at_once = True
 
     def close(self) -> None:
-        """Write what is queued and give the agent's name back. What comes later is refused. Idempotent."""
+        """Write everything queued and give the agent's name back. Later calls are refused. Idempotent."""
         self._run_alone(self._close)
         self._flusher.close()
 
     # -- inside `_alone`
 
     def _run_alone(self, work: Callable[..., R], *args: Any) -> R:
-        self.check_entry()  # who is in `_alone` may be waiting for what this thread is in
+        self.check_entry()  # the thread in `_alone` may be waiting for a lock that this thread holds
         try:
             result: R = self._alone.run(work, *args)
         finally:
-            # Who came meanwhile sleeps, or finds the log free. A group that is not settled waits for somebody, too.
+            # A thread that arrived meanwhile sleeps, or finds the log free. An unsettled group also waits for a thread.
             for pending in [*(self._group.pendings if self._group is not None else ()), *self._queue[:1]]:
                 wake(pending)
         return result
@@ -303,7 +307,7 @@ class LogWriter:
             self._flush()
 
     def _make_room(self) -> None:
-        """The group that was under way has been written; if that is not enough, write the next."""
+        """Write the group that was under way; if that does not make enough room, write the next."""
         if self.is_full:
             self._flush()
 
@@ -320,7 +324,7 @@ class LogWriter:
             self._abandon()
 
     def _abandon(self) -> None:
-        """What an exception kept from being written will not be any more."""
+        """Give up on commits that an exception kept from being written."""
         group = self._group.pendings if self._group is not None else []
         for pending in [*group, *self._queue]:
             pending.end(ClosedError(f"commit {pending.commit.clock} of {self.agent!r} was not written: {_CLOSED}"))
@@ -373,7 +377,7 @@ class LogWriter:
                 self._memory.apply(passage.seals)
                 self.session.go_on(passage)
             except BaseException:
-                self._memory.invalidate()  # the next try may take them in once more
+                self._memory.invalidate()  # the next attempt may take them in once more
                 raise
             self._queueing.run(self._move_behind, group, passage.clock)
         except AgentFencedError as error:
@@ -382,7 +386,7 @@ class LogWriter:
             group.end(WriteFailedError(f"going on after {group.fence.path} failed: {error}"), 0)
 
     def _settle(self, group: Group) -> None:
-        """The outcome of a group is known: wake all who wait. Each step may be done twice."""
+        """Note the outcome of a group and wake all waiters. Each step may be done twice."""
         error, written = group.error, group.written
         if self._broken is None and error is not None and (self._buffer is not None or isinstance(error, ReopenError)):
             self._broken = error
@@ -402,7 +406,8 @@ class LogWriter:
         self._memory.appended(group.durable + SEGMENT_COST * group.segments)
 
     def _settle_interrupted(self) -> None:
-        """Something ended a call early. Where that leaves the outcome unknown, or where it was known, say so."""
+        """Settle a group after something ended a call early. Its error is the known outcome, or says that it is
+        unknown."""
         group = self._group
         if group is not None and group.step == "appending":
             group.end(CommitUnknownError("the write was interrupted"), 0)
@@ -420,7 +425,7 @@ class LogWriter:
             self._apply_last()
         read_at = self.session.freshness.read_at
         pending = Pending(commit, self.session.stamp(commit), read_at, guards)
-        # After the stamp: what came before it was counted by now, and what comes later has a clock of its own.
+        # After the stamp: an earlier change is counted by now, and a later one has a clock of its own.
         if guards is not None and guards != self._memory.guards:
             raise SealedError("transactions came in meanwhile, and one may have written what this commit writes")
         try:
@@ -440,7 +445,7 @@ class LogWriter:
             )
 
     def _apply_last(self) -> None:
-        """With a buffer, all that is queued is in memory, but for the last one if it was interrupted just then."""
+        """With a buffer, everything queued is in memory, except the last commit if it was interrupted just then."""
         if self._buffer is not None and self._queue and not self._queue[-1].applied:
             self._apply(self._queue[-1:])
 
@@ -455,9 +460,9 @@ class LogWriter:
             self._group, self._queue, self._queued_bytes = group, [], 0
 
     def _move_behind(self, group: Group, clock: int) -> None:
-        """What goes behind a seal with this clock keeps its own, if that is greater: with a clock above everything that
-        was read since, it would outrank transactions that it does not rest on. An undo does not go there: what it takes
-        back came before the seal, which is the end of that."""
+        """Stamp the commits of a group that goes behind a seal with this clock. A commit keeps its own clock if that is
+        greater: with one above everything read since, it would outrank transactions that it does not rest on. An undo
+        does not go there: the commit that it takes back came before the seal, which ends the undo window."""
         group.size += self._queued_bytes
         group.pendings, self._queue, self._queued_bytes = group.pendings + self._queue, [], 0
         if self._buffer is not None:
@@ -479,8 +484,8 @@ class LogWriter:
 
 
 def _not_applied(pendings: list[Pending]) -> Iterator[Commit]:
-    """Those commits that are not in memory yet. Each is noted as applied when it is taken: whatever ends the taking
-    after that leaves the memory to be loaded anew."""
+    """The commits that are not in memory yet. Each is noted as applied when it is taken: if an exception ends the
+    taking after that, the memory has to be loaded anew."""
     for pending in pendings:
         if not pending.applied:
             pending.applied = True
@@ -491,9 +496,9 @@ _CLOSED = "this store was closed meanwhile: open it again"
 
 
 def _error_of(error: OpslogError, commit: Commit) -> OpslogError:
-    """The error of one commit of a group: each caller raises an exception of its own."""
+    """The error of one commit of a group: each caller raises an exception object of its own."""
     outcome = "may or may not be" if isinstance(error, CommitUnknownError) else "is not"
     own = error.reworded(f"commit {commit.clock} of {commit.agent!r} {outcome} in the log: {error}")
     if isinstance(own, WriteFailedError):
-        own.durable = 0  # the group's, of which this commit is no part
+        own.durable = 0  # the group's number, of which this commit is no part
     return own
