@@ -1,7 +1,7 @@
-"""Errors of opslog that come by way of Spark.
+"""Errors of opslog that reach the caller through Spark.
 
-What a data source or a task raises reaches the caller as an exception of Spark's own, whose message has the whole
-traceback of another process in it. Here are both ends of that way: tasks raise with as few lines as possible, and
+An error in a data source or a task reaches the caller as an exception of Spark, whose message has the whole traceback
+of another process in it. This module has both ends: `brief` lets tasks raise with as few lines as possible, and
 `unwrap` finds the error again.
 """
 
@@ -19,21 +19,21 @@ from opslog.errors import OpslogError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The last line of a Python traceback, or the last lines, up to what Spark adds to them.
+# The last line of a Python traceback, or the last lines, up to the text that Spark adds.
 _ERROR = re.compile(r"opslog\.errors\.(\w+): (.*?)(?=\s*(?:\n\s*SQLSTATE|\n\s+at |\n\s*\n|\Z))", re.DOTALL)
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error of opslog that an exception of Spark reports, with its class and message, or, if it reports none, the
-    exception itself::
+    """The error of opslog that an exception of Spark reports, with its class and message; or the exception itself, if
+    it reports none::
 
         try:
             rows.write.format("opslog").mode("append").save(url)
         except PySparkException as error:
             raise unwrap(error) from None
 
-    The message comes from another process, and its attributes do not: those that are no part of the message, such as
-    the record of a `ConflictError`, are empty.
+    The message comes from another process without the error's attributes. Attributes that are no part of the message,
+    such as the record of a `ConflictError`, are empty.
     """
     if isinstance(error, OpslogError):
         return error
@@ -45,8 +45,8 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def brief(function: Callable[P, R]) -> Callable[P, R]:
-    """Of what a task or a data source does: let an error of opslog leave it without the frames behind it, all of which
-    Spark would print. Its message says what is wrong and where."""
+    """Decorates a function of a task or a data source: an error of opslog leaves it without the frames behind it, all
+    of which Spark would print. The message says what is wrong and where."""
     if isgeneratorfunction(function):
 
         @wraps(function)

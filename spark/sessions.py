@@ -1,4 +1,4 @@
-"""A Spark session to work in: the one that is there, or a new one that starts on this machine as it is."""
+"""A Spark session to work in: the existing one, or a new one that starts on this machine without further setup."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pyspark.sql import SparkSession
 
 from opslog.spark.java import java_home
 
-# What makes Spark work well with opslog. A session may be given these while it runs.
+# Settings that make Spark work well with opslog and can be changed while a session runs.
 SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # The predicates of a query reach the data source, which then reads only what can match.
+    # The predicates of a query reach the data source, which then reads only files that can match.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 _LOCAL = {
-    # A machine that does not know its own name, as containers and laptops often do not, can still talk to itself.
+    # A machine that cannot resolve its own name, as is common for containers and laptops, can still talk to itself.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
 
-# Of a shuffle on this machine. Spark's own 200 are for clusters: a small store would spend its time in starting tasks.
+# The partitions of a shuffle on this machine. Spark's own 200 are for clusters: a small store would spend its time
+# starting tasks.
 _PARTITIONS_PER_CORE, _PARTITIONS_MIN = 4, 16
 
 
 def _partitions(master: str) -> int:
-    """Into how many tasks a shuffle is divided where Spark runs on this machine alone, unless `config` says it."""
+    """The number of partitions of a shuffle if Spark runs on this machine alone, unless `config` gives one."""
     match = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
     cores = int(match[1]) if match else os.cpu_count() or 1
     return max(_PARTITIONS_MIN, _PARTITIONS_PER_CORE * cores)
@@ -39,24 +40,24 @@ def _partitions(master: str) -> int:
 def session(
     name: str = "opslog", *, master: str | None = None, config: Mapping[str, str | bool | int] | None = None
 ) -> SparkSession:
-    """The Spark session of this process, with the settings that opslog likes; started if there is none.
+    """The Spark session of this process, with the settings that opslog needs; started if there is none.
 
     Where Spark runs already (under ``spark-submit``, in a notebook of a managed service, with a session that this
     process began) that one is used, and only settings that can change while it runs are applied. Otherwise this
     finds a Java first (`opslog.spark.java`), and lets local workers run on this process's Python. Starting takes some
     seconds. To end it: ``session().stop()``.
 
-    :param name: what Spark's own pages call the application.
-    :param master: as in ``spark-submit --master``; ``sc://host:port`` is a Spark Connect server. None: what
-        `SPARK_REMOTE` or `PYSPARK_SUBMIT_ARGS` says, else ``local[*]``. Workers on other machines need opslog
+    :param name: the application's name on Spark's own pages.
+    :param master: as in ``spark-submit --master``; ``sc://host:port`` is a Spark Connect server. None: the value of
+        `SPARK_REMOTE` or `PYSPARK_SUBMIT_ARGS`, else ``local[*]``. Workers on other machines need opslog
         installed, too, and run on the Python that `PYSPARK_PYTHON` names there.
     :param config: further settings of Spark, by their names. A session that starts on this machine alone has
         ``spark.sql.shuffle.partitions`` 4 per core, at least 16, in place of Spark's 200.
-    :raises UsageError: there is no Java; says what to install.
+    :raises UsageError: there is no Java; names what to install.
     """
     running = SparkSession.getActiveSession()
-    # Sessions of Spark Connect are of a kind of their own; the usual builder finds one that is there only where the
-    # environment says where its server is.
+    # Spark Connect has sessions of its own class. The usual builder finds an existing one only if the environment
+    # says where its server is.
     builder = (SparkSession if running is None else type(running)).builder.appName(name)
     if running is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         builder = _starting(builder, master)
@@ -64,7 +65,7 @@ def session(
 
 
 def _starting(builder: SparkSession.Builder, master: str | None) -> SparkSession.Builder:
-    """A builder that knows where Spark runs, with what it needs if that is this machine."""
+    """A builder with the address of Spark, and with the settings that it needs if that is this machine."""
     remote = os.environ.get("SPARK_REMOTE")
     connects = remote is not None or (master or "").startswith("sc://")
     if master is None:

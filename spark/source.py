@@ -1,8 +1,7 @@
 """The data source `opslog`: ``spark.read.format("opslog").load(url)``, and ``USING opslog`` in SQL.
 
-Spark makes the source in one process, plans in another and reads in many more; what goes between them is pickled. All
-that is said of a store is said in `opslog.spark.read.views`; here are only the words of Spark: options, schemas,
-filters.
+Spark makes the source in one process, plans in another and reads in many more; everything passed between them is
+pickled. The logic is in `opslog.spark.read.views`; here are only Spark's concepts: options, schemas, filters.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class DefaultSource(DataSource):
 
 
 def view_of(options: Mapping[str, str]) -> View:
-    """The view that the options ask for.
+    """The view that the options name.
 
     :raises UsageError: there is no such view, or it has no such option.
     """
@@ -113,7 +112,7 @@ def _number(text: str, name: str) -> int:
 class OpslogPartition(InputPartition):
     """One task.
 
-    :ivar value: what it reads.
+    :ivar value: the work of the task.
     """
 
     value: Task
@@ -148,18 +147,18 @@ class _PushdownReader(OpslogReader):
     """The reader with the option pushdown. Spark refuses it where ``spark.sql.python.filterPushdown.enabled`` is not
     true.
 
-    Not the usual one, because Spark 4.3 remembers what was planned by table and not by query: of a DataFrame that is
-    used twice with different filters, or later without any, both uses get the rows of one.
+    Not the usual reader, because Spark 4.3 caches a plan by table and not by query: if a DataFrame is used twice with
+    different filters, or later without any, both uses get the rows of one.
     """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         for filter in filters:
             self._asked = narrowed(self._asked, filter)
-        return filters  # Spark filters again: what is read is less, and may still be more than is asked for
+        return filters  # Spark filters again: less is read, but it may still be more than was requested
 
 
 def narrowed(asked: Asked, filter: Any) -> Asked:
-    """What is asked for, given one more filter; the same, where it says nothing of ids and agents."""
+    """The requested rows after one more filter; unchanged if the filter concerns neither ids nor agents."""
     from pyspark.sql.datasource import (
         EqualTo,
         GreaterThan,

@@ -1,4 +1,4 @@
-"""Which store the options of Spark name, and how a task opens it."""
+"""The store that Spark's options name, and how a task opens it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opslog.backends import Backend, open_backend
 from opslog.errors import UsageError
 from opslog.options import check_storage_options
 
-# The options that are not the storage's, in lower case, as Spark hands them over.
+# The options that do not belong to the storage, in lower case, as Spark passes them.
 _OWN = {
     *("path", "paths", "view", "asof", "period", "schema", "splitbytes", "pushdown"),
     *("startingat", "ongap", "maxbytespertrigger"),
@@ -37,12 +37,12 @@ def url_of(options: Mapping[str, str]) -> str:
         raise UsageError(f"{url} is in the memory of one process, and Spark reads in others: use a directory or s3://")
     if separator:
         return url
-    # What SQL makes of a path.
+    # The form that SQL gives to a path.
     return os.path.abspath(url.removeprefix("file:"))
 
 
 def storage_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """What the backend takes: everything that is not the data source's own. Numbers and JSON objects are understood."""
+    """The backend's options: all that do not belong to the data source. Numbers and JSON objects are parsed."""
     return {name: _value(name, text) for name, text in options.items() if name.lower() not in _OWN}
 
 
@@ -55,7 +55,7 @@ def _value(name: str, text: str) -> Any:
 def open_store(url: str, options: Mapping[str, Any]) -> Backend:
     """The storage of a store that exists.
 
-    :raises UsageError: it has no such option.
+    :raises UsageError: the storage has no such option.
     """
     check_storage_options(url, options, 'the data source "opslog"', _OWN)
     return open_backend(url, create=False, **options)

@@ -1,19 +1,19 @@
 """Compaction at scale: executors merge the logs and write the parts, the driver publishes the manifest.
 
-The driver reads the ends of the logs, which say where the new cut goes, and decides; it holds no documents. The rest is
+The driver reads the ends of the logs, which determine the new cut, and decides; it holds no documents. The rest is
 five steps of Spark:
 
 1. Merge logs: each task reads some slices of logs, and gives the best record of each document
    (`opslog.spark.read.splits`).
-2. Win: the records meet by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater one.
-3. Merge runs: where older runs go into the new one, their rows meet the new ones by ranges of ids, too.
-4. Measure: where a part ends follows from the lengths of all lines before it. So the driver goes through those, four
-   bytes for each record, range by range, and knows which rows make up which part.
-5. Write: each task writes the parts that lie within its range of ids; the rows of those that do not are brought
-   together once more.
+2. Win: the records are grouped by ranges of ids; the greatest stamp of each id wins, unless the snapshot has a greater.
+3. Merge runs: if older runs go into the new one, their rows and the new ones are grouped by ranges of ids, too.
+4. Measure: the end of a part follows from the lengths of all lines before it. So the driver goes through those, four
+   bytes for each record, range by range, and determines the rows of each part.
+5. Write: each task writes the parts that lie within its range of ids. The rows of all other parts are grouped by part
+   once more.
 
-Which runs are merged, the lock, the manifest, cleaning up and garbage are those of `opslog.compaction.compact`: the
-same code. So is the result: the same bytes as those of a compaction by the library at the same cut.
+The code of `opslog.compaction.compact` chooses the runs to merge, and does the locking, the manifest, cleaning up and
+garbage. The result is the same, too: the same bytes as those of a compaction by the library at the same cut.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def compact(
     environment: Environment = REAL,
     **storage_options: Any,
 ) -> Compaction:
-    """Compact what is settled into the snapshot and collect garbage, as `opslog.Store.compact` does, with the machines
-    of a Spark cluster. Safe beside writers and beside other compactions.
+    """Compact the settled commits into the snapshot and collect garbage, as `opslog.Store.compact` does, with the
+    machines of a Spark cluster. Safe beside writers and beside other compactions.
 
     Costs one read of the logs behind the cut, and of the runs that are merged; those rows go through two shuffles. The
     driver holds the undo windows of all logs, and no documents.
@@ -77,11 +77,11 @@ def compact(
     :param url: of the store; every executor must be able to open it.
     :param full: merge the whole snapshot into one run, and remove expired tombstones.
     :param keep_history: from now on keep superseded files this long: seconds, a timedelta or "forever".
-    :param storage_options: what the backend takes.
+    :param storage_options: the options of the backend.
     :raises LockedError: another compaction is running.
     :raises NotFoundError: there is no store.
-    :raises OpslogError: such as CorruptError: a task found that; the store is as it was before.
-    :raises PySparkException: a task failed more often than Spark tries it, likewise.
+    :raises OpslogError: such as CorruptError: raised by a task; the store is as it was before.
+    :raises PySparkException: a task failed more often than Spark tries it; the store is as it was before.
     """
     address = StoreAddress(url_of({"path": os.fspath(url)}), storage_options)
     with address.open() as backend, backend.lock(LOCK), _Frames() as frames:
@@ -97,7 +97,7 @@ def compact(
 
 
 class _Frames:
-    """What Spark is to keep until the end, on the executors' disks: each step is used more than once."""
+    """The frames that Spark keeps until the end, on the executors' disks: each step is used more than once."""
 
     def __init__(self) -> None:
         self._kept: list[DataFrame] = []
@@ -150,7 +150,8 @@ class _Merging:
         return CompactionInput(cut, logs, self.tails.clock, ts, rows, ends, self.sealed, authors)
 
     def _merge(self, tasks: list[Any]) -> tuple[_Rows, list[tuple[str, int, str, dict[str, int]]]]:
-        """The new rows, and of each task and log how many commits it read, their greatest ts, and its authors."""
+        """The new rows; and for each task and log the number of commits read, their greatest ts, and the log's
+        authors."""
         manifest = self.tails.manifest
         work = partial(executing.merge_logs, address=self.address, window=manifest.settings.undo_window, tasks=tasks)
         merged = self.frames.keep(_each(self.spark, len(tasks), work, executing.MERGED))
@@ -172,7 +173,7 @@ class _Merging:
 
 
 class _Rows:
-    """Steps 3 to 5: the new rows, where Spark keeps them. See `opslog.compaction.compact.NewRows`."""
+    """Steps 3 to 5: the new rows, stored by Spark. See `opslog.compaction.compact.NewRows`."""
 
     def __init__(
         self,
@@ -214,9 +215,9 @@ class _Rows:
         return rows.mapInArrow(partial(executing.newest, ages=ages, uncompacted=self.uncompacted), executing.ROWS)
 
     def _lengths(self, rows: DataFrame) -> Iterator[tuple[int, array[int]]]:
-        """Per range the lengths of its lines, in slices, in order."""
+        """For each range the lengths of its lines, in slices, in order."""
         lengths = self.frames.keep(rows.mapInArrow(executing.measure, executing.LENGTHS))
-        lengths.count()  # at once, on all executors; what follows takes them one after the other
+        lengths.count()  # at once, on all executors; the loop below takes them one after the other
         for row in lengths.toLocalIterator():
             yield row.range, array("I", bytes(row.lengths))
 
@@ -236,10 +237,10 @@ class _Rows:
 
 
 def _slices(lengths: Iterator[tuple[int, array[int]]]) -> dict[int, list[PartSlice]]:
-    """How the rows of each range go into parts, which go on from range to range."""
+    """The division of the rows of each range into parts. A part may go on from one range to the next."""
     ends, number = PartEnds(), 0
     slices: dict[int, list[PartSlice]] = {}
-    # In how many slices each part lies.
+    # The number of slices of each part.
     ranges_of: dict[int, int] = {}
 
     def note(range_number: int, rows: int) -> None:
@@ -276,9 +277,10 @@ def _ranges(size: int) -> int:
 
 @contextmanager
 def _others_first(address: StoreAddress, manifest: Manifest) -> Iterator[None]:
-    """Inside the block a job that fails while somebody else publishes a manifest has missed a file of this one's.
+    """If a job inside the block fails while another compaction publishes a manifest, a file of this manifest was
+    missing because of that.
 
-    :raises MissingFileError: likewise.
+    :raises MissingFileError: a newer manifest was published, so the job missed a file.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""What the tasks of a compaction do: merge logs and runs, measure lines, write parts. Each takes and gives Arrow
+"""The work of a compaction's tasks: merge logs and runs, measure lines, write parts. Each takes and returns Arrow
 batches, and gets the rest as plain values.
 
-A task that is tried again, or runs twice, writes the same bytes under the same names: which rows are in a part was
-decided before the first of them began. The second finds the file there, and compares.
+A task that is tried again, or runs twice, writes the same bytes under the same names, because the rows of each part
+were decided before the first attempt began. The second attempt finds the file there, and compares.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from opslog.spark.stores import open_store
 Batches = Iterator[pa.RecordBatch]
 
 _ROWS = 5000
-# A batch of rows has no more than so many, or so many bytes of lines.
+# A batch of rows has at most this many rows, and about this many bytes of lines.
 _BYTES = 8 * 1024 * 1024
 
-# A record of a log; or, where there is no id, how many commits of an agent's log were read, their greatest ts, and, of
-# the shared log, per author the clock of its newest one, as JSON.
+# A record of a log; or, without an id, the number of commits read of an agent's log, their greatest ts, and, for the
+# shared log, the clock of each author's newest transaction, as JSON.
 MERGED = "id string, clock long, agent string, deleted string, line binary, commits long, ts string, authors binary"
 
-# Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the number of
-# documents grows with it.
+# Rows of a snapshot in order of id, within ranges of ids: the range's number, a `Row`, and by how much the row changes
+# the number of documents.
 ROWS = "range int, id string, deleted string, line binary, shared boolean, documents int"
 
-# Rows of runs: of those with one id the one with the least age counts.
+# Rows of runs. Of the rows with one id, the one with the least age counts.
 STORED = "id string, deleted string, line binary, shared boolean, age int"
 
-# The lengths of the lines of a range, as 32-bit numbers, from this row of it on.
+# The lengths of the lines of a range, as 32-bit numbers, from the given row on.
 LENGTHS = "range int, row int, lengths binary"
 
-# A part that was written, as JSON; or a row for the part of this number, whose rows lie in several ranges.
+# A written part, as JSON; or a row for the part of this number, whose rows lie in several ranges.
 WRITTEN = "number int, id string, deleted string, line binary, shared boolean, part binary"
 
 
@@ -67,9 +67,9 @@ class StoreAddress(msgspec.Struct, frozen=True):
 
 
 class PartSlice(NamedTuple):
-    """Some rows of a range in a row that go into one part.
+    """Consecutive rows of a range that go into one part.
 
-    :ivar whole: whether they are all of it.
+    :ivar whole: whether they are the whole part.
     """
 
     number: int
@@ -79,7 +79,7 @@ class PartSlice(NamedTuple):
 
 @brief
 def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list[tuple[LogSplit, ...]]) -> Batches:
-    """The winners of some splits of logs, and what was read of each log. The input says which of the tasks to do.
+    """The winners of some splits of logs, and what was read of each log. The input names the tasks to do.
 
     :returns: as `MERGED`.
     """
@@ -99,7 +99,8 @@ def merge_logs(batches: Batches, address: StoreAddress, window: int, tasks: list
 
 @brief
 def win(batches: Batches, address: StoreAddress, runs: list[Run]) -> Batches:
-    """Of records sorted by id, the greatest stamp first: the first of each id, if it wins against the snapshot.
+    """The first record of each id, if it wins against the snapshot. The input is sorted by id, the greatest stamp
+    first.
 
     :param batches: as `MERGED`.
     :returns: as `ROWS`.
@@ -139,7 +140,7 @@ def read_parts(batches: Batches, address: StoreAddress, parts: list[tuple[int, P
 
 @brief
 def newest(batches: Batches, ages: Ages, uncompacted: frozenset[str]) -> Batches:
-    """Of rows sorted by id and age the first of each id, without tombstones that are to be left out.
+    """The first row of each id, without tombstones that are to be left out. The input is sorted by id and age.
 
     :param batches: as `STORED`.
     :param ages, uncompacted: as of `Ages.of`.
@@ -176,10 +177,10 @@ def measure(batches: Batches) -> Batches:
 
 @brief
 def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[int, list[PartSlice]]) -> Batches:
-    """Write the parts that lie within one range, and pass on the rows of the others.
+    """Write the parts that lie within one range, and return the rows of all other parts.
 
     :param batches: as `ROWS`.
-    :param slices: per range, how its rows go into parts.
+    :param slices: for each range, the division of its rows into parts.
     :returns: as `WRITTEN`.
     """
 
@@ -202,9 +203,9 @@ def write_parts(batches: Batches, address: StoreAddress, run: str, slices: dict[
 
 @brief
 def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
-    """Write the parts whose rows were passed on, sorted by part and id.
+    """Write the parts whose rows `write_parts` returned, sorted by part and id.
 
-    :param batches: as `WRITTEN`, as is what it returns.
+    :param batches: as `WRITTEN`, as is the result.
     """
 
     def written() -> Iterator[tuple[Any, ...]]:
@@ -222,7 +223,7 @@ def write_rest(batches: Batches, address: StoreAddress, run: str) -> Batches:
 
 
 def write_part(backend: Backend, run: str, number: int, rows: Iterable[Row]) -> tuple[int, Part]:
-    """Create one part and its index, or find that another attempt has.
+    """Create one part and its index, or find that another attempt has created it.
 
     :raises AlreadyExistsError: there is a file of that name, with another content.
     """
@@ -275,7 +276,7 @@ def _rows(batches: Batches, *columns: str) -> Iterator[tuple[Any, ...]]:
 def _batched(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, line: int | None) -> Batches:
     """Rows as batches.
 
-    :param line: the index of the column that is long.
+    :param line: the index of the column with long values.
     """
     for some in packed(rows, lambda row: 0 if line is None else len(row[line] or b""), _BYTES, _ROWS):
         yield _batch(some, schema)

@@ -1,6 +1,6 @@
-"""Records and commits as columns in Arrow's form, as Spark takes them. Without Spark.
+"""Records and commits as columns in the Arrow format, as Spark takes them. Without Spark.
 
-Text goes over as the bytes that are stored, as one buffer per column: a document is never decoded on its way.
+Text is passed as the stored bytes, as one buffer per column: documents are never decoded on the way.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from opslog.tables.arrow import texts
 
 T = TypeVar("T")
 
-# How many rows go over together, at most.
+# How many rows are passed together, at most.
 ROWS = 10_000
 
-# How many bytes of documents go over together; a longer document goes by itself.
+# How many bytes of documents are passed together; a longer document is passed by itself.
 BYTES = 8 * 1024 * 1024
 
 STATE = pa.schema(
@@ -71,7 +71,7 @@ def state_columns(records: Sequence[Record]) -> list[pa.Array]:
 
 
 def _author_columns(commits: Sequence[Commit]) -> list[pa.Array]:
-    """`by` and `tx`, which are null where it is not a transaction."""
+    """`by` and `tx`, which are null for commits that are not transactions."""
     return [
         pa.array([commit.by or None for commit in commits], pa.string()),
         pa.array([commit.tx or None for commit in commits], pa.string()),
@@ -79,9 +79,9 @@ def _author_columns(commits: Sequence[Commit]) -> list[pa.Array]:
 
 
 class Op(msgspec.Struct, gc=False):
-    """One row of the ops: an op of a commit, where that one begins, and whether it was undone.
+    """One row of the ops: an op of a commit, with the commit's position, and whether it was undone.
 
-    :ivar place: which op of a batch it is, from 0; None where the commit is no batch.
+    :ivar place: the index of the op in its batch, from 0; None if the commit is no batch.
     """
 
     commit: Commit
@@ -137,7 +137,7 @@ def op_bytes(op: Op) -> int:
 
 
 def chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Items, as many as go over together; `size`: how many bytes of documents an item has."""
+    """Items in groups that are passed together; `size`: how many bytes of documents an item has."""
     return packed(items, size, BYTES, ROWS)
 
 
@@ -150,9 +150,9 @@ _DDL = {
 
 
 def ddl(schema: pa.Schema, documents: str | None = None) -> str:
-    """The columns of a view in Spark's words.
+    """The columns of a view as Spark's DDL.
 
-    :param documents: what documents are, in Spark's words; None: text.
+    :param documents: the type of documents, in DDL; None: text.
     """
     kinds = {field.name: _DDL[str(field.type)] for field in schema}
     if documents is not None:

@@ -1,7 +1,7 @@
-"""The state of a store, which `opslog.spark.replay` made a table of, as files: what `opslog.bulk.replay` writes from
+"""Files of a store's state, from the table that `opslog.spark.replay` made. `opslog.bulk.replay` writes the same from
 memory.
 
-Each task writes its share. So the directory has to be one that all of Spark's machines see under the same name.
+Each task writes its share. So all of Spark's machines must see the directory under the same name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opslog.format.manifest import Part, Settings
 from opslog.format.snapshot import Row, build_parts
 from opslog.spark.errors import brief
 
-# What a task says of each file that it has written.
+# What a task reports for each file that it has written.
 _WRITTEN = pa.schema(
     [
         ("records", pa.int64()),
@@ -62,13 +62,13 @@ def write_state(
     variant: bool = False,
 ) -> int:
     """Write all documents into a directory that is empty or does not exist, as `opslog.bulk.replay.write_state` does,
-    but in several files, and, except in a store, in no order.
+    but in several files, and, except in a store, in no particular order.
 
     :param settings, clock: of the store that is written.
     :param bytes: about how much there is.
-    :param variant: in Parquet, `data` as VARIANT: what can be queried, and not exactly what was stored.
-    :returns: how many documents that were.
-    :raises UsageError: there is something in the directory.
+    :param variant: in Parquet, `data` as VARIANT: it can be queried, but is not exactly the stored text.
+    :returns: the number of documents.
+    :raises UsageError: the directory is not empty.
     """
     with new_directory(directory, environment.nonce()) as place:
         if form == "parquet":
@@ -76,7 +76,7 @@ def write_state(
         if form == "jsonl":
             done = state.mapInArrow(partial(_write_lines, directory=str(place)), _WRITTEN_DDL).collect()
             for path in place.glob("*.jsonl.*"):
-                path.unlink()  # of an attempt that failed
+                path.unlink()  # left by an attempt that failed
             return sum(row.records for row in done)
         ranges = max(1, bytes // _RANGE_BYTES)
         run = new_run(environment)
@@ -94,7 +94,7 @@ def write_state(
 
 
 def _renumbered(directory: Path, run: str, part: Part, number: int) -> Part:
-    """A part under the number that it has among all; the tasks left gaps for each other."""
+    """A part under its number among all parts; the tasks left gaps between their numbers."""
     path = part_path(run, number)
     for old, new in ((part.path, path), (index_path(part.path), index_path(path))):
         (directory / old).rename(directory / new)
@@ -106,7 +106,7 @@ def _write_parquet(state: DataFrame, directory: Path, variant: bool) -> int:
         state = state.withColumn("data", F.parse_json("data"))
     state.write.mode("append").option("compression", "zstd").parquet(directory.as_uri())
     for path in directory.glob(".*.crc"):
-        path.unlink()  # of Hadoop alone, and only as long as nobody else touches the files
+        path.unlink()  # only Hadoop uses it, and only while nobody else touches the files
     return sum(parquet.read_metadata(path).num_rows for path in directory.glob("*.parquet"))
 
 
@@ -125,7 +125,7 @@ def _write_lines(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[
     if first is None:
         return
     path = os.path.join(directory, f"part-{context.partitionId():05}.jsonl")
-    # Of two attempts at once each writes a file of its own, and the last one's stays.
+    # Of two attempts at once, each writes its own file, and the last one's stays.
     temporary = f"{path}.{context.taskAttemptId()}"
     count = 0
     with open(temporary, "xb") as out:

@@ -1,13 +1,13 @@
-"""What a Spark job is to read, decided once, by the driver: plain values that are small to pickle. Without Spark.
+"""The plan of a Spark job, made once, by the driver: plain values that are small to pickle. Without Spark.
 
-It follows from one survey of the store (`opslog.log.survey`) without another listing, and each task reads just what it
-is given. So the tasks of a job, also those that are tried again, see one and the same store, whatever is written
+It follows from one survey of the store (`opslog.log.survey`) without another listing, and each task reads only the
+files and bytes that it is given. So all tasks of a job, also retried ones, see the same store, whatever is written
 meanwhile:
 
-- A slice of a log ends where the log ended in the listing. What is behind was written later, and is of no interest.
+- A slice of a log ends where the log ended in the listing. Bytes behind that were written later, and are not read.
 - A part of a run, an archive, and the bytes of a log that were listed never change.
-- What a compaction collects stays for the store's grace period after the manifest that needed it was superseded. A task
-  that comes later finds a file missing, and says so; it never reads another one in its place.
+- A file that a compaction collects stays for the store's grace period after the manifest that needed it was superseded.
+  A task that comes later finds a file missing, and says so; it never reads another one in its place.
 
 A log is cut anywhere: a line belongs to the slice in which its first byte lies (`opslog.spark.read.splits` reads them).
 """
@@ -30,15 +30,15 @@ from opslog.log.survey import Survey, check_reaches, survey, survey_history
 from opslog.merge.undo import reachable_after
 from opslog.snapshot.manifests import ManifestStore
 
-# How much one task reads: a few seconds of work, and a segment of a directory. What a task holds in memory is a few
-# times that.
+# How much one task reads: a few seconds of work, and a segment of a directory. A task holds a few times as much in
+# memory.
 SPLIT_BYTES = 64 * 1024 * 1024
 
 
 class Log(msgspec.Struct, frozen=True):
     """A log from `start` on, as it was listed.
 
-    :ivar segments: from that of `start` on, without gaps; none where nothing was written since.
+    :ivar segments: from the segment of `start` on, without gaps; empty if nothing was written since.
     """
 
     agent: str
@@ -57,16 +57,16 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class JobSurvey(Survey, frozen=True):
-    """A survey for a job, which takes from it what each task is to read.
+    """A survey for a job, from which the job takes the input of each task.
 
-    :ivar logs: what lies behind the manifest's cut, or everything that is retained, in order of agents.
+    :ivar logs: the logs behind the manifest's cut, or everything that is retained, in order of agents.
     """
 
     logs: tuple[Log, ...]
 
 
 def survey_state(backend: Backend, as_of: Point | None = None) -> JobSurvey:
-    """What the state is made of: the snapshot of a manifest and the logs behind its cut. Costs and errors as of
+    """The sources of a state: the snapshot of a manifest and the logs behind its cut. Costs and errors as of
     `opslog.log.survey.survey`, and:
 
     :param as_of: begin at a manifest that saw nothing beyond this point; the logs go on beyond it.
@@ -103,10 +103,10 @@ def _check_past(backend: Backend, as_of: Point, found: JobSurvey) -> None:
 
 
 def survey_retained(backend: Backend, as_of: Point | None = None) -> JobSurvey:
-    """Every commit that is retained, as `Store.ops` has them: each log from the segment on in which the cut of the
-    oldest retained manifest is. Costs and errors as of `survey_state`, and one more listing and read.
+    """Every commit that is retained, as `Store.ops` has them: each log from the segment that has the cut of the oldest
+    retained manifest. Costs and errors as of `survey_state`, and one more listing and read.
 
-    :param as_of: checked, and nothing else: all logs go on beyond it.
+    :param as_of: is only checked: all logs go on beyond it.
     """
     found = survey_history(ManifestStore(backend), _retained)
     if as_of is not None:
@@ -115,7 +115,7 @@ def survey_retained(backend: Backend, as_of: Point | None = None) -> JobSurvey:
 
 
 def tails(found: Survey) -> JobSurvey:
-    """What lies behind the manifest's cut."""
+    """The logs behind the manifest's cut."""
     logs = (_log(found, agent, found.manifest.cut.get(agent, START)) for agent in sorted(found.segments))
     return JobSurvey(found.manifest, found.cursors, found.segments, tuple(logs))
 
@@ -154,9 +154,9 @@ class LogSplit(msgspec.Struct, frozen=True):
     """The lines of a log that begin in some slices of it.
 
     :ivar slices: in order, without gaps.
-    :ivar begins: whether a line is known to begin where the first slice does.
-    :ivar end: the last segment of the listing, and its length then: up to there later lines may be read, for the
-        undos among them.
+    :ivar begins: whether a line is known to begin at the first slice.
+    :ivar end: the last segment of the listing, and its length then. Later lines may be read up to there, because undos
+        among them may cancel commits of this split.
     """
 
     agent: str
@@ -175,7 +175,7 @@ def split_logs(logs: Iterable[Log], split_bytes: int = SPLIT_BYTES) -> list[LogS
 
 
 def split_before(log: Log, position: tuple[int, int], split_bytes: int = SPLIT_BYTES) -> list[LogSplit]:
-    """The splits of a log up to a position, as that of a new cut; undos behind it still count."""
+    """The splits of a log up to a position, such as a new cut; undos behind it still count."""
     segments = takewhile(lambda segment: (segment.number, 0) < position, log.segments)
     kept = [segment._replace(bytes=position[1]) if segment.number == position[0] else segment for segment in segments]
     whole = {segment.number: segment.bytes for segment in log.segments}
@@ -190,7 +190,7 @@ def split_before(log: Log, position: tuple[int, int], split_bytes: int = SPLIT_B
 
 
 def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogSplit]:
-    """:param room: what the first split may cost, if not as much as the others."""
+    """:param room: what the first split may cost, if less than the others."""
     slices: list[Slice] = []
     begins, room = True, room or split_bytes
     for number, size, _ in log.segments:
@@ -211,7 +211,7 @@ def _split(log: Log, split_bytes: int, room: int | None = None) -> Iterator[LogS
 
 
 def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
-    """Logs among tasks that cost about as much each, the last one maybe less. A task has one split at most of each."""
+    """Divide logs among tasks of about equal cost; the last may cost less. A task has at most one split of each log."""
     tasks: list[tuple[LogSplit, ...]] = []
     together: list[LogSplit] = []
     room = task_bytes = max(1, task_bytes)
@@ -231,14 +231,14 @@ def share(logs: Iterable[Log], task_bytes: int) -> list[tuple[LogSplit, ...]]:
 class Recent(msgspec.Struct, frozen=True):
     """The recent commits of a log, which an undo may still reach: everything before them is settled.
 
-    :ivar position: where they begin, which is where the next cut goes; where the log ends, if there are none.
-    :ivar end: where a reader is that has read all of the log.
+    :ivar position: where they begin, which will be the next cut; the end of the log if there are none.
+    :ivar end: the position of a reader that has read all of the log.
     :ivar there: as of `Cut`.
     :ivar commits: how many they are.
-    :ivar clock: the greatest clock in the log behind its start, 0 where nothing is there.
-    :ivar ts: the greatest `ts` among the recent commits alone, empty where there are none.
-    :ivar ids: the documents that those of them have which are not cancelled.
-    :ivar oldest: the clock of the oldest one that has any, and is not cancelled; 0: there is none.
+    :ivar clock: the greatest clock in the log behind its start, 0 if nothing is there.
+    :ivar ts: the greatest `ts` among the recent commits alone, empty if there are none.
+    :ivar ids: the documents of those that are not cancelled.
+    :ivar oldest: the clock of the oldest that has documents and is not cancelled; 0: there is none.
     """
 
     position: tuple[int, int]
@@ -251,11 +251,11 @@ class Recent(msgspec.Struct, frozen=True):
     oldest: int = 0
 
     def cut(self, commits: int) -> Cut:
-        """The new cut, given how many commits of the log lie before its end, compacted ones included."""
+        """The new cut. `commits`: how many commits of the log lie before its end, compacted ones included."""
         return Cut(*self.position, commits - self.commits, there=self.there)
 
     def log_end(self, cut: Cut) -> Cut:
-        """Where the log ends, given the new cut."""
+        """The end of the log, given the new cut."""
         return Cut(*self.end, cut.commits + self.commits)
 
 
@@ -287,8 +287,8 @@ def find_recent(backend: Backend, log: Log, window: int) -> Recent:
 
 
 def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tuple[int, int], Commit]]:
-    """The commits of a log, each with where it begins. Of segments that are fetched at once, as many as are likely to
-    be needed."""
+    """The commits of a log with their positions, the newest first. If segments are fetched in groups, a group has as
+    many as are likely to be needed."""
     cursor, segments = Cursor.at(log.agent, log.start), list(log.segments)
     source = log_source(backend, {log.agent: cursor}, {log.agent: segments[-window - 1 :]}, newest_first=True)
     for chunk in cursor.read_newest_first(source, segments):
@@ -296,7 +296,7 @@ def _newest_first(backend: Backend, log: Log, window: int) -> Iterator[tuple[tup
 
 
 def _end_position(backend: Backend, log: Log) -> tuple[int, int]:
-    """Where a reader's cursor is when it has read a log to the end of the listing. Costs a read of the last append."""
+    """The cursor of a reader that has read a log to the end of the listing. Costs a read of the last append."""
     if not log.segments:
         return log.start.position
     number, size, _ = log.segments[-1]

@@ -1,4 +1,4 @@
-"""Ranges of ids: what is sorted is split by them, so that a task can put its documents together alone.
+"""Ranges of ids. Sorted data is split by them, so that each task can assemble its documents alone.
 
 Without Spark."""
 
@@ -18,8 +18,8 @@ from opslog.snapshot.runs import read_blocks, read_index, read_part
 from opslog.spark.read.planning import Log, split_logs
 from opslog.spark.read.splits import find_line
 
-# From so many positions in the logs are ids taken, to cut ranges of like size. A range twice as large as another does
-# no harm.
+# The number of positions in the logs from which ids are sampled, to cut ranges of similar size. A range that is twice
+# as large as another does no harm.
 _SAMPLES = 64
 
 _SAMPLE_BYTES = 64 * 1024
@@ -42,13 +42,13 @@ class IdRange(msgspec.Struct, frozen=True):
         return first in self and last in self
 
     def common(self, other: IdRange) -> IdRange | None:
-        """What both have, None for nothing."""
+        """The intersection, None if it is empty."""
         ends = [until for until in (self.until, other.until) if until is not None]
         both = IdRange(max(self.first, other.first), min(ends, default=None))
         return both if both.until is None or both.first < both.until else None
 
     def blocks(self, blocks: list[Block]) -> list[Block]:
-        """Of the blocks of a file those that may have an id of this range."""
+        """The blocks of a file that may have an id of this range."""
         firsts = [block.first for block in blocks]
         begin = max(0, bisect.bisect_right(firsts, self.first) - 1)
         end = len(blocks) if self.until is None else bisect.bisect_left(firsts, self.until)
@@ -63,9 +63,9 @@ ALL = IdRange()
 
 
 def cut_ranges(weights: Iterable[tuple[str, int]], limit: int) -> list[IdRange]:
-    """Ranges that weigh about `limit` each, and are everything together.
+    """Ranges that weigh about `limit` each and together cover all ids.
 
-    :param weights: (id, how much there is from this id on), in any order.
+    :param weights: (id, weight from this id on), in any order.
     """
     bounds = [""]
     weight = 0
@@ -83,7 +83,7 @@ def part_weights(runs: Iterable[Run]) -> list[tuple[str, int]]:
 
 
 def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]]:
-    """Ids from positions all over some logs, each with its share of their bytes."""
+    """Ids from positions throughout some logs, each with its share of their bytes."""
     total = sum(log.bytes for log in logs)
     ids: list[str] = []
     for split in split_logs(logs, total // _SAMPLES + 1):
@@ -92,7 +92,8 @@ def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]
         start = slice_.start if split.begins else find_line(backend, path, slice_.start, stop)
         if start is not None:
             data = backend.read(path, start, stop)
-            # As far as zeros: whether they are a torn tail or damage is for those to say who read it all.
+            # Stops at zeros: only a reader of the whole end of the segment can say whether they are a torn tail or
+            # damage.
             data = data.partition(b"\0")[0]
             lines = data[: data.rfind(b"\n") + 1]
             ids += [record.id for commit in decode_commits(lines, path, start) for record in commit.records]
@@ -100,7 +101,7 @@ def log_weights(backend: Backend, logs: tuple[Log, ...]) -> list[tuple[str, int]
 
 
 class RunRange:
-    """Of a run the records in a range of ids. Every byte is verified against its checksum."""
+    """The records of a run in a range of ids. Every byte is verified against its checksum."""
 
     def __init__(self, backend: Backend, run: Run, range: IdRange) -> None:
         self._backend = backend

@@ -25,13 +25,13 @@ from opslog.spark.read.tasks import read_task
 from opslog.spark.read.views import TAIL_BYTES, CandidatesView, StateView, Task, View
 from opslog.spark.stores import open_store, url_of
 
-# How much one task reads at most: what is lost if it fails, and what it holds if no document was written twice.
+# How much one task reads at most: the work lost if it fails, and its memory if no document was written twice.
 _TASK_BYTES_MAX = 768 * 1024 * 1024
 
 # How much of the shuffle one task sorts.
 _SHUFFLE_BYTES = 32 * 1024 * 1024
 
-# So many bytes of a store are about one byte in the shuffle.
+# This many bytes of a store make about one byte in the shuffle.
 _COMPRESSED = 4
 
 
@@ -47,19 +47,19 @@ def replay(
     no particular order.
 
     Every task reads a share of the logs and of the snapshot and passes on the best record that it saw of each document;
-    one shuffle by id finds the best of all. What a task holds does not depend on the length of the logs, and Spark
-    spills what a shuffle does not keep in memory. Where the logs behind the snapshot are short there is no shuffle:
-    their winners go to the tasks that read the snapshot.
+    one shuffle by id finds the best of all. A task's memory does not depend on the length of the logs, and Spark
+    spills to disk what a shuffle cannot keep in memory. If the logs behind the snapshot are short, there is no shuffle:
+    their winners are sent to the tasks that read the snapshot.
 
-    The DataFrame is the state at this call, whatever is written later, in each action that reads it. What it needs may
-    be collected once compactions have replaced it for longer than the store's grace period: `RetryError` says so, and
-    another call is the way on.
+    The DataFrame is the state at this call, whatever is written later, in each action that reads it. Its files may be
+    collected once compactions have replaced them for longer than the store's grace period. An action then raises
+    `RetryError`; call `replay` again.
 
     :param url: any URL that `opslog.open` takes, but for ``memory://``; workers must reach it, too.
     :param as_of: the state at a clock, or at a time with a zone.
-    :param partitions: how many tasks the shuffle has, and that there is one. None: as the size of the store asks for,
-        at least two for each core.
-    :param storage_options: what the backend takes.
+    :param partitions: how many tasks the shuffle has; if given, there is always a shuffle. None: according to the size
+        of the store, at least two for each core.
+    :param storage_options: the options of the backend.
     :raises NotFoundError: there is no store.
     :raises HistoryGoneError: the state at `as_of` was compacted away.
     """
@@ -71,8 +71,8 @@ def replay(
             return _rows_of(spark, path, storage_options, state, state.tasks(backend, found))
         candidates = CandidatesView(as_of, _task_bytes(spark, found))
         tasks = candidates.tasks(found)
-    # The hash first: comparing it is cheaper than comparing ids that begin alike. Agents are compared by their UTF-8
-    # bytes, which is by code point, as the library does.
+    # The hash first: comparing hashes is cheaper than comparing ids with a common beginning. Agents are compared by
+    # their UTF-8 bytes, which is the order of code points, as in the library.
     best = F.max_by(F.struct("data", "clock", "agent", "ts", "v", "by", "tx"), F.struct(*stamps.FIELDS))
     return (
         _rows_of(spark, path, storage_options, candidates, tasks)
@@ -85,9 +85,10 @@ def replay(
 
 
 def _rows_of(spark: SparkSession, url: str, options: dict[str, Any], view: View, tasks: list[Task]) -> DataFrame:
-    """What the tasks of a view read. Planned here and not by Spark's data source, which takes three Python processes
-    for that."""
-    # Each task by itself, so that a worker need not decode those of all others; the segments of a log compress well.
+    """The rows of a view's tasks. Planned here and not by Spark's data source, which takes three Python processes for
+    it."""
+    # Each task is serialised by itself, so that a worker need not decode all others; the segments of a log compress
+    # well.
     packed = [zlib.compress(pickle.dumps(task), 1) for task in tasks]
     work = partial(_read_tasks, url=url, options=options, view=view, tasks=packed)
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(work, ddl(view.schema))
@@ -103,8 +104,8 @@ def _read_tasks(
 
 
 def _task_bytes(spark: SparkSession, found: JobSurvey) -> int:
-    """How much one task reads. On one machine as much as there is for each core, as far as there is memory for all;
-    elsewhere, where a worker's memory is not known, the usual."""
+    """How much one task reads. On one machine an equal share for each core, as far as there is memory for all;
+    elsewhere the default, since a worker's memory is not known."""
     if not _is_local(spark):
         return SPLIT_BYTES
     cores = _cores(spark)
@@ -123,7 +124,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def _cores(spark: SparkSession) -> int:
-    """How many tasks run at once; a guess, where Spark is elsewhere and does not say."""
+    """How many tasks run at once; a guess if Spark runs elsewhere and does not report it."""
     if hasattr(spark, "_jsparkSession"):
         return spark.sparkContext.defaultParallelism
     return int(spark.conf.get("spark.default.parallelism", None) or os.cpu_count() or 1)

@@ -1,11 +1,11 @@
-"""Reading slices of logs, so that all tasks together say what one reader of the whole log would. Without Spark.
+"""Reading slices of logs, so that all tasks together find what one reader of the whole log would. Without Spark.
 
 A line belongs to the split in which its first byte lies. An undo cancels a commit of the last `undo_window` before it,
-so whether a commit is cancelled is known once that many commits after it were read: a split reads so many
-behind its own end. They go into the merge without their records, as positions in the log, undos and seals, and nothing
-else: what they write is another split's to report.
+so it takes that many commits after a commit to know whether it is cancelled. A split therefore reads that many behind
+its own end. Those commits enter the merge without their records, only as positions in the log, undos and seals: another
+split reports their records.
 
-What is read goes through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
+The commits go through `opslog.merge.merge.Merge`, from the end of the split to its beginning.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from opslog.spark.read.planning import LogSplit
 # How much of a log is one block.
 BLOCK_BYTES = 8 * 1024 * 1024
 
-# How much is read at once to find where a line begins.
+# How much is read at once to find the beginning of a line.
 _NEWLINE_BYTES = 64 * 1024
 
 
 class Included:
-    """Which commits lie at or before a point in the past; all, where there is none."""
+    """Selects commits at or before a point in the past; all commits if there is none."""
 
     def __init__(self, as_of: Point | None) -> None:
         self._test: Callable[[Commit], bool] = (lambda commit: True) if as_of is None else conditions(as_of)[1]
         self._all = as_of is None
-        # Clocks grow along a log, times of day need not.
+        # Clocks grow along a log; times of day need not.
         self._select = takewhile if isinstance(as_of, int) else filter
 
     def among(self, commits: Sequence[Commit]) -> Sequence[Commit]:
         return commits if self._all else list(filter(self._test, commits))
 
     def ahead(self, commits: Iterable[Commit]) -> Iterable[Commit]:
-        """Of commits in the order of their log; does not read on where no other can follow."""
+        """The included commits of a sequence in the order of its log; stops reading once no later one can be
+        included."""
         return commits if self._all else self._select(self._test, commits)
 
 
@@ -56,7 +57,7 @@ class SelectedChunk(NamedTuple):
     commits: Sequence[Commit]
 
     def positions(self) -> list[tuple[int, int]]:
-        """Where each of the commits begins."""
+        """The position of each commit."""
         positions = self.source.positions()
         if len(self.commits) == len(positions):
             return positions
@@ -64,16 +65,16 @@ class SelectedChunk(NamedTuple):
         return [start for start, commit in zip(positions, self.source.commits, strict=True) if commit.clock in kept]
 
 
-# Some megabytes of a log, newest first. The first chunk is what comes after them, as in `LogReader.chunks`.
+# Some megabytes of a log, newest first. The first chunk has the commits behind the split, as in `LogReader.chunks`.
 Block = list[SelectedChunk]
 
 
 class LogReader:
     """Reads the splits of one task, each of another log.
 
-    :ivar authors: per author the clock of its newest transaction that was read by `winners`, and is not cancelled.
+    :ivar authors: for each author the clock of its newest transaction that `winners` read and that is not cancelled.
     :ivar commits: how many commits were read.
-    :ivar ts: the greatest among them. Those behind a split's end and those beyond the point in the past are not
+    :ivar ts: the greatest among them. Commits behind a split's end or beyond the point in the past are not
         counted.
     """
 
@@ -90,8 +91,8 @@ class LogReader:
         self._source = log_source(backend, cursors, segments, newest_first=True)
 
     def chunks(self, split: LogSplit) -> Iterator[SelectedChunk]:
-        """What comes after a split, as positions in the log, without bytes and without records; then the split, newest
-        first. Nothing, where no line begins in it.
+        """The commits behind a split, as positions in the log, without bytes and without records; then the split,
+        newest first. Nothing if no line begins in the split.
 
         :raises CorruptError: a line is no commit, or not this log's next one.
         :raises MissingFileError: a segment was collected, or is shorter than it was.
@@ -111,7 +112,7 @@ class LogReader:
             yield SelectedChunk(source, commits)
 
     def by_turns(self, splits: Iterable[LogSplit]) -> Iterator[tuple[str, SelectedChunk]]:
-        """The chunks of some splits, each of another log, with its agent: what is newer comes first, on the whole."""
+        """The chunks of some splits, each of another log, with its agent: newer ones come first, on the whole."""
         return by_turns(self._source, ((split.agent, self.chunks(split)) for split in splits), _lowest)
 
     def blocks(self, split: LogSplit) -> Iterator[Block]:
@@ -138,8 +139,8 @@ class LogReader:
             self.ts = max(self.ts, *[commit.ts for commit in commits])
 
     def _sound(self, split: LogSplit) -> LogSplit:
-        """The split without what is torn. Whether zeros and what follows them are, the whole end of a segment says, of
-        which a slice may be only a part."""
+        """The split without torn bytes. Only the whole end of a segment shows whether zeros and the bytes after them
+        are torn, and a slice may have only a part of it."""
         if not self._source.segments_grow:
             return split
         slices = []
@@ -168,7 +169,7 @@ class LogReader:
             yield from cursor.read_newest_first(self._source, segments)
 
     def _end(self, split: LogSplit) -> int:
-        """Where the last line ends that begins before the end of the last slice."""
+        """The end of the last line that begins before the end of the last slice."""
         last = split.slices[-1]
         if last.stop == last.bytes:
             return last.stop
@@ -176,12 +177,12 @@ class LogReader:
         return find_line(self._source, path, last.stop, last.bytes) or last.bytes
 
     def _later(self, split: LogSplit, end: int, clock: int) -> list[Commit]:
-        """The commits behind a split that an undo of one of its own can be among, without their records.
+        """The commits behind a split among which an undo of one of its own can be, without their records.
 
-        :param end: where its last line ends.
+        :param end: the end of its last line.
         :param clock: that of its newest commit.
         """
-        # One at least, to see that the clocks go on growing there.
+        # At least one, to check that the clocks go on growing there.
         found = islice(self._included.ahead(self._behind(split, end, clock)), max(1, self.window))
         return list(map(without_records, found))[: self.window]
 
@@ -190,7 +191,8 @@ class LogReader:
         last = split.slices[-1]
         number, offset, size = (last.number, end, last.bytes) if end < last.bytes else (last.number + 1, 0, 0)
         while number <= split.end[0]:
-            # Each is likely to have a commit, so as many segments as there are commits wanted, and seldom more.
+            # Each segment probably has one commit, so fetch as many segments as commits are wanted; more are seldom
+            # needed.
             numbers = range(number, min(split.end[0], number + self.window) + 1)
             segments = [Segment(each, max(1, size if each == number else 0), 0.0) for each in numbers]
             cursor = Cursor(split.agent, number, offset, clock=clock)
@@ -223,7 +225,7 @@ def _lowest(chunk: SelectedChunk) -> int:
 
 
 def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | None:
-    """Where the first line begins at byte `offset` (above 0) or later; None where no line begins before `limit`.
+    """The first line that begins at byte `offset` (above 0) or later; None if no line begins before `limit`.
 
     :raises MissingFileError: the file is gone, or shorter than it was.
     """
@@ -241,7 +243,7 @@ def find_line(source: LogSource, path: str, offset: int, limit: int) -> int | No
 
 
 def without_records(commit: Commit) -> Commit:
-    """The commit as a position in its log, with what it says of others and without what it writes."""
+    """The commit as a position in its log, with its references to other commits and without its records."""
     if isinstance(commit, Undo | Seal):
         return commit
     return Batch(commit.ts, commit.clock, commit.agent, [], by=commit.by, tx=commit.tx)
@@ -251,7 +253,7 @@ def _behind(later: list[Commit]) -> SelectedChunk:
     return SelectedChunk(Chunk(0, 0, b"", []), later)
 
 
-# Whether a document is asked for.
+# Whether a document is requested.
 Wanted = Callable[[str], bool]
 
 
@@ -265,7 +267,7 @@ def restricted(commit: Commit, wanted: Wanted) -> Commit:
 
 
 def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None = None) -> dict[str, Record]:
-    """Who wins in some splits, each of another log, tombstones included. Holds one record per document."""
+    """The winners in some splits, each of another log, tombstones included. Holds one record per document."""
     chunks = ((agent, chunk.commits) for agent, chunk in reader.by_turns(splits))
     if wanted is not None:
         chunks = ((agent, [restricted(commit, wanted) for commit in commits]) for agent, commits in chunks)
@@ -273,7 +275,7 @@ def winners(reader: LogReader, splits: Iterable[LogSplit], wanted: Wanted | None
     merge.load(chunks)
     for author, clock in merge.newest_by_author().items():
         reader.authors[author] = max(clock, reader.authors.get(author, 0))
-    # Not `merge.winners()`, which is a copy: of a million documents another 40 MB.
+    # Not `merge.winners()`, which is a copy: another 40 MB for a million documents.
     best = merge.settled
     for id in merge.contested:
         winner = merge.winner(id)

@@ -19,8 +19,8 @@ def _integer(bits: int) -> Any:
     return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
 
 
-# What a JSON value must be to be taken as a type of Spark's. Nothing is converted that would change it: no text to a
-# number, no 1.5 to an integer. Times are RFC 3339 texts.
+# The JSON value that each Spark type requires. No conversion changes a value: no text becomes a number, and no 1.5 an
+# integer. Times are RFC 3339 texts.
 _PLAIN: dict[type[spark.DataType], Any] = {
     spark.StringType: str,
     spark.BooleanType: bool,
@@ -38,8 +38,8 @@ _PLAIN: dict[type[spark.DataType], Any] = {
 
 
 def converter(schema: spark.StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Makes of the column `data`, which holds texts, what the schema has there. Fields that the schema does not name
-    are left out, those that a document does not have are null.
+    """Returns a function that converts the column `data` from texts to the types of the schema. Fields that the schema
+    does not name are left out; fields that a document does not have are null.
 
     :raises UsageError: (the converter) a document does not fit; names it, the place in it, and what is wrong.
     """
@@ -69,7 +69,7 @@ def converter(schema: spark.StructType) -> Callable[[pa.RecordBatch], pa.RecordB
 
 
 def _python(kind: spark.DataType) -> Any:
-    """The type that msgspec is to decode."""
+    """The type that msgspec decodes to."""
     if isinstance(kind, spark.StructType):
         fields = {field.name: _field(field) for field in kind.fields}
         return TypedDict("Fields", fields)  # type: ignore[operator]  # made at run time

@@ -1,4 +1,4 @@
-"""What can be read of a store, each view as a plan made by the driver and a task's share of it. Without Spark.
+"""The views of a store. Each is a plan made by the driver and a task's share of it. Without Spark.
 
 | view | a row is | split by |
 | --- | --- | --- |
@@ -7,7 +7,7 @@
 | ops | an op of a commit | bytes of logs |
 | archive | a document in an archive | range of ids |
 
-The candidates are what `opslog.spark.replay` makes the state of, with one shuffle. The state view has no shuffle: a
+`opslog.spark.replay` makes the state from the candidates, with one shuffle. The state view has no shuffle: a
 short tail is merged once, by the driver, and each task gets the winners of its range; a long one is read by every task.
 """
 
@@ -42,20 +42,20 @@ from opslog.spark.read.planning import (
 from opslog.spark.read.ranges import ALL, IdRange, RunRange, cut_ranges, log_weights, part_weights
 from opslog.spark.read.splits import LogReader, cancelled, winners
 
-# Logs of no more than this the driver merges itself: a fraction of a second, and less to send to the tasks than that.
+# The driver merges logs of up to this size itself: it takes a fraction of a second, and less data is sent to the tasks.
 TAIL_BYTES = 32 * 1024 * 1024
 
-# A log of no more bytes is one split.
+# A log of up to this many bytes is one split.
 _WHOLE = 2**62
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Which rows are asked for; more may be given.
+    """The requested rows; a view may return more.
 
     :ivar ids: the range of their ids.
-    :ivar one_of: what they are among.
-    :ivar agents: likewise of agents.
+    :ivar one_of: the ids, if they are listed.
+    :ivar agents: the agents, if they are listed.
     """
 
     ids: IdRange = ALL
@@ -72,12 +72,12 @@ EVERYTHING = Asked()
 class Task(msgspec.Struct, frozen=True):
     """One task's share.
 
-    :ivar manifest: the number of the manifest that was planned with.
+    :ivar manifest: the number of the manifest that the plan rests on.
     :ivar window: the store's undo window.
-    :ivar logs: what to read of logs.
+    :ivar logs: the splits of logs to read.
     :ivar runs: of the snapshot.
-    :ivar range: which ids of it.
-    :ivar winners: who wins in the tail, as lines, where the driver knows.
+    :ivar range: the ids to read from them.
+    :ivar winners: the winners in the tail, as lines, if the driver knows them.
     :ivar period: of the archives.
     :ivar files: their paths.
     """
@@ -109,13 +109,13 @@ class View(Protocol):
         """The rows of one task.
 
         :raises CorruptError: names file and offset.
-        :raises MissingFileError: it is not there.
+        :raises MissingFileError: a file does not exist.
         """
 
 
 @dataclass(frozen=True)
 class StateView:
-    """The documents as they are, or were at a point."""
+    """The documents as they are, or were at a point in the past."""
 
     as_of: Point | None = None
     split_bytes: int = SPLIT_BYTES
@@ -125,7 +125,7 @@ class StateView:
         return self.tasks(backend, survey_state(backend, self.as_of), asked)
 
     def tasks(self, backend: Backend, found: JobSurvey, asked: Asked = EVERYTHING) -> list[Task]:
-        """All tasks, given what there is."""
+        """All tasks, given the survey."""
         logs = tuple(split_logs(found.logs, _WHOLE))
         weights, limit = part_weights(found.manifest.runs), self.split_bytes
         if short := found.log_bytes <= TAIL_BYTES:
@@ -166,7 +166,7 @@ class StateView:
 
 
 def _lines(tail: list[tuple[str, Record]], range: IdRange) -> bytes:
-    """Those of the records, in order of id, that are in a range."""
+    """The records in a range, in order of id."""
     begin = bisect_left(tail, range.first, key=lambda item: item[0])
     end = len(tail) if range.until is None else bisect_left(tail, range.until, key=lambda item: item[0])
     return b"".join(encode_commit(record) for _, record in tail[begin:end])
@@ -174,11 +174,11 @@ def _lines(tail: list[tuple[str, Record]], range: IdRange) -> bytes:
 
 @dataclass(frozen=True)
 class CandidatesView:
-    """The records among which the winners are: for each document the one with the greatest stamp. Its `data` is null
-    if it is a tombstone.
+    """Records that contain the winners: each task reports the one with the greatest stamp of each document. Its `data`
+    is null if it is a tombstone.
 
-    :ivar split_bytes: how much one task reads. Of logs it gives one record of each document, so the more it reads the
-        less there is to shuffle; and it holds them, which takes up to three times that in memory.
+    :ivar split_bytes: how much one task reads. It reports one record of each document in its logs, so the more it reads
+        the less is shuffled; it holds these records, which takes up to three times that in memory.
     """
 
     as_of: Point | None = None
@@ -189,7 +189,7 @@ class CandidatesView:
         return self.tasks(survey_state(backend, self.as_of))
 
     def tasks(self, found: JobSurvey) -> list[Task]:
-        """All tasks, given what there is."""
+        """All tasks, given the survey."""
         number, window = found.manifest.number, found.manifest.settings.undo_window
         logs = [Task(number, window, logs=some) for some in share(found.logs, self.split_bytes)]
         parts = [(run.name, part) for run in found.manifest.runs for part in run.parts]

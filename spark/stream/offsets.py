@@ -1,16 +1,16 @@
-"""How far a stream has followed the logs, and what lies between two such positions. Without Spark.
+"""How far a stream has followed the logs, and the rows between two such positions. Without Spark.
 
-An `Offset` has one position per log, always between two lines: what follows the last newline of a segment is not there
-yet. What lies between two offsets never changes, so a batch that is tried again has the same rows. But a
-compaction may have compacted and collected commits before they were read. That is a *gap* (`opslog.log.gaps`), and it
-is closed by a *resync*: the batch then begins with the state of the newest manifest, and everything that is retained
-follows. A batch that was planned before, and ends where a gap still lies ahead, leaves the state to the next one.
+An `Offset` has one position per log, always between two lines: bytes after the last newline of a segment do not count
+yet. The commits between two offsets never change, so a batch that is tried again has the same rows. But a
+compaction may have compacted and collected commits before they were read. That is a *gap* (`opslog.log.gaps`), and a
+*resync* closes it: the batch then begins with the state of the newest manifest, and everything that is retained
+follows. A batch that was planned before and ends before a gap leaves the state to the next batch.
 
-The rows of a batch say why they are there:
+Each row of a batch says why it is delivered:
 
 - `OP`: a commit of a log, delivered once.
-- `RESYNC`: all rows of this kind in a batch are, together, a state that takes the place of everything delivered before:
-  the snapshot, and those commits behind its cut that were delivered before.
+- `RESYNC`: together, all rows of this kind in a batch are a state that replaces everything delivered before: the
+  snapshot, and those commits behind its cut that were delivered before.
 - `FOLDED`: as `OP`, but its effect is in the state of the resync in the same batch, or in the next one.
 """
 
@@ -42,10 +42,11 @@ _READ_BYTES = 1024 * 1024
 
 
 class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a stream is.
+    """How far a stream has read.
 
-    :ivar logs: per agent where its next commit begins. Its `commits` are counted where segments grow, and 0 elsewhere.
-    :ivar resync: the number of the manifest that the last resync was from, 0 before any.
+    :ivar logs: for each agent the position of its next commit. Its `commits` are counted where segments grow, and 0
+        elsewhere.
+    :ivar resync: the number of the last resync's manifest, 0 before the first.
     """
 
     logs: dict[str, Cut] = {}
@@ -56,7 +57,7 @@ class Offset(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.convert(plain, cls)
 
     def plain(self) -> dict[str, Any]:
-        """As Spark keeps it, in JSON."""
+        """The form that Spark stores, in JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -70,7 +71,7 @@ prepare(Offset)
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Bytes `start` up to, not including, `stop` of a segment: whole lines, and, if that is its end, what a crash tore.
+    """Bytes `start` up to, not including, `stop` of a segment: whole lines and, at the end of the segment, a torn tail.
 
     :ivar delivery: why its rows are delivered.
     """
@@ -101,7 +102,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a batch is made of."""
+    """The contents of a batch."""
 
     resync: Resync | None
     stored: list[Stored]
@@ -111,7 +112,7 @@ class Work(msgspec.Struct, frozen=True):
 class Log(msgspec.Struct, frozen=True):
     """A log as a stream finds it.
 
-    :ivar start: where it goes on.
+    :ivar start: where the stream goes on.
     :ivar segments: from there on.
     :ivar gap: whether commits before it were collected unread.
     """
@@ -126,11 +127,11 @@ class Log(msgspec.Struct, frozen=True):
         return bytes_after({"": self.segments}, {"": self.start})
 
     def until(self, end: tuple[int, int]) -> Log:
-        """The log as it was when it ended there."""
+        """The log as it was when it ended at this position."""
         return msgspec.structs.replace(self, segments=until(self.segments, end))
 
     def cut(self, position: Cut) -> Log:
-        """The log from a later position on, of which the stream misses nothing."""
+        """The log from a later position on, if the stream misses nothing in between."""
         return Log(position, [segment for segment in self.segments if segment.number >= position.segment], False)
 
 
@@ -138,9 +139,8 @@ class Found(msgspec.Struct, frozen=True):
     """A store as a stream finds it.
 
     :ivar manifest: the newest one.
-    :ivar logs: every log that is listed, of which the stream has a position or plans one, or of which something is
-        compacted.
-    :ivar is_overtaken: whether there is a gap also for a reader who has read all that was planned.
+    :ivar logs: every log that is listed, or has a position in the stream or in its plan, or is compacted in part.
+    :ivar is_overtaken: whether there is a gap even for a reader that has read everything planned.
     """
 
     manifest: Manifest
@@ -149,7 +149,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def gap(self) -> str | None:
-        """An agent in whose log there is one."""
+        """An agent whose log has a gap."""
         return next((agent for agent, log in self.logs.items() if log.gap), None)
 
 
@@ -169,14 +169,14 @@ class Follower:
         self._resyncs = resyncs
 
     def newest(self) -> Offset:
-        """Behind everything that is there now. Reads all that is retained, where segments grow."""
+        """The position behind everything that is there now. Where segments grow, reads everything that is retained."""
         found = self._find(Offset())
         return Offset(
             {agent: self._advance(agent, log, None) for agent, log in found.logs.items()}, found.manifest.number
         )
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """Per log the last segment and its length; the position of the cut, where nothing is left of it."""
+        """For each log the last segment and its length; the position of the cut if no segment is left."""
         newest = self._manifests.newest()
         found = list_logs(self._backend, newest, at_cut(newest))
         return {
@@ -187,11 +187,11 @@ class Follower:
     def advance(
         self, start: Offset, limit: int | None = None, ends: Mapping[str, tuple[int, int]] | None = None
     ) -> Offset:
-        """How far one can go from `start` on.
+        """The offset up to which a batch may go from `start`.
 
-        :param limit: about how many bytes of logs; a resync takes more, where it has to.
+        :param limit: about how many bytes of logs; a resync takes more if it has to.
         :param ends: as of `ends`: no farther than this.
-        :raises HistoryGoneError: there is a gap, and there shall be no resync.
+        :raises HistoryGoneError: there is a gap, and resyncs are switched off.
         """
         found = self._find(start)
         manifest, logs = found.manifest, found.logs
@@ -215,16 +215,16 @@ class Follower:
         return Offset(dict(sorted(positions.items())), manifest.number if gaps else start.resync)
 
     def between(self, start: Offset, end: Offset) -> Work:
-        """What lies between two offsets.
+        """The work between two offsets.
 
-        :raises HistoryGoneError: some of it was collected since, and there shall be no resync.
+        :raises HistoryGoneError: some of it was collected since, and resyncs are switched off.
         """
         found = self._find(start, end)
         manifest = found.manifest
         resyncs = end.resync != start.resync or any(found.logs[agent].gap for agent in end.logs)
         if resyncs and self._resyncs and found.is_overtaken:
-            # The next batch begins with a state that has all this. The rows of the gap are missing here, so that
-            # without them nobody can say what the others amount to.
+            # The next batch begins with a state that has all this. The rows of the gap are missing here, and without
+            # them the effect of the others is unknown.
             late = [self._slices(agent, found.logs[agent], stop.position, FOLDED) for agent, stop in end.logs.items()]
             return Work(None, [], list(chain.from_iterable(late)))
         if end.resync != start.resync:
@@ -253,14 +253,14 @@ class Follower:
     def _find(self, start: Offset, planned: Offset | None = None) -> Found:
         """The newest manifest, and all logs from `start` on.
 
-        :param planned: how far a batch goes; the logs reach up to there, or it is damage.
-        :raises HistoryGoneError: there is a gap, and there shall be no resync.
+        :param planned: how far a batch goes; a log that does not reach up to there is damaged.
+        :raises HistoryGoneError: there is a gap, and resyncs are switched off.
         """
         plan = {} if planned is None else planned.logs
         found = survey(
             self._manifests,
             lambda found: self._judge(found, start.logs, plan),
-            # The last segments that were read, too: they show that the log did not end before.
+            # Including the last segments that were read: they show that the log did not end before.
             begin=lambda _: {
                 agent: Cursor(agent, max(1, start.logs.get(agent, START).last_segment))
                 for agent in sorted({*start.logs, *plan})
@@ -306,7 +306,7 @@ class Follower:
         return resume(position, first, commits, newest.settings.undo_window if oldest.oldest else 0)
 
     def _advance(self, agent: str, log: Log, limit: int | None) -> Cut:
-        """Where a log is after about so many bytes."""
+        """The position in a log after about `limit` bytes."""
         number, offset, commits = log.start.segment, log.start.offset, log.start.commits
         taken = 0
         for segment in log.segments:
@@ -325,7 +325,8 @@ class Follower:
         return Cut(number, offset, commits)
 
     def _lines(self, agent: str, number: int, start: int, stop: int, limit: int | None = None) -> tuple[int, int]:
-        """Where the whole lines end in some bytes of a segment, and how many they are; of about so many bytes."""
+        """The end of the whole lines in some bytes of a segment, and how many lines these are; in about `limit`
+        bytes."""
         path, offset, end, lines = segment_path(agent, number), start, start, 0
         if start < stop:
             stop = Cursor(agent, number).sound_end(self._backend, number, start, stop)
@@ -360,7 +361,7 @@ class Follower:
             yield from self._cut(agent, Slice(agent, number, start, end, delivery))
 
     def _cut(self, agent: str, slice_: Slice) -> Iterator[Slice]:
-        """A slice as several, none of them too large for one task."""
+        """Divide a slice so that no part is too large for one task."""
         start = slice_.start
         path = segment_path(agent, slice_.number)
         while slice_.stop - start > SPLIT_BYTES:

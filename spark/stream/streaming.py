@@ -1,7 +1,7 @@
-"""What agents write, as a stream: `spark.readStream.format("opslog").option("view", "changes")`.
+"""The writes of agents as a stream: `spark.readStream.format("opslog").option("view", "changes")`.
 
-`opslog.spark.stream.offsets` says what a batch is made of; here that is handed to Spark, and its rows are read by the
-tasks.
+`opslog.spark.stream.offsets` determines the contents of a batch. This module hands them to Spark, and its tasks read
+the rows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ try:
 except ImportError as error:
     raise UsageError("streaming from opslog needs Spark 4.2 or later: pip install -U pyspark") from error
 
-# The columns of a stream. Whether a commit is cancelled is not known when it is delivered: an undo comes as a row.
+# The columns of a stream. When a commit is delivered it is not known whether it is cancelled: an undo is a row.
 COLUMNS = pa.schema([*(field for field in OPS if field.name != "cancelled"), ("delivery", pa.string())])
 
 
 class Task(InputPartition):
-    """What one task reads: some slices of logs, or records of the snapshot, or the head of a resync."""
+    """The input of one task: some slices of logs, or records of the snapshot, or the head of a resync."""
 
     def __init__(self, work: Resync | Stored | tuple[Slice, ...]) -> None:
         super().__init__(0)
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     :param storage: options of its storage.
     :param options: of the stream, with names in lower case: ``startingat`` (``earliest``, ``latest``), ``ongap``
         (``resync``, ``fail``), ``maxbytespertrigger``.
-    :raises UsageError: one of them is something else.
+    :raises UsageError: an option has another value.
     """
 
     def __init__(self, url: str, storage: Mapping[str, Any], options: Mapping[str, str]) -> None:
@@ -158,7 +158,7 @@ def _batch(columns: list[pa.Array], rows: int, delivery: str) -> pa.RecordBatch:
 
 
 def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tuple[tuple[int, int], Commit]]:
-    """The commits in neighbouring slices of a log, each with where it begins."""
+    """The commits in neighbouring slices of a log, each with its position."""
     cursor = Cursor(agent, slices[0].number, slices[0].start)
     ends = {slice_.number: slice_.stop for slice_ in slices}
     segments = [Segment(number, stop, 0.0) for number, stop in ends.items()]
@@ -171,7 +171,7 @@ def _commits(backend: Backend, agent: str, slices: list[Slice]) -> Iterator[tupl
 
 
 class _Bounded:
-    """Segments up to where a batch, or what is compacted of it, ends in them; they may have grown since."""
+    """Segments, up to the end of a batch or of its compacted part; they may have grown since."""
 
     def __init__(self, source: LogSource, ends: Mapping[str, int]) -> None:
         self.segments_grow = source.segments_grow

@@ -1,4 +1,4 @@
-"""The ends of all logs: what a driver reads of them. They say how far the store has come, and what may be compacted."""
+"""The ends of all logs, read by a driver. They show how far the store has come, and what may be compacted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opslog.spark.read.planning import JobSurvey, Recent, find_recent, tails
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """All logs behind the cut, with which of their commits are recent.
+    """All logs behind the cut, with their recent commits.
 
-    :ivar freshness: of what is appended from now on, since it rests on them.
+    :ivar freshness: of this view, on which all later appends rest.
     """
 
     found: JobSurvey
@@ -40,7 +40,7 @@ class Ends(msgspec.Struct, frozen=True):
         return TRANSACTIONS in self.manifest.cut or any(log.agent == TRANSACTIONS for log in self.found.logs)
 
     def end(self, agent: str) -> Cursor:
-        """Where an agent's log ends; how many commits it has is not counted."""
+        """The end of an agent's log; the number of its commits is not counted."""
         return Cursor(agent, *next((log.end for log in self.found.logs if log.agent == agent), START.position))
 
     def seal_idle(self, backend: Backend) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Ends(msgspec.Struct, frozen=True):
         def find_end(agent: str) -> Cursor | None:
             known = idle[agent].segments
             listed = [segment for segment in list_log(backend, agent) if segment.number >= known[0].number]
-            has_grown = tuple(listed) != known  # it came back and wrote
+            has_grown = tuple(listed) != known  # the agent came back and wrote
             return None if has_grown else Cursor(agent, *idle[agent].end, clock=self.recent[agent].clock)
 
         return seal_all(backend, idle, find_end, self.freshness)

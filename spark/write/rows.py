@@ -1,4 +1,4 @@
-"""From rows of a table to ops: which columns there may be, and what they mean. Without a store."""
+"""From rows of a table to ops: the permitted columns, and their meaning. Without a store."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from opslog.format.documents import check_id, encode
 
 Op = SetOp | DeleteOp
 
-# The columns of the view `state`: a changed one can be written back as it is.
+# The columns of the view `state`, so that a changed row can be written back as it is.
 _STATE = ("id", "data", "clock", "agent", "ts", "v", "by", "tx")
 
-# What a row says of itself, beside its document: what to do, and the stamp that the document must have.
+# Columns of a row beside its document: the op to write, and the stamp that the document must have.
 _OWN = ("_op", "_if_stamp")
 
 _JSON = (BooleanType, ByteType, DoubleType, FloatType, IntegerType, LongType, NullType, ShortType, StringType)
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """What the columns of a table mean.
+    """The meaning of a table's columns.
 
-    :ivar fields: those that are fields of the document, where there is no column `data`.
+    :ivar fields: the columns that are fields of the document, if there is no column `data`.
     :ivar has_stamp: whether each row names the stamp that its document must have.
     """
 
@@ -53,7 +53,7 @@ class Columns(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: StructType) -> Columns:
-        """:raises UsageError: rows with these columns are no documents; says which column is in the way."""
+        """:raises UsageError: rows with these columns are no documents; names the column that prevents it."""
         types = {field.name: field.dataType for field in schema.fields}
         for name in ("id", *_OWN):
             if not isinstance(types.get(name, StringType() if name in _OWN else None), StringType):
@@ -77,7 +77,7 @@ class Columns(msgspec.Struct, frozen=True):
         return cls((), is_text, "_op" in types, "v" in types, "_if_stamp" in types)
 
     def ops(self, batch: pa.RecordBatch) -> Iterator[Op]:
-        """What the rows write.
+        """The ops that the rows write.
 
         :raises UsageError: one cannot be written; names its id.
         :raises InvalidDocumentError: likewise.
@@ -93,9 +93,9 @@ class Columns(msgspec.Struct, frozen=True):
                 raise UsageError(f"row {row['id']!r}: {error}") from error
 
     def conditions(self, batch: pa.RecordBatch) -> list[str | None]:
-        """The stamp that the document of each row must have, as text; None: there must be none.
+        """The stamp that the document of each row must have, as text; None: there must be no document.
 
-        :raises UsageError: one is no stamp, or stands for no document and the row deletes one; names the id.
+        :raises UsageError: a row's stamp is invalid, or it is null and the row deletes; names the id.
         """
         if not self.has_stamp:
             return [None] * batch.num_rows
@@ -130,7 +130,7 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 def _one_line(text: str | None) -> bytes:
-    """JSON text as a line can carry it: without white space, and otherwise as it is, numbers to the last digit."""
+    """JSON text on one line: without white space between tokens, and otherwise unchanged, to the last digit."""
     if text is None:
         raise InvalidDocumentError("data is null; a row that deletes says so in a column _op")
     try:

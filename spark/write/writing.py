@@ -1,20 +1,20 @@
-"""Writing rows to a store: each counts once, whatever becomes of the tasks that brought it.
+"""Writing rows to a store: each counts once, even if tasks fail or run twice.
 
-Executors put rows aside, under ``staging/``, which no reader lists; each attempt of a task under a name of its own.
-When every task has an attempt that ended well, Spark hands their messages to the driver, and that one alone writes to a
-log: it takes the agent's name, stamps what those attempts put aside, above everything that is in the store by then, and
-appends it. What other attempts put aside is deleted unseen, and so is everything when the job fails.
+Executors stage rows in files under ``staging/``, which no reader lists; each attempt of a task uses a name of its own.
+When every task has a successful attempt, Spark hands their messages to the driver, and only the driver writes to a
+log: it takes the agent's name, stamps the rows of those attempts, above everything that is in the store by then, and
+appends them. The files of other attempts are deleted unread, and so are all files when the job fails.
 
-A job of up to `BATCH_BYTES` is one commit: it is there at once, or not at all, and one undo takes it back. A larger one
-is several, which readers may see come one after the other. If the driver dies between two of them, the first ones stay,
-and running the job again writes all of them.
+A job of up to `BATCH_BYTES` is one commit: all or nothing is visible, and one undo takes it back. A larger job
+is several commits, which readers may see come one after the other. If the driver dies between two of them, the first
+ones stay, and running the job again writes all of them.
 
-Rows of guarded documents go to the shared log, in the agent's name, and with them all that is in the same commit. A job
-with a column ``_if_stamp`` is one transaction: all of its documents still have the stamps that their rows name, or
-nothing is written.
+Rows of guarded documents go to the shared log, in the agent's name, together with all other rows of the same commit. A
+job with a column ``_if_stamp`` is one transaction: it writes only if every document still has the stamp that its row
+names.
 
-Rejected: an agent per task and attempt, which writes its own log. Its rows would be there before the job has succeeded;
-and every job would leave hundreds of names in every manifest from then on.
+Rejected: an agent per task and attempt, which writes its own log. Its rows would be visible before the job has
+succeeded; and every job would leave hundreds of names in every manifest from then on.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from opslog.spark.stores import storage_options, url_of
 from opslog.spark.write.ends import read_ends
 from opslog.spark.write.rows import Columns, Op
 
-# The most that a commit of an appended job takes, unless one row is larger: every reader holds the last 32 in memory.
+# The most bytes in a commit of an appended job, unless one row is larger: every reader holds the last 32 in memory.
 BATCH_BYTES = 8 * 1024 * 1024
 
-# What one commit that replaces everything may be.
+# The size limit of one commit that replaces everything.
 OVERWRITE_BYTES = 64 * 1024 * 1024
 
 
 class Staged(WriterCommitMessage):
-    """What one attempt of a task put aside.
+    """The staged rows of one attempt of a task.
 
     :ivar partition: of the table.
     :ivar files: in order of the rows.
@@ -67,7 +67,7 @@ class Staged(WriterCommitMessage):
 
 
 def writer_of(options: Mapping[str, str], schema: StructType, overwrite: bool) -> OpslogWriter:
-    """The writer that the options of ``df.write`` ask for."""
+    """The writer for the options of ``df.write``."""
     agent = check_agent(options.get("agent", "spark"))
     columns = Columns.of(schema)
     if overwrite and columns.has_stamp:
@@ -78,7 +78,7 @@ def writer_of(options: Mapping[str, str], schema: StructType, overwrite: bool) -
 class OpslogWriter(DataSourceArrowWriter):
     """One job that writes. Made on the driver, before the job begins.
 
-    :raises AgentBusyError: somebody else writes under that agent name, as another run of the same job would.
+    :raises AgentBusyError: another process writes under that agent name, such as another run of the same job.
     """
 
     def __init__(self, url: str, options: dict[str, Any], agent: str, columns: Columns, overwrite: bool) -> None:
@@ -135,8 +135,8 @@ class OpslogWriter(DataSourceArrowWriter):
     def _write_if(self, backend: Backend, files: list[tuple[str, int]]) -> None:
         """All rows, as one transaction.
 
-        :raises ConflictError: a document has not the stamp that its row names.
-        :raises UsageError: that is too much for one line, or two rows have one id.
+        :raises ConflictError: a document does not have the stamp that its row names.
+        :raises UsageError: the rows are too many for one line, or two rows have one id.
         """
         size = sum(size for _, size in files)
         if size > LINE_BYTES_MAX:
@@ -190,20 +190,20 @@ class OpslogWriter(DataSourceArrowWriter):
         return open_backend(self._url, create=create, **self._options)
 
     def _forget(self, backend: Backend) -> None:
-        """Delete what all attempts put aside."""
+        """Delete the staged files of all attempts."""
         backend.delete([entry.path for entry in backend.list(self._folder)])
 
 
 class Log:
     """An agent's log, to append to. Holds the agent's name until it is closed.
 
-    :raises AgentBusyError: somebody else has it.
+    :raises AgentBusyError: another process has it.
     """
 
     def __init__(self, backend: Backend, agent: str) -> None:
         self._backend = backend
         self._agent = agent
-        # Where there are transactions.
+        # Only if the store has transactions.
         self._guarded: GuardedWriter | None = None
         self._appender = take_name(backend, agent, REAL)
         try:
@@ -213,7 +213,7 @@ class Log:
             raise
 
     def catch_up(self) -> None:
-        """Read the end of every log: what is appended from now on comes after all of it."""
+        """Read the end of every log. Later appends come after all of it."""
         ends = read_ends(self._backend, REAL)
         clock = LamportClock(ends.clock)
         own = ends.end(self._agent)
@@ -221,8 +221,8 @@ class Log:
         self._session = WriterSession(self._backend, self._appender, own, ends.freshness, clock, in_memory=False)
 
     def append(self, ops: list[Op]) -> None:
-        """One commit; it is durable on return. Where a compaction has sealed this log, which nobody had written to for
-        long, it comes after the seal. If it writes a guarded document, it goes to the shared log.
+        """Append one commit; it is durable on return. If a compaction has sealed this log after a long idle time, the
+        commit goes behind the seal. If it writes a guarded document, it goes to the shared log.
 
         :raises WriteFailedError: nothing was written.
         :raises CommitUnknownError: it may have been.
@@ -235,13 +235,14 @@ class Log:
                 self._session.append(self._session.stamp(Batch("", 0, "", ops)))
             except AgentFencedError as error:
                 self._session.go_on(self._session.pass_seal(error))
-                # With a clock above the seal it would outrank transactions that came since, and were not seen.
+                # With a clock above everything it would outrank transactions that came since the seal, and were not
+                # seen.
                 self.catch_up()
             else:
                 return
 
     def _append_guarded(self, commit: Commit) -> bool:
-        """Whether a commit goes to the shared log. Then it is there on return."""
+        """Whether a commit goes to the shared log. If so, it is there on return."""
         if self._guarded is None:
             self._guarded = GuardedWriter(self._backend, self._agent, REAL)
         self._guarded.refresh()
@@ -261,14 +262,14 @@ def _cost(op: Op) -> int:
 
 
 def _conditions_path(path: str) -> str:
-    """Where the conditions of the rows are that are put aside under a path, in their order."""
+    """The path of the conditions for the rows staged under `path`, in the same order."""
     return f"{path}.stamps"
 
 
 def _read(backend: Backend, path: str) -> Iterator[Op]:
-    """The ops that an attempt put aside.
+    """The ops that an attempt staged.
 
-    :raises CorruptError: they are not what was written.
+    :raises CorruptError: the file does not have the bytes that were written.
     """
     for commit in decode_commits(backend.read(path), path, 0):
         assert isinstance(commit, Batch)

@@ -1,4 +1,4 @@
-"""Where Spark finds the data source `opslog`: it imports every module whose name begins with ``pyspark_``."""
+"""Lets Spark find the data source `opslog`: Spark imports every module whose name begins with ``pyspark_``."""
 
 from opslog.spark.source import DefaultSource
 
