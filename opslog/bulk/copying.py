@@ -1,8 +1,8 @@
 """Copying a store to another storage: a directory to S3, and back. The source may be in use.
 
-What was acknowledged before the copy began is in it; of what is written meanwhile, some. Data come first and manifests
-last, so the target is no store before it is whole. A copy that was interrupted goes on where it was: a file that is
-there is read back and compared.
+Every commit acknowledged before the copy began is in it, and some of those written meanwhile. Data is copied first and
+manifests last, so the target is no store before it is whole. An interrupted copy can be continued: a file that exists
+is read back and compared.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a copy has: `files` with `bytes`, `written` of them now, the others by an earlier try; and what a check of
-    all of the target found."""
+    """The contents of a copy: `files` with `bytes`, `written` of them now, the others by an earlier attempt; and the
+    result of verifying the whole target."""
 
     files: int
     bytes: int
@@ -59,14 +59,14 @@ def copy(
     :param verifying: called with (bytes of the copy verified, bytes to verify).
     :raises NotFoundError: there is no store at the source.
     :raises UsageError: the target is another store; or it lies in the source, or the other way round.
-    :raises LockedError: somebody else is copying to it.
-    :raises WriteFailedError: try again, and it goes on.
+    :raises LockedError: another process is copying to it.
+    :raises WriteFailedError: try again, and the copy continues.
     """
     check_apart(source.url, target.url)
     with target.lock(LOCK):
         work = _Work(source, target, progress)
         manifests = ManifestStore(source)
-        # The manifests wait until it is certain that nothing was collected before it was copied.
+        # The manifests wait until it is certain that everything was copied before it could be collected.
         plan = manifests.read_consistently(manifests.newest, lambda newest: work.copy_data())
         for path, data in plan.items():
             work.put(path, data)
@@ -74,7 +74,8 @@ def copy(
 
 
 def check_apart(source: str, target: str) -> None:
-    """A copy from one of these URLs to the other leaves the source as it is; to be asked before the target is made.
+    """Check that a copy from one of these URLs to the other leaves the source unchanged; call it before making the
+    target.
 
     :raises UsageError: they lead to one place, or one of them into the other.
     """
@@ -89,7 +90,7 @@ class _Work:
     """One copy.
 
     :ivar done: the files that are whole in the target, with their lengths.
-    :ivar written: how many were not before.
+    :ivar written: how many of them this copy wrote.
     """
 
     def __init__(self, source: Backend, target: Backend, progress: Callable[[int, int], None] | None) -> None:
@@ -103,9 +104,9 @@ class _Work:
         self._mutex = threading.Lock()
 
     def copy_data(self) -> dict[str, bytes]:
-        """Copy all but the manifests, and return those, by path, oldest first.
+        """Copy all files except the manifests; return the manifests by path, oldest first.
 
-        :raises MissingFileError: a compaction of the source collected something first.
+        :raises MissingFileError: a compaction of the source collected a file first.
         """
         numbers = [number for number, _ in ManifestStore(self._source).entries()]
         manifests = {manifest_path(number): self._source.read(manifest_path(number)) for number in numbers}
@@ -115,7 +116,7 @@ class _Work:
         self._check_target(manifests)
         needed = self._needed(decoded)
         self._forget_others(needed)
-        # From an attempt that a compaction overtook there may be much; of that only logs can have grown since.
+        # An attempt that a compaction overtook may have copied much; of these files only logs can have grown since.
         entries = [entry for entry in needed if self.done.get(entry.path, -1) < entry.size]
         total, copied = sum(entry.size for entry in needed), sum(self.done.values())
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -128,14 +129,14 @@ class _Work:
         return manifests
 
     def _forget_others(self, needed: list[Entry]) -> None:
-        """Delete what an earlier attempt copied and a compaction has replaced since."""
+        """Delete files that an earlier attempt copied and a compaction has replaced since."""
         others = self.done.keys() - {entry.path for entry in needed}
         self._target.delete(sorted(others))
         for path in others:
             del self.done[path], self._existing[path]
 
     def _needed(self, manifests: list[Manifest]) -> list[Entry]:
-        """Segments, archives, and the runs that manifests name; not what is half done, moved aside, or a stranger's."""
+        """Segments, archives, and the runs that manifests name; no unfinished, removed or foreign files."""
         runs = {run.name for manifest in manifests for run in manifest.runs}
         found = [entry for prefix in (OPS, ARCHIVE, SNAPSHOTS) for entry in self._source.list(prefix)]
         return [
@@ -154,11 +155,12 @@ class _Work:
                 )
 
     def _copy(self, entry: Entry) -> int:
-        # No more of a log than was listed, before the archives: it may say by now that documents left for one of them.
+        # No more of a log than was listed before the archives: later commits may delete documents that went into an
+        # archive.
         return self.put(entry.path, self._source.read(entry.path, 0, entry.size))
 
     def put(self, path: str, data: bytes) -> int:
-        """Have a file in the target with these bytes. Returns their number."""
+        """Make sure that the target has a file with these bytes. Returns their number."""
         size = self._existing.get(path)
         if size is None or self._differs(path, size, data):
             if size is not None:

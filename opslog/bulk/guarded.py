@@ -1,7 +1,7 @@
-"""Writing guarded documents without an open store, for those who write in the name of others: imports and Spark's jobs.
+"""Writing guarded documents without an open store, in the name of other agents: for imports and Spark's jobs.
 
-Which documents are guarded is asked of a store that only reads. What is written goes the way of every transaction
-(`opslog.replica.deciding`), each commit under the name of its author. A store without transactions costs nothing here.
+A store that only reads finds out which documents are guarded. The commits are written as every transaction is
+(`opslog.replica.deciding`), each under the name of its author. For a store without transactions this costs nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from opslog.replica.transaction import Transaction, write
 
 R = TypeVar("R")
 
-# How many commits are decided together: each begins with a copy of what those before it write.
+# How many commits are decided together: each begins with a copy of the writes of those before it.
 _TOGETHER = 1000
 
 
 class GuardedWriter:
-    """Finds out which commits go to the shared log, and writes them there. Used by one thread at a time.
+    """Finds the commits that go to the shared log, and writes them there. Used by one thread at a time.
 
-    :param agent: in whose name what says nothing else is written.
+    :param agent: the author of commits that name none.
     :ivar clock: the greatest that was read or written here.
     """
 
@@ -58,14 +58,14 @@ class GuardedWriter:
         return self._replica.clock.value
 
     def refresh(self) -> None:
-        """Take in what others wrote; to be called before `split`."""
+        """Take in the writes of others; call it before `split`."""
         self._replica.refresh()
         self._replica.news.take_all()
 
     def split(self, commits: Iterable[Commit]) -> tuple[list[Commit], list[Commit]]:
-        """Those that go to their agents' logs, and those that go to the shared log: they write a guarded document, or
-        one that has become guarded by a commit before them. So what is to come first may all be written first, and no
-        document gets its commits in another order.
+        """The commits that go to their agents' logs, and those that go to the shared log. The latter write a document
+        that is guarded, or that a commit before them has made guarded. So all of the former may be written first, and
+        the commits of every document stay in order.
         """
         plain: list[Commit] = []
         shared: list[Commit] = []
@@ -80,7 +80,7 @@ class GuardedWriter:
         return plain, shared
 
     def write(self, commits: Sequence[Commit], above: int = 0) -> None:
-        """Write commits to the shared log, whatever is there, each in the name of its agent, with the time of now.
+        """Write commits to the shared log unconditionally, each in the name of its agent, with the current time.
 
         :param above: the least clock that they come after.
         :raises WriteFailedError: some of them may be in the log: those before the one that failed.
@@ -95,5 +95,5 @@ class GuardedWriter:
                 each.outcome()
 
     def run(self, decide: Callable[[Transaction[Any]], R]) -> R:
-        """What one transaction decides; as of `Deciding.run`."""
+        """The result of one transaction; as of `Deciding.run`."""
         return self._deciding.run(decide)

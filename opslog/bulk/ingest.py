@@ -1,4 +1,4 @@
-"""Writing imported commits: each into the log of the agent who made it, in the order in which they came.
+"""Writing imported commits: each into the log of its agent, in the order in which they came.
 
 A store has one live writer per agent, and an import writes for all of its agents; it takes their names one after the
 other, and only while it appends. Commits are collected up to about 64 MiB before any of them is stamped and written, so
@@ -36,8 +36,8 @@ _PROGRESS_COMMITS = 100
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What an import wrote: `commits` with `ops` in them, into the logs of `agents`; `clock`: of the last commit;
-    `deletes`: how many of the ops are no sets."""
+    """The result of an import: `commits` with `ops` in them, written into the logs of `agents`; `clock`: of the last
+    commit; `deletes`: how many of the ops are deletes."""
 
     commits: int = 0
     ops: int = 0
@@ -54,21 +54,21 @@ def ingest(
     environment: Environment = REAL,
     progress: Callable[[int], None] | None = None,
 ) -> Ingested:
-    """Append imported commits to their agents' logs; creates the store where there is none and there is something to
+    """Append imported commits to their agents' logs; creates the store if there is none and there is something to
     write.
 
     They come after everything that is in the store: where a document exists already, the imported one wins. So an
     import that stopped half-way may simply be run again. Commits that write guarded documents go to the shared log,
     with their agent as author, and with the time of the import: times do not go back there.
 
-    :param agent: who writes the commits that name no agent.
+    :param agent: the agent of commits that name none.
     :param progress: called every hundred commits, with how many were read so far.
     :raises InvalidNameError: an agent is called ``transactions``.
     :raises AgentBusyError: a live process writes under one of the agents' names.
-    :raises RetryError: one of them came and wrote meanwhile, or was sealed.
-    :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refuses. What was
-        written before the error stays.
-    :raises CommitUnknownError: this process was paused for long, or the storage did not answer, and nobody can say
+    :raises RetryError: one of them came back and wrote meanwhile, or was sealed.
+    :raises WriteFailedError: this process was paused for most of the tombstone TTL, or the storage refuses. Commits
+        written before the error stay.
+    :raises CommitUnknownError: this process was paused for long, or the storage did not answer, and it is unknown
         whether the last agent's commits are in its log.
     """
     names: set[str] = set()
@@ -122,10 +122,11 @@ def ingest_archives(
     clock: int = 1,
     environment: Environment = REAL,
 ) -> dict[str, int]:
-    """Write (period, id, document) into the archives of these periods; creates the store where there is none.
+    """Write (period, id, document) into the archives of these periods; creates the store if there is none.
 
-    :param agent: with `clock`, what the archived records say of who wrote them.
-    :returns: per period how many. Importing again adds them once more; whoever loads a period sees each of them once.
+    :param agent: with `clock`, the stamp of the archived records.
+    :returns: the number of documents in each period. Importing again adds them once more; loading a period returns each
+        of them once.
     """
     ts = format_ts(environment.time())
     periods: dict[str, dict[str, Set]] = {}
@@ -154,13 +155,13 @@ class _Writer:
         self._environment = environment
         self._manifests = ManifestStore(backend)
         self._cursors: dict[str, Cursor] = {}
-        # Where there are transactions.
+        # Only if the store has transactions.
         self._guarded: GuardedWriter | None = None
 
     def write(self, commits: list[Commit]) -> None:
         self._manifests.create_first(Settings(), self._environment)
         read_at = self._environment.monotonic()
-        # What lies before a cut is in the manifest's clock.
+        # The manifest's clock covers everything before a cut.
         newest = survey(self._manifests, self._read_to_ends, begin=lambda manifest: at_cut(manifest, self._cursors))
         freshness = Freshness(self._manifests, self._environment, newest, read_at)
         plain, shared = self._split(commits)
@@ -197,7 +198,7 @@ class _Writer:
     def _append(self, agent: str, lines: bytes, freshness: Freshness) -> None:
         appender = take_name(self._backend, agent, self._environment)
         try:
-            # Read after the name was taken: of a log that was collected since, only the cut says which numbers it used.
+            # Read after the name was taken: if a log was collected since, only the cut says which numbers it used.
             newest = freshness.read_newest() if self._backend.segments_grow else freshness.newest
             own = self._own_end(agent, newest.cut.get(agent, START))
             WriterSession(self._backend, appender, own, freshness, self.clock).append(lines)
@@ -207,7 +208,7 @@ class _Writer:
             appender.close()
 
     def _own_end(self, agent: str, cut: Cut) -> Cursor:
-        """Where the log of an agent ends, whose name is held. Nothing may have come after what was read, since its
+        """The end of an agent's log, whose name is held. Nothing may have come after the part that was read, since its
         clocks may be above those given here.
 
         :param cut: of this log in the newest manifest.

@@ -1,7 +1,7 @@
 """Replay into files: all documents of a state as lines of JSON, as Parquet, or as a store that has only them.
 
-One process, which reads the logs once. What is written gets its name when it is whole: a directory beside it, under a
-name that begins with a dot, becomes the one that was asked for.
+One process, which reads the logs once. The output gets its name when it is whole: it is written into a directory beside
+it, under a name that begins with a dot, which is then renamed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Progress = Callable[[int], None]
 # How many documents are written, at least, between two reports of progress.
 _TOGETHER = 1000
 
-# Of a Parquet file, before it is compressed: what a writer, and then each reader, holds in memory.
+# The size of a Parquet row group before compression: a writer, and then each reader, holds one in memory.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
-# Where the time stands in a line.
+# The position of the time in a line.
 _TS = slice(len(b'{"ts":"'), len(b'{"ts":"2026-11-20T12:00:00.000000Z'))
 
-# Of the one manifest of a store that is written here: number 1 would have to be empty.
+# The number of the one manifest of a store that is written here: number 1 would have to be empty.
 _NUMBER = 2
 
 
@@ -54,10 +54,10 @@ def write_state(
     store: a store whose snapshot has these documents, and whose clock goes on where that of the state is.
 
     :param progress: see `Progress`.
-    :returns: how many documents that were.
-    :raises UsageError: there is something in the directory.
-    :raises RetryError: what the state needs was collected meanwhile. Nothing is left behind then, nor after any other
-        error.
+    :returns: the number of documents.
+    :raises UsageError: the directory is not empty.
+    :raises RetryError: files that the state needs were collected meanwhile. After this and any other error, nothing is
+        left behind.
     """
     with new_directory(directory, environment.nonce()) as place:
         report = progress or (lambda _: None)
@@ -70,11 +70,11 @@ def write_state(
 
 @contextmanager
 def new_directory(path: Path, nonce: str) -> Iterator[Path]:
-    """A directory to fill, which gets the name `path` at the end, when all of it is on disk; after an error it is gone.
+    """A directory to fill. It gets the name `path` at the end, when all of it is on disk; after an error it is gone.
 
     After a crash it stays under the name ``.<name>.<nonce>``.
 
-    :raises UsageError: there is something at `path` already.
+    :raises UsageError: `path` exists, and is not an empty directory.
     """
     check_vacant(path)
     path = path.resolve()
@@ -87,7 +87,7 @@ def new_directory(path: Path, nonce: str) -> Iterator[Path]:
             for file in files:
                 _sync(os.path.join(folder, file))
             _sync(folder)
-        temporary.rename(path)  # takes the place of an empty directory, and of nothing else
+        temporary.rename(path)  # replaces an empty directory, and nothing else
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -95,7 +95,7 @@ def new_directory(path: Path, nonce: str) -> Iterator[Path]:
 
 
 def check_vacant(path: Path) -> None:
-    """:raises UsageError: there is something at `path` that is not an empty directory."""
+    """:raises UsageError: `path` exists, and is not an empty directory."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} is not empty: name a directory that is, or one that does not exist yet")
 
@@ -122,7 +122,7 @@ def _write_lines(rows: Iterable[Row | SortedLines], path: Path, progress: Progre
 
 
 def _texts(rows: Iterable[Row | SortedLines]) -> Iterator[tuple[bytes, int]]:
-    """Their lines, one or some at a time, and how many these are."""
+    """Their lines, one or more at a time, and how many these are."""
     for row in rows:
         if isinstance(row, Row):
             yield row.line, 1
@@ -193,7 +193,7 @@ def _write_store(state: State, directory: Path, environment: Environment, progre
 
 
 def _greatest_ts(lines: bytes) -> str:
-    """The greatest `ts` of lines as `encode_commit` makes them: they begin with it."""
+    """The greatest `ts` of lines made by `encode_commit`, which begin with it."""
     return max(lines.split(b"\n"))[_TS].decode()
 
 
@@ -205,17 +205,17 @@ def new_run(environment: Environment) -> Run:
 def create_store(
     target: Backend, run: Run, environment: Environment, *, settings: Settings, clock: int, ts: str, guarded: int
 ) -> None:
-    """Make a store of a run whose parts are there, all of them sets.
+    """Make a store of a run whose parts exist and contain only sets.
 
-    :param clock: at which agents go on; at least that of every record.
+    :param clock: the clock after which agents go on; at least that of every record.
     :param ts: the greatest of all records.
     :param guarded: how many of them are from the shared log.
     """
-    # By the cut of the shared log writers know that there may be guarded documents. What it had counts as compacted and
+    # The cut of the shared log shows writers that there may be guarded documents. Its commits count as compacted and
     # collected: it goes on in the segment after that.
     cut = {TRANSACTIONS: Cut(2, 0, guarded)} if guarded else {}
     make_identity(target, environment.nonce())
-    # The only manifest, with none below it: this store has no past that one could read.
+    # The only manifest, and the oldest: this store has no past that could be read.
     ManifestStore(target).create(
         Manifest(
             number=_NUMBER,

@@ -6,9 +6,9 @@
     opslog.importers.git        read_git             the first-parent history of a git repository
 
 A reader yields :class:`ImportedCommit` in the order in which the commits must be applied, and knows nothing of stores.
-What it cannot read exactly is an error that names the file and the byte offset (:class:`opslog.errors.CorruptError`) or
-says what to do (:class:`opslog.errors.UsageError`); nothing is silently skipped. Errors come while iterating, so
-commits before the bad place may already have been applied.
+If it cannot read something exactly, it raises an error that names the file and the byte offset
+(:class:`opslog.errors.CorruptError`) or says what to do (:class:`opslog.errors.UsageError`); nothing is silently
+skipped. Errors come while iterating, so commits before the bad line may already have been applied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ImportedOp:
 
 @dataclass(frozen=True, slots=True)
 class ImportedCommit:
-    """Ops that belong together, as one agent wrote them."""
+    """Ops that one agent wrote together."""
 
     # A valid agent name; None: the importing agent.
     agent: str | None
@@ -41,5 +41,5 @@ class ImportedCommit:
     ts: str | None
     # At least one.
     ops: tuple[ImportedOp, ...]
-    # Where it was read, ``file:line``; for messages only.
+    # Its origin, ``file:line``; for messages only.
     source: str

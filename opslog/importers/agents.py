@@ -1,7 +1,7 @@
 """Valid agent names for foreign writers: every writer gets one, and no two writers share one.
 
 Names are given in order of first appearance, so importing a longer history later gives the same writers the same names.
-Two names that differ only in case count as the same, because stores are copied to file systems that think so too.
+Two names that differ only in case count as the same, because stores are copied to case-insensitive file systems.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class AgentNames:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._taken = {TRANSACTIONS}  # no agent is called that
+        self._taken = {TRANSACTIONS}  # no agent may have this name
 
     def name(self, identity: str, *wishes: str) -> str:
-        """The agent name of the writer whom `identity` identifies.
+        """The agent name of the writer with this `identity`.
 
-        :param wishes: texts to derive the name from, best first; a valid name is taken as it is.
+        :param wishes: texts to derive the name from, best first; a valid name is taken unchanged.
         """
         if identity not in self._names:
             self._names[identity] = self._free(next(filter(None, map(_clean, wishes)), "unnamed"))
@@ -43,7 +43,7 @@ class AgentNames:
 
 
 def _clean(text: str) -> str:
-    """The nearest valid name, or nothing: accents dropped, anything else that is not allowed becomes a hyphen."""
+    """The nearest valid name, or nothing: accents are dropped, and any other invalid character becomes a hyphen."""
     try:
         return check_name(text, "agent")
     except InvalidNameError:

@@ -10,18 +10,18 @@
     archive/archive-<period>.json     {"version", "period", "timestamp", "records": {id: document}}
 
 The state is the snapshot, then the ops: one writer's in the order of the file, several writers' by (clock, agent).
-`prev` (the old document, or from 0.4 on only what changed of it) serves its undo alone, which also removes the undone
-line; so neither has to be read here. Batches leave no mark in the file: each op is a commit of its own. The
+`prev` (the old document, or from 0.4 on only its changed fields) only serves the package's undo, which also removes the
+undone line; so neither has to be read here. Batches leave no mark in the file: each op is a commit of its own. The
 package does not record a schema version per document, and its `migrate` functions are not run.
 
 **Lost writes.** Its compactions start new op logs and leave the old ones in place, and a compaction drops the logs of
-all other agents from the manifest, including ops that it never read. What those agents wrote, and go on writing, is on
-disk and no longer in the state. Logs that are not replayed are *orphaned*, whether all of their ops are in the snapshot
-(most are) or not; see :func:`read_backlog` for what salvaging them does.
+all other agents from the manifest, including ops that it never read. The earlier and later writes of those agents are
+on disk and no longer in the state. Logs that are not replayed are *orphaned*, whether all of their ops are in the
+snapshot (most are) or not; see :func:`read_backlog` for salvaging them.
 
 **Stricter than the package**: it skips op lines that it cannot read, and takes a missing log for an empty one. Here
-both are errors, except for a last line without line end that is not whole JSON: the writer died there, the op was
-never acknowledged.
+both are errors. The exception is a last line without line end that is not whole JSON: the writer died there, and the
+op was never acknowledged.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Archive(msgspec.Struct):
 
 
 class _Op(msgspec.Struct, kw_only=True):
-    """The package skips lines of any other shape when it reads; `data` it takes of any type, a store takes objects."""
+    """The package skips lines of any other shape when it reads. It takes `data` of any type; a store takes objects."""
 
     ts: NonEmpty
     id: NonEmpty
@@ -107,7 +107,7 @@ _SHAPES: dict[str, type[_Set | _Delete]] = {"set": _Set, "delete": _Delete}
 
 
 class _Logged(msgspec.Struct, frozen=True):
-    """An op and where it was read."""
+    """An op and its origin."""
 
     entry: _Set | _Delete
     line: Line
@@ -118,16 +118,16 @@ def read_backlog(directory: str | os.PathLike[str], *, salvage: bool = False) ->
 
     The ops of several writers are sorted in memory, as the package does; a JSONL snapshot is streamed.
 
-    With `salvage`, the ops of the orphaned logs come **before** all that. Why this order: most of them are old news
-    that are in the snapshot, and nothing distinguishes these from the lost ones, because clocks begin again after a
-    compaction. Applied first, an old op can never undo live data, since every live document is set again after it; a
+    With `salvage`, the ops of the orphaned logs come **before** all that, for this reason: most of them are already in
+    the snapshot, and nothing distinguishes these from the lost ones, because clocks begin again after a compaction. If
+    they are applied first, an old op can never undo live data, since every live document is set again after it; a
     document that only a lost op made survives, and a lost update of a live document is in its history. Among each other
-    they are ordered by time stamp, never against the order of their own file. Deletes are replayed too, so what was
-    deleted stays deleted. What was archived left no delete in any log and would rise again: where the last salvaged
-    version of a document is one that an archive holds, it is deleted again; where it differs, it was changed or created
-    after archiving, and is kept.
+    they are ordered by time stamp, never against the order of their own file. Deletes are replayed too, so deleted
+    documents stay deleted. Archived documents left no delete in any log and would come back. So if the last salvaged
+    version of a document equals one in an archive, it is deleted again; if it differs, it was changed or created after
+    archiving, and is kept.
 
-    :raises UsageError: not such a directory, or not readable.
+    :raises UsageError: this is no such directory, or it is not readable.
     :raises CorruptError: names the file and the byte offset.
     """
     root = Path(directory)
@@ -148,8 +148,8 @@ def read_backlog(directory: str | os.PathLike[str], *, salvage: bool = False) ->
 def read_backlog_archives(directory: str | os.PathLike[str]) -> Iterator[tuple[str, str, Document]]:
     """(period, id, document) of all archived documents.
 
-    Archive files that the manifest does not name are read too: racing manifests lose them as they lose logs, and a
-    document whose archiving was cut short by a crash is then in both places, but never in none.
+    Archive files that the manifest does not name are read too, because racing manifests lose them as they lose logs. If
+    a crash interrupted the archiving of a document, the document is in both places, but never in none.
 
     :raises UsageError: not such a directory.
     :raises CorruptError: names the file and the byte offset.
@@ -178,7 +178,7 @@ def _manifest(root: Path) -> _Manifest:
 
 
 def _inside(root: Path, name: str) -> Path:
-    """A file that the manifest names. The directory may come from anybody: it shall not make us read other files."""
+    """A file that the manifest names. The directory may come from anybody: it must not make us read other files."""
     path = root / name
     try:
         if path.resolve().is_relative_to(root.resolve()):
@@ -196,7 +196,7 @@ def _whole(path: Path, shape: type[T]) -> T:
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    if not os.path.exists(path):  # unlike the method of Path, also where the name is too long
+    if not os.path.exists(path):  # unlike the method of Path, also works if the name is too long
         problem = "the manifest names this file, but it is missing; restore it from a backup and import again"
         raise CorruptError(f"{path}: {problem}", str(path))
     return open_file(path)
@@ -223,11 +223,11 @@ def _snapshot(path: Path) -> Iterator[ImportedCommit]:
 
 
 def _is_header(line: Line) -> bool:
-    """Whether this first line is all of a JSON object, and not of one that holds the records itself."""
+    """Whether this first line is a whole JSON object, and not one that holds the records itself."""
     try:
         value = line.decode()
     except CorruptError:
-        return False  # Not hidden: whoever reads the file as one value meets the error again, unless it spans lines.
+        return False  # Not hidden: reading the file as one value raises the error again, unless it spans lines.
     return isinstance(value, dict) and "records" not in value
 
 
@@ -278,7 +278,7 @@ def _archives(root: Path) -> Iterator[_Archive]:
 
 
 def _salvaged(root: Path, agents: AgentNames) -> Iterator[ImportedCommit]:
-    """The ops of all orphaned logs, held in memory to be sorted, then deletes for what was archived."""
+    """The ops of all orphaned logs, held in memory to be sorted, then deletes for archived documents."""
     ops = [keyed for path in orphaned_logs(root) for keyed in _timed(path)]
     ops.sort(key=lambda keyed: keyed[0])
     last: dict[str, _Set | _Delete] = {}
@@ -294,10 +294,10 @@ def _salvaged(root: Path, agents: AgentNames) -> Iterator[ImportedCommit]:
 
 
 def _timed(path: Path) -> Iterator[tuple[tuple[str, int, str], _Logged]]:
-    """The ops of a log with their place in time: (time stamp, when the log was begun, file name).
+    """The ops of a log with their sort keys: (time stamp, when the log was begun, file name).
 
     A time stamp is never earlier than those before it in the file, also where the writer's clock was set back. Within
-    one millisecond the log that was begun earlier goes first: it is the one that a compaction closed.
+    one millisecond the older log goes first: it is the one that a compaction closed.
     """
     ops = list(_log(path))
     begun = int(match[1]) if (match := re.search(r"-([0-9]+)\.jsonl$", path.name)) else 0
@@ -311,8 +311,8 @@ def _same(a: Document, b: Document) -> bool:
 
 
 # JavaScript's localeCompare, which orders agents with equal clocks: punctuation, digits, then letters; accents, then
-# case (small letters first) decide only between texts that are otherwise equal. Exact for ASCII in locales that sort
-# English letters as English does; other scripts go by code point.
+# case (small letters first) only decide between texts that are otherwise equal. Exact for ASCII in locales that sort
+# English letters as English does; other scripts are sorted by code point.
 _COLLATION = {
     char: place
     for place, char in enumerate("\t\n\v\f\r _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$0123456789abcdefghijklmnopqrstuvwxyz")

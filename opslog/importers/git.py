@@ -9,11 +9,11 @@ parent. Each changed path is a document under the path as id::
 submodule (mode 160000) is the commit it points to. A renamed file is a delete and a set. After replaying all, the
 documents are exactly ``git ls-tree -r <rev>``. Commits that change no path are left out.
 
-With `contents`, a document also has what is in the file: as ``text``, or, if it is no UTF-8, as ``base64``. That of a
-symbolic link is its target. A submodule has none, since it is in another repository.
+With `contents`, a document also has the contents of the file: as ``text``, or, if it is no UTF-8, as ``base64``. For a
+symbolic link this is its target. A submodule has none, since it is in another repository.
 
 A path that is not UTF-8 gets an id that begins with ``/``, which no path of git does, followed by the path with its
-non-ASCII bytes and ``%`` percent-encoded; :func:`path_of` is the way back.
+non-ASCII bytes and ``%`` percent-encoded; :func:`path_of` is the inverse.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _LOG = [
 # These would make git read another repository than the one it is pointed at, for example inside a git hook.
 _REDIRECTING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
 
-# The settings of the repository, which may come from anybody, can name programs: no object is fetched that is missing.
+# The repository's own settings, which may come from anybody, can name programs: missing objects are not fetched.
 _HARMLESS = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
-# The mode of what is a commit of another repository.
+# The mode of a commit of another repository (a submodule).
 _SUBMODULE = "160000"
 
 _UNENCODED = "".join(chr(byte) for byte in range(128) if byte != ord("%"))
@@ -79,7 +79,7 @@ def read_git(
     name seen with an address counts; authors without an address go by their name). `ts` is the author date.
 
     :param repository: a work tree, a folder in one, or a bare repository.
-    :param contents: put what is in the files into the documents, too; that is asked of a second git process.
+    :param contents: also put the contents of files into the documents; they are read from a second git process.
     :raises UsageError: git is not installed, this is no repository, there is no such revision, or the clone is shallow.
     :raises CorruptError: git cannot read all of the history.
     """
@@ -94,7 +94,7 @@ def read_git(
 
 
 def count_commits(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> int:
-    """How many commits the first-parent history of `rev` has, for who watches an import of it. Errors as of
+    """How many commits the first-parent history of `rev` has, to show the progress of an import. Errors as of
     `read_git`."""
     path = os.fspath(repository)
     command = _git(path, "rev-list", "--first-parent", "--count", _resolve(path, rev))
@@ -103,7 +103,7 @@ def count_commits(repository: str | os.PathLike[str], *, rev: str = "HEAD") -> i
 
 
 def read_log(tokens: Iterator[bytes], path: str) -> Iterator[ImportedCommit]:
-    """The commits in what git log prints, as `_LOG` asks for it, split at its NULs."""
+    """The commits in the output of git log with the format `_LOG`, split at its NULs."""
     agents = AgentNames()
     header, ops = "", list[ImportedOp]()
     for token in tokens:
@@ -156,7 +156,7 @@ def _commit(path: str, header: str, ops: list[ImportedOp], agents: AgentNames) -
 
 
 class _Blobs:
-    """What is in files, by git's object ids: asked of one git process, one after the other."""
+    """The contents of files by git's object ids, read one after the other from one git process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -177,7 +177,7 @@ class _Blobs:
                 stream.close()
 
     def filled(self, op: ImportedOp) -> ImportedOp:
-        """The same op, with what is in the file."""
+        """The same op, with the contents of the file."""
         if op.document is None or op.document["mode"] == _SUBMODULE:
             return op
         data = self._read(op.document["blob"])
@@ -191,7 +191,7 @@ class _Blobs:
         ask, answers = self._process.stdin, self._process.stdout
         assert ask is not None
         assert answers is not None
-        with suppress(BrokenPipeError):  # then there is no answer either
+        with suppress(BrokenPipeError):  # then there is no response either
             ask.write(f"{blob}\n".encode())
             ask.flush()
         head = answers.readline().split()  # <object> blob <size>
@@ -220,7 +220,7 @@ def _resolve(path: str, rev: str) -> str:
 
 
 def _log_tokens(path: str, commit: str) -> Iterator[bytes]:
-    """What git log prints, split at its NULs: per commit a header, then per change a raw line and a path.
+    """The output of git log, split at its NULs: per commit a header, then per change a raw line and a path.
 
     The process is ended with the iterator, also when nobody reads to the end. Its messages go to a file, since a full
     pipe that is not read would stop it.

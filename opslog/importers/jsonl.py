@@ -7,14 +7,14 @@ A line with the field ``op`` is an opslog line, as ``opslog export`` and the log
     {"op":"batch","ops":[{"op":"set","id":"a","data":{}},{"op":"delete","id":"b"}]}
 
 ``ts``, ``agent``, ``clock`` and ``v`` (schema version) are optional. A line that was a transaction, or part of one, has
-its author in ``by``, and is taken as that agent's. The order of the file counts, not the clock. A
-delete marked ``archived`` is imported as a plain delete: the archive itself is not part of the file. Unknown fields are
+its author in ``by``, and is imported as that agent's. The order of the file counts, not the clock. A delete marked
+``archived`` is imported as a plain delete: the archive itself is not part of the file. Unknown fields are
 refused, since their values would be lost.
 
 Any other line is a plain document: ``{"id":"task-1","title":"Build API"}``. Its ``id`` names the document, the other
 fields are the document. A plain document with a field of its own called ``op`` has to be written as an opslog set line.
 
-Blank lines may end the file, and stand nowhere else. A file that is compressed with gzip is recognised by its first
+Blank lines may end the file, and are errors elsewhere. A file that is compressed with gzip is recognised by its first
 bytes; byte offsets in messages then count uncompressed bytes.
 """
 
@@ -72,7 +72,7 @@ def read_json_lines(source: str | os.PathLike[str] | BinaryIO, *, id_field: str 
 
     :param source: a path, or a stream that is read to its end and left open.
     :param id_field: the field of a plain document that names it.
-    :raises CorruptError: a line that is not what the module describes; names the file and the byte offset.
+    :raises CorruptError: a line does not match the module's description; names the file and the byte offset.
     :raises UsageError: the file cannot be opened.
     """
     with _opened(source) as (stream, path):
@@ -88,7 +88,7 @@ def read_json_lines(source: str | os.PathLike[str] | BinaryIO, *, id_field: str 
 
 @contextmanager
 def _opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[tuple[io.BufferedReader, str]]:
-    """A stream that can be peeked into, and what to call it in messages."""
+    """A stream that can be peeked into, and its name for messages."""
     if isinstance(source, str | os.PathLike):
         with open_file(source) as opened:
             yield opened, os.fspath(source)

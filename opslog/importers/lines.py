@@ -1,4 +1,4 @@
-"""Files of lines that know where they are, decoded exactly (`opslog.format.exact`) or not at all."""
+"""Files of lines with known positions, decoded exactly (`opslog.format.exact`) or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the writer got as far as the line end."""
+        """Whether the line has a line end."""
         return self.data.endswith(b"\n")
 
     def decode(self) -> Any:
@@ -59,9 +59,9 @@ class Line(NamedTuple):
 
 
 def read_lines(stream: Iterable[bytes], path: str) -> Iterator[Line]:
-    """The lines of a binary stream, one in memory at a time; `path` is what messages call the stream.
+    """The lines of a binary stream, one in memory at a time; `path` is the stream's name in messages.
 
-    :raises CorruptError: a line is longer than any that a store could take.
+    :raises CorruptError: a line is longer than any that a store could hold.
     """
     offset = 0
     for number, data in enumerate(stream, 1):
@@ -72,7 +72,7 @@ def read_lines(stream: Iterable[bytes], path: str) -> Iterator[Line]:
 
 
 def bounded(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a stream, of those that are too long only the beginning."""
+    """The lines of a stream; of a line that is too long, only the beginning."""
     return iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b"")
 
 
@@ -91,7 +91,7 @@ def corrupt(problem: str, path: str, offset: int) -> CorruptError:
 def decode_json(data: bytes, path: str, offset: int = 0) -> Any:
     """The JSON value in `data`, which lies at `offset` of file `path`.
 
-    :raises CorruptError: with the offset of the bad byte where the decoder knows it, else that of `data`.
+    :raises CorruptError: with the offset of the bad byte if the decoder knows it, else that of `data`.
     """
     try:
         return loads(data)

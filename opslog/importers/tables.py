@@ -1,10 +1,10 @@
 """Parquet and CSV: a document per row. Needs the extra ``query``.
 
-The column ``id`` names the document (`id_field` names another one), the other columns are its fields. A value that is
-missing (NULL) is no field. A column of CSV is of numbers, or of true and false, if each of its values is written as
+The column ``id`` names the document (`id_field` names another one), and the other columns are its fields. A missing
+value (NULL) is no field. A column of CSV holds numbers, or true and false, if each of its values is written as
 JSON writes it; otherwise, as with ``007``, it is text.
 
-Of Parquet, what JSON has no type for becomes text: dates, times, intervals, UUIDs. A decimal becomes an integer, if it
+From Parquet, types that JSON lacks become text: dates, times, intervals, UUIDs. A decimal becomes an integer, if it
 is one, or the float that equals it. Bytes, floats that are no numbers, and decimals without such a float are refused.
 """
 
@@ -26,10 +26,11 @@ from opslog.importers import ImportedCommit, ImportedOp
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-# The ends of the names of files that `read_table` reads.
+# The suffixes of files that `read_table` reads.
 PARQUET, CSV = (".parquet",), (".csv", ".tsv")
 _ROWS = 10_000
-# What a column of a CSV file may be, and of which texts: all others would not come back as they are, as 007 does not.
+# The types that a CSV column may have, and the texts that each accepts. All other texts would not come back unchanged,
+# as with 007.
 _UNSIGNED = "0|[1-9][0-9]{0,19}"
 _TYPES = {
     "BOOLEAN": "true|false",
@@ -48,7 +49,7 @@ def read_table(path: str | os.PathLike[str], *, id_field: str = "id") -> Iterato
 
     :param path: its name ends as in `PARQUET` or `CSV`.
     :param id_field: the column that names the documents.
-    :raises CorruptError: it is no such file, or a value is refused; names the file, and the row from 1.
+    :raises CorruptError: the file is invalid, or a value is refused; names the file, and the row from 1.
     :raises UsageError: there is no such column, or no such file.
     """
     try:
@@ -77,8 +78,8 @@ def read_table(path: str | os.PathLike[str], *, id_field: str = "id") -> Iterato
 
 
 def count_rows(path: str | os.PathLike[str]) -> int:
-    """How many rows a file has, for who watches an import of it; 0 where that cannot be found out, as the import will
-    say. Of Parquet it is written in the file; CSV is read once."""
+    """How many rows a file has, to show the progress of an import; 0 if that cannot be found out, which the import then
+    reports. For Parquet the file says it; CSV is read once."""
     import duckdb
 
     reader = "read_parquet(?)" if Path(path).suffix.lower() in PARQUET else "read_csv(?, all_varchar=true)"
@@ -91,7 +92,7 @@ def count_rows(path: str | os.PathLike[str]) -> int:
 
 
 def _source(connection: DuckDBPyConnection, path: str) -> tuple[str, list[str]]:
-    """What to select from, with the path as its parameter, and its columns."""
+    """The source to select from, with the path as its parameter, and its columns."""
     if Path(path).suffix.lower() in PARQUET:
         source = "read_parquet(?)"
         return source, _columns(connection, source, path)
@@ -103,7 +104,7 @@ def _source(connection: DuckDBPyConnection, path: str) -> tuple[str, list[str]]:
         return source, [str(row[0]) for row in found]
     asked = ", ".join(
         f"bool_and(regexp_full_match({_name(name)}, {_quoted(_TYPES[kind])})), "
-        # DuckDB takes integers above 2^63 for floats.
+        # DuckDB reads integers above 2^63 as floats.
         f"bool_and(regexp_full_match({_name(name)}, '{_UNSIGNED}') AND TRY_CAST({_name(name)} AS UBIGINT) IS NOT NULL)"
         f" FILTER ({_name(name)} IS NOT NULL)"
         for name, kind in kinds.items()
@@ -142,7 +143,7 @@ def _commit(row: dict[str, Any], id_field: str, path: str, number: int) -> Impor
 
 
 def _plain(value: Any, at: str) -> Any:
-    """A value as JSON has it.
+    """A value in JSON's types.
 
     :raises ValueError: JSON has no such value.
     """

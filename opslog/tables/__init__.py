@@ -1,4 +1,4 @@
-"""Documents as tables of Arrow, and SQL over them. What is imported here needs no extra; what is called does."""
+"""Documents as Arrow tables, and SQL over them. Importing this needs no extra; calling its functions does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tables_of(replica: Replica[T]) -> Tables[T]:
 def table_of(text: Callable[[Set], bytes | msgspec.Raw], records: Iterable[Set]) -> pa.Table:
     """Documents as a table, in this order.
 
-    :param text: gives the JSON text of a record.
+    :param text: returns the JSON text of a record.
     :raises UsageError: the extra is not installed.
     """
     with _extra():

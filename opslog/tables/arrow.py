@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from opslog.chunks import packed
 
-# How much text a chunk of a column has; Arrow's strings have less than 2 GiB.
+# The most text in a chunk of a column; Arrow's strings have less than 2 GiB.
 _CHUNK_BYTES = 64 * 1024 * 1024
 _NEWLINE = 10
 
@@ -31,7 +31,7 @@ def lines_column(texts: Iterable[bytes]) -> pa.ChunkedArray:
 
 
 def packed_lines(lines: Iterable[bytes]) -> pa.ChunkedArray:
-    """The same of lines that come one by one."""
+    """The same for lines that come one by one."""
     return lines_column(b"".join(some) for some in packed(lines, len, _CHUNK_BYTES))
 
 
@@ -97,7 +97,7 @@ def rows_of(column: pa.ChunkedArray, values: Iterable[str]) -> list[int]:
 
 def appended(column: pa.ChunkedArray, more: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column with more values at its end. Small chunks are joined, so that their number stays small however often
-    this is done: each has more values than all behind it.
+    this is done: each chunk has more values than all chunks behind it.
 
     :raises pyarrow.ArrowInvalid: the values do not fit the type of the column.
     """

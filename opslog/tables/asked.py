@@ -1,7 +1,7 @@
-"""What a query asks for: which tables, and which of their columns. Pure; DuckDB has parsed it.
+"""The tables and columns that a query needs. Pure; DuckDB has parsed the query.
 
-To make a column of a million documents takes a time, so a table has those alone that its query names. Whoever cannot
-be sure makes all of them.
+Making a column of a million documents takes time, so a table has only the columns that its query names. If these
+cannot be determined for certain, all columns are made.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
-    """What a query names.
+    """The tables and columns that a query names.
 
-    :ivar tables: names of tables, in lower case; more than there are, where that is not certain.
-    :ivar names: whatever may be a column, in lower case. None: all columns are asked for.
+    :ivar tables: names of tables, in lower case; a superset if that is not certain.
+    :ivar names: every name that may be a column, in lower case. None: all columns are needed.
     """
 
     tables: frozenset[str]
@@ -25,12 +25,12 @@ class Asked(NamedTuple):
 
 
 def asked(parsed: dict[str, Any], tables: frozenset[str]) -> Asked:
-    """What a query asks for.
+    """The tables and columns that a query names.
 
     :param parsed: DuckDB's ``json_serialize_sql`` of it.
-    :param tables: those there are.
+    :param tables: the existing ones.
     """
-    if parsed["error"]:  # DuckDB serializes SELECT alone; whether it is an error at all, is said when it runs
+    if parsed["error"]:  # DuckDB serializes only SELECT; running the query shows whether it is an error at all
         return Asked(tables, None)
     texts: set[str] = set()
     named_tables: set[str] = set()
@@ -46,9 +46,9 @@ def asked(parsed: dict[str, Any], tables: frozenset[str]) -> Asked:
             names.update(name.casefold() for name in node["column_names"])
         names.update(name.casefold() for name in node.get("using_columns", ()))
         takes_all |= node.get("class") == "STAR" or node.get("ref_type") == "NATURAL"
-        # Names for columns by their places.
+        # Names for columns by position.
         takes_all |= bool(node.get("column_name_alias"))
-    # A table's name where a column could be is a whole row.
+    # A table's name in the position of a column is a whole row.
     takes_all |= bool(firsts & named_tables)
     return Asked(tables & texts, None if takes_all else frozenset(names))
 

@@ -16,16 +16,16 @@ from opslog.tables.arrow import DATA, appended, bytes_of, data_column, rows_of, 
 from opslog.tables.reading import RECORD_COLUMNS, Values, fields_of, record_columns
 from opslog.tables.structure import JSON, Structure, column_names, holds
 
-# Of so many documents at the beginning and at the end the names of fields are learned first.
+# The names of fields are first learned from this many documents at the beginning and at the end.
 _SAMPLE = 5_000
 NOTE = b"opslog.note"
 _MIXED = "JSON text: its values have different types"
 
 
 class Column(NamedTuple):
-    """What one field of all documents is.
+    """The structure and values of one field in all documents.
 
-    :ivar structure: as DuckDB says it, or JSON where that would not be exact.
+    :ivar structure: as DuckDB reports it, or JSON if that would not be exact.
     """
 
     structure: Structure
@@ -35,8 +35,8 @@ class Column(NamedTuple):
 class Documents:
     """A table with a row for each document. Used by one thread at a time. An exception leaves it as it was.
 
-    It keeps the lines of the documents' records, and each column that was ever asked for. To ask for a column costs a
-    pass over the lines; to update the table a pass over the ids, and the making of what is new.
+    It keeps the lines of the documents' records, and each column that was ever needed. A new column costs a pass over
+    the lines. An update of the table costs a pass over the ids, and making the new values.
 
     :param connection: runs what is asked of JSON texts here.
     :param lines: of sets, one for each document.
@@ -49,17 +49,17 @@ class Documents:
         self._connection = connection
         self._lines = lines
         self._is_sorted = is_sorted
-        # The fields that are known, in the order in which they are shown.
+        # The known fields, in the order in which they are shown.
         self._fields: tuple[str, ...] = tuple(fields_of(connection, self._sample()))
         self._knows_all_fields = len(lines) <= 2 * _SAMPLE
         self._columns: dict[str, Column] = {}
         self._record_columns: dict[str, pa.ChunkedArray] = {}
 
     def update(self, changed: AbstractSet[str], new: pa.ChunkedArray) -> None:
-        """Take in what changed.
+        """Apply changes.
 
         :param changed: the ids of documents that are new, are different or are gone.
-        :param new: the lines of those that are there.
+        :param new: the lines of those that exist.
         """
         if not changed:
             return
@@ -70,8 +70,8 @@ class Documents:
         kept = {name: appended(without(values, gone), more[name]) for name, values in self._record_columns.items()}
         read = Values(self._connection, new, list(self._columns))
         found = read.structures()
-        # What does not fit is made anew when it is asked for; and JSON text where a value is gone: it may have been the
-        # one that was different.
+        # A column that the new values do not fit is made anew when it is needed. So is JSON text if a value is gone:
+        # that may have been the one that was different.
         fitting = {
             name: column.structure
             for name, column in self._columns.items()
@@ -121,7 +121,7 @@ class Documents:
         return pc.sort_indices(self._of_records({"id"})["id"])
 
     def _named(self) -> dict[str, str]:
-        """Per column its field."""
+        """The field of each column."""
         names = column_names(self._fields, (*RECORD_COLUMNS, DATA))
         return {names[field]: field for field in self._fields}
 
@@ -142,7 +142,7 @@ class Documents:
         return {name: self._record_columns[name] for name in wanted}
 
     def _data(self) -> pa.ChunkedArray:
-        """The documents' text exactly as it is stored, which DuckDB would write anew."""
+        """The documents' text exactly as it is stored; DuckDB would format it anew."""
         return data_column(
             record.data
             for chunk in self._lines.chunks

@@ -1,7 +1,7 @@
-"""What DuckDB reads out of the lines of records: their own fields, and those of their documents. Pure but for DuckDB.
+"""Reads columns out of the lines of records: their own fields, and those of their documents. Pure, except for
+DuckDB.
 
-A line is parsed once, for the fields that are asked for; what types they have is found out from their values alone,
-which are small.
+A line is parsed once, for the needed fields; their types are then found from the values alone, which are small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from opslog.tables.structure import JSON, NULL, Structure, exact, has_floats, narrow, without_twins
 
-# The columns that are no fields of documents. What is not committed yet has only an id.
+# The columns that are no fields of documents. A document that is not committed yet has only an id.
 RECORD_COLUMNS = {
     "id": "line ->> '/id'",
     "clock": "nullif((line ->> '/clock')::BIGINT, 0)",
@@ -24,9 +24,9 @@ RECORD_COLUMNS = {
     "ts": "nullif(line ->> '/ts', '')",
 }
 _TYPES = {"clock": pa.int64(), "ts": pa.timestamp("us", "UTC")}
-# A number of this form, which has no point and no exponent, may have no float that equals it.
+# A number of this form, which has no point and no exponent, may not equal any float.
 _LONG_INTEGER = r"'(^|[\[:,])-?[0-9]{16,}([,\]}]|$)'"
-# So many fields are taken out of a line one by one; of more, the document is taken out first.
+# Up to this many fields are extracted from a line one by one; for more, the document is extracted first.
 _ALONE_MAX = 3
 
 
@@ -60,7 +60,7 @@ def fields_of(connection: duckdb.DuckDBPyConnection, lines: pa.ChunkedArray) -> 
 
 
 class Values:
-    """The values of some fields of all documents as JSON texts: types are chosen by them, and columns made of them."""
+    """The values of some fields of all documents as JSON texts. They determine the types, and become the columns."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lines: pa.ChunkedArray, fields: Sequence[str]) -> None:
         self._connection = connection
@@ -75,7 +75,7 @@ class Values:
             self._texts = _selected(connection, lines, each, rows) if each else pa.table({})
 
     def structures(self) -> dict[str, Structure]:
-        """What the values of each field have in common."""
+        """The common structure of each field's values."""
         if not self._fields:
             return {}
         with _over(self._connection, self._texts) as cursor:
@@ -91,7 +91,7 @@ class Values:
     def read(self, structures: Mapping[str, Structure]) -> dict[str, tuple[Structure, pa.ChunkedArray]]:
         """The columns of some of the fields.
 
-        :returns: per field the structure by which it was read (JSON where another one would not be exact), and its
+        :returns: for each field the structure by which it was read (JSON if another one would not be exact), and its
             values.
         """
         columns = {}
@@ -103,18 +103,18 @@ class Values:
         return columns
 
     def _common(self, cursor: duckdb.DuckDBPyConnection) -> dict[str, Structure]:
-        """What DuckDB says. Of many fields, the whole is read once."""
+        """DuckDB's structure of each field. If there are many fields, the whole document is read once."""
         if self._has_documents:
             [(text,)] = cursor.execute("SELECT json_group_structure(c0::JSON) FROM rows").fetchall()
             whole = orjson.loads(text or "{}")
-            if isinstance(whole, dict):  # there are no two fields that differ in case alone
+            if isinstance(whole, dict):  # no two fields differ only in case
                 return {field: whole.get(field, NULL) for field in self._fields}
         each = ", ".join(f"json_group_structure({self._source(field)}::JSON)" for field in self._fields)
         [texts] = cursor.execute(f"SELECT {each} FROM rows").fetchall()
         return {field: orjson.loads(text) if text else NULL for field, text in zip(self._fields, texts, strict=True)}
 
     def _parts(self, wanted: Mapping[str, Structure]) -> list[pa.ChunkedArray]:
-        """The values of fields that can stand in one object."""
+        """The values of fields that can be in one object."""
         names = list(wanted)
         is_one = len(names) == 1
         source = self._source(names[0]) if is_one else "c0"
@@ -136,7 +136,7 @@ def _selected(
 ) -> pa.Table:
     """Expressions of each row, as columns c0, c1 and so on, in the order of the rows.
 
-    :param source: what is `rows`: a table, or the lines, which are its column `line`.
+    :param source: the table `rows`: a table, or the lines, which are its column `line`.
     """
     table = source if isinstance(source, pa.Table) else pa.table({"line": source})
     each = ", ".join(f"{expression} AS c{number}" for number, expression in enumerate(expressions))
@@ -146,7 +146,7 @@ def _selected(
 
 @contextmanager
 def _over(connection: duckdb.DuckDBPyConnection, table: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A cursor to which a table is `rows`."""
+    """A cursor for which a table has the name `rows`."""
     with connection.cursor() as cursor:
         cursor.register("rows", table)
         yield cursor

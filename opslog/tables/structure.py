@@ -1,8 +1,8 @@
-"""The types of columns: from what DuckDB says of JSON texts to a type that carries all of them exactly. Pure.
+"""The types of columns: from DuckDB's structure of JSON texts to a type that represents all of them exactly. Pure.
 
-DuckDB's ``json_group_structure`` reads all values of a field, and gives their common structure: the name of a type, a
-list of one structure, or a dictionary of them. Where values have nothing in common it says ``JSON``, which stays text.
-What is changed here is what would not be exact, or could be no column.
+DuckDB's ``json_group_structure`` reads all values of a field, and returns their common structure: the name of a type, a
+list of one structure, or a dictionary of them. For values with nothing in common it returns ``JSON``, which stays text.
+This module changes structures that would not be exact, or cannot be a column.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Structure = str | list["Structure"] | dict[str, "Structure"]
 
 JSON = "JSON"
 NULL = "NULL"
-# Of integers that may be negative: all of 64 bits, with a sign or without.
+# The types of integers that may be negative or take 64 bits, with a sign or without.
 _INTEGER = "DECIMAL(20,0)"
 _SCALARS = ("VARCHAR", "BOOLEAN", "DOUBLE", "UBIGINT")
 _SIGNED = ("BIGINT", "HUGEINT")
-# An object with more fields than this is a table of its own, by ids, and no structure.
+# An object with more fields than this is treated as a map by ids, and not as a structure.
 _FIELDS_MAX = 200
 
 
 def exact(structure: Structure) -> Structure:
-    """The structure by which values are read: each is in it as it is in JSON, or the whole of what holds it is JSON
-    text. Integers have room for all 64 bits; see `narrow`."""
+    """The structure for reading values. It represents each value as it is in JSON, or else the whole value that
+    contains it is JSON text. Integers have room for all 64 bits; see `narrow`."""
     if isinstance(structure, list):
         return [exact(item) for item in structure]
     if isinstance(structure, dict):
@@ -39,8 +39,8 @@ def exact(structure: Structure) -> Structure:
 
 
 def without_twins(fields: Iterable[str]) -> list[list[str]]:
-    """The fields, in lists that DuckDB takes as the fields of one object: without two that differ in case alone, and
-    the one without a name by itself."""
+    """The fields, in lists that DuckDB accepts as the fields of one object: no two that differ only in case, and
+    the field with an empty name by itself."""
     lists: list[dict[str, str]] = []
     for field in fields:
         folded = field.casefold()
@@ -52,7 +52,7 @@ def without_twins(fields: Iterable[str]) -> list[list[str]]:
 
 
 def has_floats(structure: Structure) -> bool:
-    """Whether there are numbers in it that are read as floats. An integer among them may be too long for that."""
+    """Whether it has numbers that are read as floats. An integer among them may be too long for a float."""
     if isinstance(structure, list):
         return any(map(has_floats, structure))
     if isinstance(structure, dict):
@@ -61,7 +61,7 @@ def has_floats(structure: Structure) -> bool:
 
 
 def holds(wide: Structure, narrow: Structure) -> bool:
-    """Whether values of the second structure can be read by the first one as exactly. Both are from DuckDB."""
+    """Whether the first structure reads values of the second as exactly as the second does. Both are from DuckDB."""
     if wide == JSON or narrow in (NULL, wide):
         return True
     if isinstance(wide, list) and isinstance(narrow, list):
@@ -72,7 +72,7 @@ def holds(wide: Structure, narrow: Structure) -> bool:
 
 
 def narrow(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with integers of 64 bits with a sign, if all of them fit; otherwise it is as it was."""
+    """The column with integers of 64 bits with a sign, if all of them fit; otherwise unchanged."""
     wanted = _narrowed(column.type)
     if wanted == column.type:
         return column
@@ -93,7 +93,7 @@ def _narrowed(kind: pa.DataType) -> pa.DataType:
 
 
 def column_names(fields: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """Per field of documents the name of its column. SQL does not distinguish names by case, so a field whose name is
+    """The column name of each field of documents. SQL does not distinguish names by case, so a field whose name is
     taken gets another one: ``data_id`` for ``id``, ``name_2`` for ``name`` beside ``Name``.
 
     :param taken: columns that are no fields.

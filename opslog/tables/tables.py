@@ -1,4 +1,4 @@
-"""A store's documents, commits and archives as tables: what is behind `Store.to_arrow` and `Store.sql`."""
+"""A store's documents, commits and archives as tables: the implementation of `Store.to_arrow` and `Store.sql`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ Parameters = Sequence[object] | Mapping[str, object]
 class Tables(Generic[T]):
     """The tables of one open store. Safe to use from many threads, one after the other.
 
-    The table of documents is kept, and brought up to date with what changed whenever it is asked for; the others are
+    The table of documents is kept, and updated with the changes whenever it is needed; the others are
     read from storage each time.
     """
 
     def __init__(self, replica: Replica[T]) -> None:
         self._replica = replica
-        # A name in a query is a table, and never a variable of our own.
+        # A name in a query is a table, and never a Python variable of ours.
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": False})
-        # One of its own: the tokens of others, who ask for changes now and then, would have it load anew each time.
+        # A token of its own: with the tokens of others, who now and then ask for changes, it would have to load anew
+        # each time.
         self._feed = Feed(replica.loader, replica.schema.decode)
         self._documents: Documents | None = None
         self._token: str | None = None
@@ -76,7 +77,7 @@ class Tables(Generic[T]):
             for name, make in makers.items():
                 if found.wants(name):
                     cursor.register(name, self._one_at_a_time("sql", partial(make, found)))
-            relation: Any = cursor.sql(query, params=parameters)  # None, where there is no answer, as of SET
+            relation: Any = cursor.sql(query, params=parameters)  # None for a statement without a result, such as SET
             return pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
             raise UsageError(f"the query cannot be answered: {' '.join(str(error).split())}") from error
@@ -103,11 +104,11 @@ class Tables(Generic[T]):
             return self._current().table(names, sort=sort)
         except (duckdb.Error, pa.ArrowInvalid):
             for _ in self._replica.records():
-                """Raises, with file and offset, where what is stored is damaged."""
+                """Raises an error with file and offset if the stored data is damaged."""
             raise
 
     def _current(self) -> Documents:
-        """The table of documents as they are now."""
+        """The table of the current documents."""
         replica = self._replica
         if replica.included is not None:
             if self._documents is None:  # the past does not change
@@ -180,7 +181,7 @@ class Tables(Generic[T]):
 def table_of(text: Callable[[Set], bytes | msgspec.Raw], records: Iterable[Set]) -> pa.Table:
     """Documents as a table, in this order.
 
-    :param text: gives the JSON text of a record.
+    :param text: returns the JSON text of a record.
     """
     with duckdb.connect(":memory:") as connection:
         lines = packed_lines(_line(text, record) for record in records)

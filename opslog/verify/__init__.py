@@ -1,1 +1,1 @@
-"""Checking a store's files against the format's rules, and mending what can be mended."""
+"""Checking a store's files against the format's rules, and repairing them where this loses nothing."""

@@ -1,8 +1,7 @@
-"""Verifying one file after the other: lines, and parts and archives with their indexes. What is found goes into a
-`Report`.
+"""Verifying one file after the other: lines, and parts and archives with their indexes. Problems go into a `Report`.
 
 Files are read in bodies of about 1 MiB, so memory is bounded by that and by the longest line. A damaged line or block
-does not end the check of its file: what follows it is read all the same.
+does not end the check of its file: the rest is still read.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _TS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it should be.
+    """A violation of the format's rules.
 
     :ivar severity: "error": the store is damaged there. "note": normal after a crash, or harmless; nothing is lost.
     :ivar path: the file, relative to the store's root; for a whole run its folder, with a slash at the end.
-    :ivar offset: the byte in it from which on it is wrong, None where it concerns the whole file.
+    :ivar offset: the first wrong byte in it, None if it concerns the whole file.
     """
 
     severity: Literal["error", "note"]
@@ -53,10 +52,10 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """What `verify` found, and how much it checked.
+    """The problems that `verify` found, and how much it checked.
 
-    :ivar repaired: what a repair did, one sentence each. `problems` are those that are left after it.
-    :ivar bytes: how many bytes were read; the other figures count what was checked.
+    :ivar repaired: the actions of a repair, one sentence each. `problems` are those that are left after it.
+    :ivar bytes: how many bytes were read; the other figures count the checked files and records.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -83,13 +82,13 @@ class Report:
         self.problems.append(Problem("note", path, offset, message))
 
     def add(self, other: Report) -> None:
-        """Take in what another report says of other files."""
+        """Add the contents of another report, about other files."""
         for name in (item.name for item in fields(self)):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Reader:
-    """Reads files of a backend and reports how far it is.
+    """Reads files of a backend and reports its progress.
 
     :param progress: called with (bytes read, bytes to read); the latter grows when the store does.
     """
@@ -104,7 +103,7 @@ class Reader:
         """:raises MissingFileError: there is no such file.
         :raises CorruptError: the storage cannot read it.
 
-        :param source: what to read from, if not the backend itself.
+        :param source: the source to read from, if not the backend itself.
         """
         try:
             data = (source or self.backend).read(path, start, stop)
@@ -119,8 +118,8 @@ class Reader:
 def decode_each(
     decode: Callable[[bytes, str, int], list[T]], lines: bytes, path: str, offset: int, report: Report
 ) -> Iterator[tuple[int, int, T | None]]:
-    """(offset, offset of the next line, what it holds or None) of each of some whole lines, their documents included.
-    Reports each line that cannot be read, and everything in it that is not as it should be."""
+    """(offset, offset of the next line, commit or None) of each of some whole lines, their documents included.
+    Reports each line that cannot be read, and every violation in it."""
     bodies = lines.split(b"\n")[:-1]
     try:
         decoded: Sequence[T | None] = decode(lines, path, offset)
@@ -154,7 +153,7 @@ def _decode_one(
 
 
 def _faults(commit: Commit, line: bytes) -> Iterator[str]:
-    """What is wrong in a line that can be read."""
+    """The violations in a line that can be read."""
     if encode_commit(commit) != line + b"\n" and (inexact := _fault(loads, line)):
         yield f"this line can be read in more than one way ({inexact}): {line[:80]!r}. Restore it from a copy"
     if not _is_ts(commit.ts):
@@ -174,7 +173,7 @@ def _faults(commit: Commit, line: bytes) -> Iterator[str]:
 
 
 def _fault(load: Callable[[bytes], object], data: bytes) -> str | None:
-    """Why these bytes cannot be loaded; None where they can be."""
+    """The reason why these bytes cannot be loaded; None if they can."""
     try:
         load(data)
     except InexactError as error:
@@ -195,8 +194,8 @@ def _is_ts(ts: str) -> bool:
 class FileCheck:
     """The check of one part or archive together with its index.
 
-    :ivar report: what was found.
-    :ivar missing: which of the two files are not there, which may be no error.
+    :ivar report: the problems found.
+    :ivar missing: which of the two files are missing, which may be no error.
     :ivar index: the index, if it is usable.
     """
 
@@ -213,7 +212,7 @@ class FileCheck:
 
     @property
     def rebuildable(self) -> bool:
-        """Whether only the index is wrong: the data is what it was."""
+        """Whether only the index is wrong, and the data is undamaged."""
         return self.index is None and self.path not in self.missing and not self._is_damaged
 
     @property
@@ -244,12 +243,12 @@ class FileCheck:
 
     @property
     def shared(self) -> bytes | None:
-        """The ids whose record is from the shared log, as a manifest lists them; None where the part is damaged, or not
-        there."""
+        """The ids whose record is from the shared log, as a manifest lists them; None if the part is damaged or
+        missing."""
         return None if self.path in self.missing or self._is_damaged else encode_hashes(self._shared)
 
     def check_archive(self) -> None:
-        """Check the data against the index; without one, only its lines."""
+        """Check the data against the index; without an index, only its lines."""
         self._read_index()
         self._check_data(self.index.bytes if self.index else None, None, None)
         if self.index is None or self.path in self.missing or self._is_damaged:
@@ -342,7 +341,7 @@ class FileCheck:
 
 
 def _misplacements(record: Record, after: str | None, manifest: Manifest | None) -> Iterator[str]:
-    """Why a record cannot be where it is."""
+    """The reasons why a record cannot be at its position."""
     if after is not None and record.id <= after:
         yield f"id {record.id!r} comes after {after!r}: ids must increase within a run. Restore the file from a copy"
     if manifest and (record.clock > manifest.clock or record.ts > manifest.ts):

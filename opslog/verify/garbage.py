@@ -1,7 +1,7 @@
 """Garbage as `verify` reports it: each file that is not part of the store, with the reason why it is there. Pure.
 
-Garbage collection deletes most of them in its own time (`opslog.compaction.garbage`); `opslog verify` names them, and
-can move aside those that nobody will ever need.
+Garbage collection deletes most of them later (`opslog.compaction.garbage`); `opslog verify` names them, and
+can move those aside that nobody will ever need.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opslog.format.manifest import Manifest
 
 
 class GarbageFile(NamedTuple):
-    """A file, why it is there, and whether nobody can need it any more."""
+    """A file, why it is there, and whether it is certain that nobody needs it any more."""
 
     path: str
     reason: str
@@ -24,10 +24,10 @@ class GarbageFile(NamedTuple):
 
 
 def find_garbage_files(entries: Iterable[Entry], retained: Sequence[Manifest], now: float) -> list[GarbageFile]:
-    """What of a listing of all files is not part of the store.
+    """The files of a complete listing that are not part of the store.
 
-    :param retained: the retained manifests, oldest first, read after the listing was made: so a run that is not named
-        was either collected since, or is garbage.
+    :param retained: the retained manifests, oldest first, read after the listing was made: so a run that they do not
+        name was either collected since, or is garbage.
     :param now: by the storage's clock.
     """
     named = {run.name for manifest in retained for run in manifest.runs}

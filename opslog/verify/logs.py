@@ -1,6 +1,6 @@
 """Verifying one log: its lines, its segments, and the cuts that manifests make in it.
 
-Reads the segments that there are, from first to last, in one pass that remembers the undo window and the cuts alone.
+Reads the existing segments, from first to last, in one pass that remembers only the undo window and the cuts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opslog.log.reader import Cursor, Segment, log_source, read_lines
 from opslog.merge.rules import SharedLogRules, UndoWindow, author_faults, clock_fault
 from opslog.verify.files import Reader, Report, decode_each
 
-# How many missing segments in a row are named.
+# How many consecutive missing segments are named.
 _NAMED_MAX = 100
 
 
@@ -26,8 +26,8 @@ class LogCheck:
 
     :param segments: its segments, in order, from a listing.
     :param manifests: all that are retained, oldest first.
-    :ivar report: what was found.
-    :ivar missing: segments that some of the manifests need and that are not there.
+    :ivar report: the problems found.
+    :ivar missing: missing segments that some of the manifests need.
     """
 
     def __init__(self, reader: Reader, agent: str, segments: list[Segment], manifests: Sequence[Manifest]) -> None:
@@ -35,24 +35,25 @@ class LogCheck:
         self.missing: list[str] = []
         self._reader = reader
         self._agent = agent
-        # What is before the oldest cut is no part of the log any more: a delayed write may have used its number anew.
+        # Segments before the oldest cut are no longer part of the log: a delayed write may have used their numbers
+        # anew.
         first = manifests[0].cut.get(agent, START).segment if manifests else START.segment
         self._segments = [segment.number for segment in segments if segment.number >= first]
         self._source = log_source(reader.backend, {agent: Cursor(agent)}, {agent: segments})
         self._manifests = manifests
         self._clock = 0
         self._shared = SharedLogRules() if agent == TRANSACTIONS else None
-        # How many of those that are still there were passed.
+        # How many of the existing commits were passed.
         self._commits = 0
         self._cuts: dict[tuple[int, int], list[tuple[Manifest, Cut]]] = {}
         for manifest in manifests:
             for positions in (manifest.cut, manifest.log_ends):
                 if agent in positions:
                     self._cuts.setdefault(positions[agent].position, []).append((manifest, positions[agent]))
-        # How many commits lie before the first retained one: what all cuts must agree on.
+        # How many commits lie before the first retained one; all cuts must agree on this.
         is_whole = self._segments[:1] == [START.segment]
         self._collected: int | None = 0 if is_whole else None
-        # Without a manifest nobody knows how far back an undo may reach.
+        # Without a manifest it is unknown how far back an undo may reach.
         self._window = UndoWindow(manifests[-1].settings.undo_window, is_whole=is_whole) if manifests else None
 
     def run(self) -> None:
@@ -71,7 +72,7 @@ class LogCheck:
         for segment, offset in sorted(self._cuts):
             is_behind = offset == 0 and segment > max(self._segments, default=0)
             if is_behind and segment_path(self._agent, segment) not in self.missing:
-                self._pass_cuts(segment, 0)  # where the log goes on, should it ever
+                self._pass_cuts(segment, 0)  # the position from which the log would go on
         for (segment, offset), cuts in sorted(self._cuts.items()):
             path = segment_path(self._agent, segment)
             if path not in self.missing:
@@ -84,14 +85,14 @@ class LogCheck:
                 )
 
     def _find_missing(self) -> None:
-        """Segments from the oldest retained cut on must be there; those before it may have been collected in any
-        order."""
+        """Find missing segments. Those from the oldest retained cut on must be there; those before it may have been
+        collected in any order."""
         first = self._manifests[0].cut.get(self._agent, START).segment if self._manifests else min(self._segments)
         needed = (cut.needed_segment for cuts in self._cuts.values() for _, cut in cuts)
         last = max([*self._segments, *needed])
         there = {number for number in self._segments if number >= first}
         for number in sorted(there | {last}):
-            # A gap has as many numbers as somebody wrote into a manifest: a few of them will do.
+            # A damaged manifest can make a gap as long as it likes: the first numbers are enough.
             gap = range(first, number + (number not in there))[:_NAMED_MAX]
             self.missing += [segment_path(self._agent, missing) for missing in gap]
             first = number + 1
@@ -118,8 +119,8 @@ class LogCheck:
         self.report.segments += 1
 
     def _is_cut_short(self, number: int, path: str, offset: int) -> bool:
-        """Whether zeros from `offset` on are what a power cut left of the last append; if so, checks what is before
-        them."""
+        """Whether a power cut during the last append explains the zeros from `offset` on; if so, checks the bytes
+        before them."""
         rest = self._reader.read(path, offset, source=self._source)
         length = sound_length(rest)
         if length == rest.rfind(b"\n") + 1:
@@ -163,7 +164,7 @@ class LogCheck:
         self.report.commits += 1
 
     def _forget(self) -> None:
-        """Commits follow that cannot be seen: no undo after them can be said to name none of them."""
+        """Note that unseen commits follow: later undos may name one of them, so they cannot be called wrong."""
         if self._window is not None:
             self._window.forget()
 

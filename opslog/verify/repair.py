@@ -1,7 +1,7 @@
-"""Putting right what can be without losing anything: see `opslog.verify.verify.verify`.
+"""Repairs that lose nothing: see `opslog.verify.verify.verify`.
 
-What is taken away is first copied to ``removed/<nonce>/`` under its own path. Logs, manifests and the parts that they
-name are never touched.
+Every file to be removed is first copied to ``removed/<nonce>/`` under its own path. Logs, manifests and the parts that
+they name are never touched.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from opslog.format.snapshot import Row, build_archive
 
 
 def repair_all(backend: Backend, indexes: Sequence[Part], garbage: Sequence[str], nonce: str) -> list[str]:
-    """Make the indexes of whole parts anew, and move garbage aside; returns what was done, one sentence each.
+    """Make the indexes of whole parts anew, and move garbage aside; returns the actions, one sentence each.
 
-    The lock only keeps a compaction from deleting the same garbage at the same time. None of them can be published by
-    anybody any more, so it would be safe without.
+    The lock only keeps a compaction from deleting the same garbage at the same time. No process can publish any of
+    these files any more, so the repair would be safe without it.
 
     :raises LockedError: a compaction is running.
     """
@@ -38,7 +38,7 @@ def _rebuild(backend: Backend, parts: Sequence[Part], nonce: str) -> Iterator[st
         lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
         file = build_archive(part.path, map(Row.of, records, lines))
         if file.part.sha256 != part.sha256:
-            continue  # damaged since it was checked; the check after the repair will say so
+            continue  # damaged since it was checked; the check after the repair reports it
         index = index_path(part.path)
         moved = _move_aside(backend, index, nonce)
         backend.create(index, file.index)

@@ -1,11 +1,11 @@
-"""Verifying a store: reading everything, and reporting each thing that is not as it should be, with file and byte
+"""Verifying a store: reading everything, and reporting each violation of the format's rules, with file and byte
 offset.
 
-It works beside writers and compactions, and takes no lock. What disappears meanwhile because a newer manifest replaced
-it is no problem: garbage collection deletes a manifest before what it names, so a file that is not there is missing
-exactly if a manifest that needs it still is.
+It works beside writers and compactions, and takes no lock. A file that disappears because a newer manifest replaced it
+is no problem. Garbage collection deletes a manifest before the files that it names, so an absent file is missing
+exactly if a manifest that needs it still exists.
 
-Each file is read once, and the snapshot of the newest manifest once more, to count its documents. Memory is that of one
+Each file is read once, and the snapshot of the newest manifest once more, to count its documents. Memory holds one
 chunk of a file, one line, and the names of all files.
 """
 
@@ -39,7 +39,7 @@ from opslog.verify.repair import repair_all
 
 __all__ = ["Problem", "Report", "verify"]
 
-# How often a part of the check starts again because of compactions. Each time less is left to check.
+# How often a part of the check starts again because of compactions. Each time less remains to be checked.
 _PASSES_MAX = 1000
 
 
@@ -52,11 +52,11 @@ def verify(
 ) -> Report:
     """Check everything in a store.
 
-    :param repair: put right what can be without losing anything: make block indexes anew from whole parts, and move
-        aside, into ``removed/``, what nothing needs. What it did is in `Report.repaired`, and the problems are those
-        that a second check found after it. Logs, manifests and the parts that they name are never touched.
+    :param repair: make repairs that lose nothing: make block indexes anew from whole parts, and move files that nothing
+        needs aside, into ``removed/``. `Report.repaired` lists these actions, and `Report.problems` has the results of
+        a second check. Logs, manifests and the parts that they name are never touched.
     :param progress: called with (bytes read, bytes to read), from the start again for the check after a repair.
-    :param environment: where the name of the folder in ``removed/`` comes from.
+    :param environment: the source of the name of the folder in ``removed/``.
     :raises NotFoundError: there is no store.
     :raises FormatVersionError: a newer opslog wrote it.
     :raises LockedError: a compaction is running, and there is something to repair.
@@ -75,7 +75,7 @@ def verify(
 class _Verification:
     """One check of a whole store.
 
-    :ivar indexes: the parts that are whole and whose index is not.
+    :ivar indexes: the whole parts that have no usable index.
     :ivar movable: files that nobody can need.
     """
 
@@ -89,7 +89,7 @@ class _Verification:
         self._known: dict[int, Manifest] = {}
         self._unreadable: set[int] = set()
         self._retained: list[Manifest] = []
-        # Per part which ids in it are from the shared log, as a manifest says that.
+        # For each part the ids that are from the shared log, according to a manifest.
         self._shared: dict[str, bytes] = {}
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class _Verification:
     # -- manifests
 
     def _read_manifests(self) -> list[int]:
-        """Read manifests that are new, and note which are retained, as the newest says."""
+        """Read new manifests, and note which are retained, according to the newest."""
         numbers = [number for number, _ in ManifestStore(self._backend).entries()]
         for number in numbers:
             if number not in self._known and number not in self._unreadable:
@@ -133,14 +133,15 @@ class _Verification:
         self.report.manifests += 1
 
     def _report_no_manifest(self) -> None:
-        """Either there is no store, which is the caller's error, or its manifests are lost."""
+        """Report lost manifests; if there is no store at all, that is the caller's error."""
         try:
             ManifestStore(self._backend).newest()
         except CorruptError as error:
             self.report.error(MANIFESTS, None, str(error))
 
     def _check_shared(self) -> None:
-        """What each manifest says of the ids from the shared log: if it misses one, writers take it for unguarded."""
+        """Check each manifest's list of ids from the shared log. If an id is missing there, writers take it for
+        unguarded."""
         for manifest in self._retained:
             for part in (part for run in manifest.runs for part in run.parts):
                 found = self._shared.get(part.path)
@@ -215,7 +216,7 @@ class _Verification:
         return any(run.name == other.name for manifest in self._retained for other in manifest.runs)
 
     def _check_documents(self) -> None:
-        """Count the documents of the newest snapshot, where nothing was wrong with its runs."""
+        """Count the documents of the newest snapshot, unless its runs have errors."""
         for _ in range(_PASSES_MAX):
             if not self._retained or not self.report.ok:
                 return
@@ -254,7 +255,8 @@ class _Verification:
                 return
             check = LogCheck(self._reader, agent, segments, retained)
             check.run()
-            # Once may be a listing made while files came and went; twice under the same manifests is lost.
+            # The first time may be a listing made while files came and went; a second time under the same manifests
+            # means lost.
             self._read_manifests()
             if not check.missing or (check.missing == missing and retained == self._retained):
                 break
@@ -268,7 +270,7 @@ class _Verification:
     # -- archives
 
     def _archives(self) -> dict[str, set[str]]:
-        """Per archive, by the path of its data, which of "jsonl" and "index" there are."""
+        """For each archive, by the path of its data, which of "jsonl" and "index" exist."""
         found: dict[str, set[str]] = {}
         for entry in self._backend.list(ARCHIVE):
             named = archive_of(entry.path)
@@ -331,7 +333,7 @@ def _too_fast(backend: Backend) -> RetryError:
 
 
 def _regressions(older: Manifest, newer: Manifest) -> Iterator[str]:
-    """What went back from one manifest to a later one."""
+    """The values that went back from one manifest to a later one."""
     if newer.clock < older.clock:
         yield f"its clock is {newer.clock}, and that of manifest {older.number} was {older.clock}"
     if newer.ts < older.ts:
