@@ -48,7 +48,7 @@ class Agent:
         self.session = session
         url = str(directory / "store")
         self.store = opslog.open(url, agent=name, settings=SETTINGS)
-        # Before it begins a journal of its own.
+        # Before it begins its own journal.
         self.status = Status("running") if session == 1 else _status_of(directory / "journals", name, self.store)
         self.journal = Journal(journal_path(directory / "journals", name, session))
         self._backend = open_backend(url, create=False)
@@ -59,11 +59,11 @@ class Agent:
         self._calls = 0
         self._touched: set[str] = set()
         self._tasks = Tasks(self.store, name, done=self.status.tasks)
-        # How many plain commits an undo may take back, before it would reach a transaction.
+        # How many plain commits an undo may take back before it would reach a transaction.
         self._undoable = 0
 
     def work(self, conductor: Conductor) -> None:
-        """Call after call until asked to stop; the first writes a document that says that this session was there."""
+        """Make calls until asked to stop; the first writes a document that shows that this session existed."""
         self.call(Begin("set", [Change(f"{self.name}/session", self._document())]))
         conductor.report(self.status)
         reported_at = REAL.monotonic()
@@ -80,7 +80,7 @@ class Agent:
         self._finish_tasks()
 
     def _finish_tasks(self) -> None:
-        """Return when all tasks are done, those of agents that are gone included."""
+        """Return when all tasks are done, also those of agents that are gone."""
         self.call(Begin("refresh"))
         while not self._tasks.are_done:
             begin = self._tasks.next(ends=True)
@@ -177,7 +177,7 @@ class Agent:
         return End(True, self._new_clocks(), len(commits), len(conflicts))
 
     def _new_clocks(self) -> list[int]:
-        """The clocks of the commits in this agent's log since the last call: what the call really wrote there."""
+        """The clocks of the commits in this agent's log since the last call: the actual writes of that call."""
         segments = list_log(self._backend, self.name)
         return [commit.clock for _, commit in self._own_log.read(self._backend, segments)]
 
@@ -213,7 +213,7 @@ def _status_of(journals: Path, name: str, store: opslog.Store[Any]) -> Status:
 
 
 def write_state(store: opslog.Store[dict[str, Any]], path: Path) -> None:
-    """What this process takes the state to be, one [id, document] per line."""
+    """Write the state as this process sees it, one [id, document] per line."""
     path.write_bytes(b"".join(orjson.dumps(item) + b"\n" for item in store.items()))
 
 

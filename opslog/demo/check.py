@@ -1,10 +1,10 @@
-"""Whether the store kept its promises: what was acknowledged to the agents, against what is there.
+"""Whether the store kept its promises: compares the acknowledged calls of the agents with the store.
 
 - Every acknowledged call that changed something is in the history exactly once, as it was made and with the clock that
   the agent found in its log right after the call.
-- Each task was done once, whoever was killed.
-- Nothing else is in the history, but for at most the one call that was under way when its process was killed.
-- The plain merge of the calls in the journals, the state of each agent and that of a fresh open are the same documents.
+- Each task was done once, whichever agent was killed.
+- Nothing else is in the history, except at most the one call that was under way when its process was killed.
+- The plain merge of the calls in the journals, the state of each agent and that of a fresh open are equal.
 - `opslog verify` finds no damage.
 """
 
@@ -31,20 +31,20 @@ from opslog.verify.verify import verify
 
 Documents = dict[str, dict[str, Any]]
 
-# More than these show a reader nothing new.
+# More than these would show a reader nothing new.
 _PROBLEMS_MAX = 20
 
 
 @dataclass
 class Findings:
-    """What a check found.
+    """The result of a check.
 
     :ivar lost: acknowledged commits that are not in the history.
-    :ivar unknown: commits in it that nobody made.
+    :ivar unknown: commits in the history that no agent made.
     :ivar in_flight: calls that a kill interrupted, as (agent, kind, whether it is in the history).
     :ivar tasks: how many tasks there were, each done once if there is no problem.
     :ivar taken_over: those that were claimed and then taken over.
-    :ivar agreeing: whose states were compared with the replay and are the same.
+    :ivar agreeing: the names of the states that were compared with the replay and are equal to it.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Findings:
 
 
 def check(directory: Path) -> tuple[Findings, dict[str, list[Call]]]:
-    """Check a finished run, from what it left in its directory. Also returns the journals."""
+    """Check a finished run from the files in its directory. Also returns the journals."""
     with opslog.open(directory / "store", read_only=True) as store:
         history, fresh = list(store.ops()), dict(store.items())
     states = {"a fresh open": fresh}
@@ -72,13 +72,13 @@ def check(directory: Path) -> tuple[Findings, dict[str, list[Call]]]:
 
 
 def damage(store: Path) -> list[str]:
-    """What `opslog verify` calls an error."""
+    """The errors that `opslog verify` reports."""
     with closing(open_backend(store, create=False)) as backend:
         return [str(problem) for problem in verify(backend).problems if problem.severity == "error"]
 
 
 def compare(journals: dict[str, list[Call]], history: list[Commit], states: dict[str, Documents]) -> Findings:
-    """The check itself: of the journals, all commits of the store, and the states that must be the same."""
+    """The check itself. It compares the journals, all commits of the store, and the states that must be equal."""
     findings = Findings()
     clocks: dict[str, list[int]] = {agent: [] for agent in journals}
     for commit in history:
@@ -141,7 +141,7 @@ class _Replay:
             self._make(call.begin, clocks[0])
 
     def _take_interrupted(self, begin: Begin, following: list[Call]) -> None:
-        """The process was killed inside this call: its commit is there or not, and if it is, it is whole."""
+        """The process was killed during this call: its commit is there whole, or not at all."""
         last = self._commits[-1].clock if self._commits else 0
         coming = next((call.end.clocks[0] for call in following if call.end and call.end.clocks), None)
         between = [clock for clock in self._logged if clock > last and (coming is None or clock < coming)]
@@ -205,7 +205,7 @@ def _first(problems: Iterable[str]) -> list[str]:
 
 
 def _line(commit: Commit) -> str:
-    """The commit without its wall clock time, which no journal knows."""
+    """The commit without its wall clock time, which the journals do not have."""
     return encode_commit(msgspec.structs.replace(commit, ts="")).decode().rstrip()
 
 

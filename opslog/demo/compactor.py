@@ -14,7 +14,7 @@ from opslog.demo.agent import SETTINGS
 from opslog.demo.workers import STOP, Conductor, Status
 
 _PAUSE_SECONDS = 0.1
-# Every so many compactions the whole snapshot becomes one run.
+# Each time after this many compactions, one merges the whole snapshot into one run.
 _FULL_EVERY = 10
 
 
@@ -25,7 +25,7 @@ def main(directory: Path) -> None:
         conductor.report(Status("running"))
         while not conductor.says(STOP, _PAUSE_SECONDS):
             rounds += 1
-            with suppress(opslog.LockedError):  # an agent's automatic compaction is at it
+            with suppress(opslog.LockedError):  # an agent's automatic compaction is running
                 compactions += store.compact(full=rounds % _FULL_EVERY == 0).number is not None
             conductor.report(Status("running", compactions=compactions))
     conductor.report(Status("done", compactions=compactions))

@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a live table in a terminal, else a line every few seconds, and the outcome."""
+"""The demo's output for people: a live table in a terminal, else a line every few seconds, and the outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE_SECONDS = 3.0
 _RATE_SECONDS = 1.0
 
 
-# What the words of the table mean.
+# The meaning of the words in the table.
 _WORDS = {
     "commits": "acknowledged by the store, in all sessions of the agent",
     "lag": "commits of others that the last refresh brought",
@@ -45,7 +45,7 @@ class Display:
         self._rates = _Rates()
 
     def begin(self) -> None:
-        """The agents have begun to write."""
+        """Note that the agents have begun to write."""
         self._begun = REAL.monotonic()
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Display:
         self, agents: Sequence[Worker], compactor: Worker, sessions: Mapping[str, int], *, is_last: bool = False
     ) -> None:
         """:param sessions: how many times each agent was started.
-        :param is_last: everybody is done.
+        :param is_last: all workers are done.
         """
         self._rates.note(agents)
         if self._live is not None:
@@ -80,7 +80,7 @@ class Display:
             sys.stdout.flush()
 
     def say(self, sentence: str) -> None:
-        """What happens next. The table stays as it is."""
+        """Say what happens next. The table stays as it is."""
         if self._live is not None:
             self._live.stop()
         if not self._quiet:
@@ -88,14 +88,14 @@ class Display:
             sys.stdout.flush()
 
     def note(self, sentence: str) -> None:
-        """Something to know, above the table."""
+        """Show a note above the table."""
         if self._live is not None:
             self._live.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
             self.say(sentence)
 
     def busy(self, sentence: str) -> None:
-        """What is under way now, and takes a while; for a person, since it takes the place of the sentence before."""
+        """Say what is running and takes a while. Replaces the sentence before, so only people see it."""
         if self._quiet or not sys.stdout.isatty():
             return
         from rich.text import Text

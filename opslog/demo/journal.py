@@ -1,7 +1,7 @@
-"""What an agent notes beside the store: each call before it is made, and what came of it as soon as it returned.
+"""An agent's notes beside the store: each call before it is made, and its outcome as soon as it has returned.
 
-Each line is handed to the operating system before the agent goes on, so a SIGKILL loses none of them. Of a session that
-was killed the last call may have no end: it was under way, and may or may not have happened. One file per session:
+Each line is handed to the operating system before the agent goes on, so a SIGKILL loses none of them. If a session was
+killed, its last call may have no end: it was under way, and may or may not have happened. One file per session:
 
     {"line":"begin","kind":"set","changes":[{"id":"shared-3","data":{"by":"agent-1","number":17}}]}
     {"line":"end","done":true,"clocks":[42]}
@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import msgspec
 
-# The last four are those of tasks; see `opslog.demo.tasks`.
+# The last four are for tasks; see `opslog.demo.tasks`.
 Kind = Literal["set", "delete", "batch", "rollback", "undo", "refresh", "create", "claim", "renew", "finish"]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a call does to one document.
+    """The effect of a call on one document.
 
     :ivar data: its new value, None to delete it.
     """
@@ -32,8 +32,8 @@ class Change(msgspec.Struct, frozen=True):
 class Begin(msgspec.Struct, frozen=True, tag_field="line", tag="begin"):
     """A call that is about to be made.
 
-    :ivar changes: none for an undo and a refresh; nor what becomes of a lease.
-    :ivar task: whose lease is claimed, renewed or released.
+    :ivar changes: none for an undo and a refresh; leases are not listed.
+    :ivar task: the task whose lease is claimed, renewed or released.
     """
 
     kind: Kind
@@ -42,13 +42,13 @@ class Begin(msgspec.Struct, frozen=True, tag_field="line", tag="begin"):
 
 
 class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
-    """What came of the call.
+    """The outcome of a call.
 
-    :ivar done: False when the store said that there is nothing to do (no such document, nothing to undo, rolled back,
+    :ivar done: False if the store returned that there is nothing to do (no such document, nothing to undo, rolled back,
         others have the task).
-    :ivar clocks: of the commits that appeared in the agent's own log meanwhile, and of that in the shared log.
-    :ivar seen: commits of others that a refresh brought.
-    :ivar conflicts: documents that this agent and, unseen by it, others changed since its last refresh.
+    :ivar clocks: of the commits that appeared meanwhile in the agent's own log, and of the one in the shared log.
+    :ivar seen: how many commits of others a refresh brought.
+    :ivar conflicts: documents changed since its last refresh both by this agent and, unseen by it, by others.
     """
 
     done: bool
@@ -61,7 +61,7 @@ class End(msgspec.Struct, frozen=True, tag_field="line", tag="end"):
 class Call:
     """A call as the journal has it.
 
-    :ivar end: None where the process was killed before it noted one.
+    :ivar end: None if the process was killed before it noted one.
     """
 
     begin: Begin
@@ -86,7 +86,7 @@ def journal_path(folder: Path, agent: str, session: int) -> Path:
 
 
 def read_journals(folder: Path) -> dict[str, list[Call]]:
-    """Per agent its calls, in order, over all its sessions."""
+    """The calls of each agent, in order, over all its sessions."""
     calls: dict[str, list[Call]] = {}
     for path in sorted(folder.iterdir()):
         calls.setdefault(path.name.partition(".")[0], []).extend(_read(path))

@@ -1,7 +1,7 @@
 """The demo's store on the page of `opslog serve`: how to see it, and a server for it while the agents work.
 
-The server is `python -m opslog.demo.page STORE`. The end of its input ends it, so that it does not outlive the demo,
-however that ends.
+The server is `python -m opslog.demo.page STORE`. It ends when its input ends, so it does not outlive the demo, however
+that ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opslog.environment import REAL
 _START_SECONDS = 30.0
 _END_SECONDS = 15.0
 _TICK_SECONDS = 0.05
-# What the store is called on the page, and its place there.
+# The store's name on the page, and its place there.
 _NAME = "demo"
 _PLACE = f"/#/store/{_NAME}"
 
@@ -39,14 +39,14 @@ def advice(store: Path) -> str:
 class PageServer:
     """A process that serves the store. Made when the store is there.
 
-    :param errors: the file that takes what the server says.
+    :param errors: the file for the server's stderr.
     :ivar address: of the store on the page.
     :raises DemoError: it did not start.
     """
 
     def __init__(self, store: Path, errors: Path) -> None:
         with errors.open("xb") as file:
-            # A process group of its own, as the workers have: Ctrl-C reaches the conductor alone.
+            # A process group of its own, as for the workers: Ctrl-C reaches only the conductor.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "opslog.demo.page", str(store)],
                 stdin=subprocess.PIPE,
@@ -60,7 +60,7 @@ class PageServer:
             raise
 
     def _started(self, errors: Path) -> str:
-        """The URL that the server names."""
+        """The URL that the server prints."""
         deadline = REAL.monotonic() + _START_SECONDS
         while True:
             ended = self._process.poll() is not None
@@ -73,14 +73,14 @@ class PageServer:
             REAL.sleep(_TICK_SECONDS)
 
     def show(self) -> bool:
-        """Open it in a browser. Returns False where there is no screen, or no browser."""
+        """Open it in a browser. Returns False if there is no screen, or no browser."""
         has_screen = sys.platform in {"darwin", "win32"} or bool(
             os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         )
         return has_screen and webbrowser.open(self.address)
 
     def wait(self) -> None:
-        """Until somebody interrupts it, or the server ends."""
+        """Return when somebody interrupts it, or the server ends."""
         with suppress(KeyboardInterrupt):
             self._process.wait()
 
@@ -100,7 +100,7 @@ def _decoded(line: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
-        return {}  # half a line: the rest of it follows
+        return {}  # half a line: the rest follows
 
 
 def _end_with_input() -> None:

@@ -1,4 +1,4 @@
-"""Conducts the demo: starts the processes, kills one, lets it come back, and checks what is left."""
+"""Conducts the demo: starts the processes, kills one, lets it come back, and checks the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opslog.environment import REAL
 from opslog.errors import OpslogError, UsageError
 
 _START_SECONDS = 30.0
-# How long to wait for what takes a second or two, before it is called a failure.
+# How long to wait for a step that takes a second or two, before it counts as failed.
 _END_SECONDS = 60.0
 
 _TICK_SECONDS = 0.1
@@ -38,17 +38,17 @@ def main(
     json: bool = False,
     page: bool = False,
 ) -> int:
-    """Run the demo, show it, and say what came of it.
+    """Run the demo, show it, and print the outcome.
 
     :param seconds: how long the agents write.
     :param agents: how many.
-    :param directory: work there; must be empty or not exist. None: a temporary directory. Everything stays in place; of
-        a temporary directory with `json` only if something was wrong.
-    :param spark: let Spark replay the store at the end, where it is installed and there is a Java.
+    :param directory: work there; must be empty or not exist. None: a temporary directory. Everything stays in place;
+        with `json`, a temporary directory stays only if something was wrong.
+    :param spark: let Spark replay the store at the end, if it is installed and there is a Java.
     :param json: print nothing but the summary, as JSON.
-    :param page: show the store live on the page of a server, in a browser if there is a screen; at a terminal until
-        somebody interrupts it.
-    :returns: the exit code: 0 when nothing was lost and everybody agrees, else 1. Also 1 when the demo could not end (a
+    :param page: show the store live on the page of a server, in a browser if there is a screen; at a terminal, until
+        it is interrupted.
+    :returns: the exit code: 0 if nothing was lost and all states agree, else 1. Also 1 if the demo could not end (a
         worker died, the store could not be read): then there is no summary, and stderr says why.
     """
     if agents < 2:
@@ -107,7 +107,7 @@ class _Demo:
         self._sessions = Counter[str]()
         self._started = REAL.monotonic()
         self._kills = 0
-        self._killed_at: list[tuple[str, str]] = []  # who, and at which task
+        self._killed_at: list[tuple[str, str]] = []  # the agent, and its task
 
     def run(self, keep: bool, spark: bool) -> Summary:
         """:raises DemoError: a worker failed."""
@@ -145,14 +145,14 @@ class _Demo:
         return summary
 
     def show_page(self) -> None:
-        """Serve the page until somebody interrupts it, if there is one."""
+        """Serve the page, if there is one, until interrupted."""
         if self._page is not None:
             sys.stdout.write(f"The page is served until Ctrl-C: {self._page.address}\n")
             sys.stdout.flush()
             self._page.wait()
 
     def end_all(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
         self.end_workers()
         if self._page is not None:
             self._page.end()
@@ -170,7 +170,7 @@ class _Demo:
         self._agents[name] = Worker(name, "opslog.demo.agent", arguments, errors, before)
 
     def _write_and_kill(self, begun: float, compactor: Worker) -> None:
-        """Let everybody write; on the way one agent is killed, and comes back a little later."""
+        """Let all workers write; meanwhile one agent is killed, and comes back a little later."""
         victim = random.choice(self._names)
         kill_at = begun + self._seconds * random.uniform(0.35, 0.55)
         back_at = kill_at + self._seconds * 0.15
@@ -207,7 +207,7 @@ class _Demo:
         ]
 
     def _finish(self, compactor: Worker) -> None:
-        """Everybody stops writing, and only then reports what it sees. Compaction goes on until all have."""
+        """All agents stop writing, and only then report their states. Compaction goes on until all have reported."""
         agents = list(self._agents.values())
         for word, state in ((STOP, "stopped"), (REPORT, "done")):
             for worker in agents:

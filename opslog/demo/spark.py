@@ -14,19 +14,19 @@ from opslog.cli.engines import spark_missing
 from opslog.demo.workers import DemoError
 from opslog.environment import REAL
 
-# How long it may take; on a machine that is not busy, half a minute.
+# The longest it may take; on a machine that is not busy, half a minute.
 _SECONDS = 600.0
 _TICK_SECONDS = 0.2
 
-# Under this name its state is among those of the agents.
+# The name of its state among those of the agents.
 STATE = "Spark"
 
 
 def replay(directory: Path, busy: Callable[[str], None] = lambda sentence: None) -> str | None:
-    """Let Spark replay the finished store, and note the state beside those of the agents.
+    """Let Spark replay the finished store, and store its state beside those of the agents.
 
-    :param busy: called again and again with a sentence that says how far this is.
-    :returns: why it was left out, if it was.
+    :param busy: called again and again with a sentence about the progress.
+    :returns: the reason why it was left out, if it was.
     :raises DemoError: it failed.
     """
     missing = spark_missing(None)
@@ -57,7 +57,8 @@ def replay(directory: Path, busy: Callable[[str], None] = lambda sentence: None)
 
 
 def _doing(lines: Path) -> str:
-    """What Spark does, by what is there: it writes beside the directory that it fills, which appears at the end."""
+    """What Spark is doing, judged by its files: it writes beside the directory that it fills, which appears at the
+    end."""
     if lines.exists():
         return "is ending"
     return "replays the store" if any(lines.parent.glob(f".{lines.name}.*")) else "is starting"

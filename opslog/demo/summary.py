@@ -1,4 +1,4 @@
-"""What a demo comes to."""
+"""The summary of a demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opslog.demo.tasks import TakenOver
 class InFlight(msgspec.Struct, frozen=True):
     """The call that a kill interrupted.
 
-    :ivar in_history: whether it happened all the same; either is right.
+    :ivar in_history: whether it happened nevertheless; both are correct.
     """
 
     agent: str
@@ -19,12 +19,12 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class AgentSummary(msgspec.Struct, frozen=True):
-    """What an agent did, by its journal.
+    """The work of an agent, by its journal.
 
-    :ivar commits: acknowledged to it, and of which kind.
-    :ivar tasks: which it has done; and how many claims were in vain, because others had the task.
+    :ivar commits: the acknowledged ones, by kind.
+    :ivar tasks: the ones it has done; and how many claims failed because others had the task.
     :ivar no_change: calls that changed nothing: no such document, nothing to undo, rolled back, or others were faster.
-    :ivar conflicts: documents that it and, unseen by it, others changed between two of its refreshes.
+    :ivar conflicts: documents changed between two of its refreshes both by it and, unseen by it, by others.
     """
 
     commits: int
@@ -45,14 +45,14 @@ class Summary(msgspec.Struct, frozen=True):
     :ivar seconds: from start to end.
     :ivar writing_seconds: how long the agents wrote.
     :ivar commits: acknowledged by the store.
-    :ivar lost: of them not found.
-    :ivar unknown: found, and made by nobody.
+    :ivar lost: how many of them were not found.
+    :ivar unknown: commits that were found but made by no agent.
     :ivar tasks: how many there were; each was done once, unless `problems` says otherwise.
-    :ivar taken_over: tasks that were taken over from who had claimed them; that of the killed agent is among them.
-    :ivar agreeing: whose states equal the plain replay of the journals.
+    :ivar taken_over: tasks that were taken over from their holders; that of the killed agent is among them.
+    :ivar agreeing: the names of the states that equal the plain replay of the journals.
     :ivar without_spark: why Spark's replay of the store is not among them; None if it is.
     :ivar digest: SHA-256 of that state.
-    :ivar directory: where everything is, None when it was removed.
+    :ivar directory: the directory with everything, None if it was removed.
     """
 
     ok: bool

@@ -1,7 +1,7 @@
 """The tasks of the demo: agents make them, share them out by leases, and do each of them once.
 
-Everything about them is a transaction, in the log that all agents share. `Tasks` says what an agent does next;
-`check_tasks` holds that log against the journals.
+Everything about them is a transaction, in the log that all agents share. `Tasks` chooses an agent's next call;
+`check_tasks` compares that log with the journals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opslog.format.layout import TRANSACTIONS
 from opslog.lease import PREFIX
 
 _LEASE_SECONDS = 1.0
-# How long a task takes, and how often an agent without one wants one.
+# How long a task takes, and how often an agent without a task asks for one.
 _WORK_SECONDS = (0.03, 0.15)
 _PAUSE_SECONDS = 0.02
 
@@ -33,9 +33,9 @@ def task_id(number: int) -> str:
 
 
 class Tasks:
-    """What one agent has to do with the tasks.
+    """One agent's view of the tasks.
 
-    :ivar held: the task that it is at; empty: none.
+    :ivar held: the task that it works on; empty: none.
     :ivar done: how many it has finished.
     """
 
@@ -44,7 +44,7 @@ class Tasks:
         self.done = done
         self._store = store
         self._name = name
-        # Kept, because a lease remembers since when it has seen what somebody else has.
+        # Kept, because a lease remembers since when it has seen another agent's lease.
         self._leases: dict[str, opslog.Lease] = {}
         self._random = random.Random()
         self._next_at = 0.0
@@ -52,7 +52,7 @@ class Tasks:
         self._first = 0
 
     def next(self, *, stays: bool = False, ends: bool = False) -> Begin | None:
-        """The next call to be made for a task, if it is time for one.
+        """The next call for a task, if it is time for one.
 
         :param stays: do not finish the task that is held.
         :param ends: make no new ones.
@@ -73,12 +73,12 @@ class Tasks:
             return Begin("create", [Change(task_id(following), {"status": "open", "by": self._name})])
         if not tasks:
             return None
-        # Now and then one that others have: they may be gone.
+        # Now and then a task that another agent has: that agent may be gone.
         wanted = free if free and self._random.random() < 0.7 else tasks
         return Begin("claim", task=self._random.choice(wanted))
 
     def make(self, begin: Begin) -> int | None:
-        """Make such a call. Returns the clock of its commit; None where others were faster."""
+        """Make such a call. Returns the clock of its commit; None if others were faster."""
         try:
             match begin.kind:
                 case "create":
@@ -106,7 +106,7 @@ class Tasks:
 
     @property
     def are_done(self) -> bool:
-        """Whether all tasks that this agent knows of are."""
+        """Whether all tasks that this agent knows of are done."""
         return not self._open()[0]
 
     def _claim(self, id: str) -> int | None:
@@ -131,7 +131,7 @@ class Tasks:
         return record.clock
 
     def _open(self) -> tuple[list[str], int]:
-        """The tasks that are to be done, as far as is known here, and the number of the first that does not exist."""
+        """The unfinished tasks, as far as is known here, and the number of the first task that does not exist."""
         found = []
         number = self._first
         while (task := self._store.get(task_id(number))) is not None:
@@ -150,8 +150,8 @@ def _is_open(task: dict[str, Any] | None) -> bool:
 class TakenOver(msgspec.Struct, frozen=True):
     """A task whose lease was over.
 
-    :ivar holder: who had claimed it, and was killed or too slow.
-    :ivar by: who claimed it then.
+    :ivar holder: the agent that had claimed it, and was killed or too slow.
+    :ivar by: the agent that claimed it then.
     """
 
     task: str
@@ -160,9 +160,9 @@ class TakenOver(msgspec.Struct, frozen=True):
 
 
 class TaskFindings(NamedTuple):
-    """What a check of the tasks found.
+    """The result of a check of the tasks.
 
-    :ivar commits: those of the shared log that somebody made.
+    :ivar commits: the commits of the shared log that an agent made.
     :ivar in_flight: as of `opslog.demo.check.Findings`.
     :ivar made: how many tasks there are; and `done`, how often each was.
     """
@@ -216,7 +216,7 @@ def check_tasks(journals: dict[str, list[Call]], history: list[Commit]) -> TaskF
 
 
 def _is_of(commit: Commit, agent: str, begin: Begin) -> bool:
-    """Whether a commit is what this call of an agent writes."""
+    """Whether a commit is the write of this call of an agent."""
     written = {record.id: record.document if isinstance(record, Set) else None for record in commit.records}
     wanted: dict[str, Any] = {change.id: change.data for change in begin.changes}
     lease = PREFIX + begin.task

@@ -1,7 +1,7 @@
 """Processes that work for the demo, from both sides.
 
 A worker is `python -m MODULE ARGUMENTS` with two pipes: it reads words of one letter and writes a `Status` per line.
-The end of its input stops it as well, so no worker outlives the demo, however that ends.
+It also stops when its input ends, so no worker outlives the demo, however that ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ REPORT = b"r"
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why, and where to read more."""
+    """The demo cannot go on; the message gives the reason, and where to read more."""
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What a worker says of itself now and then. Counts are of all its sessions: they never fall.
+    """A worker's report about itself, sent now and then. Counts are of all its sessions: they never fall.
 
     :ivar state: "holding" means running, and not finishing the task that it has.
     :ivar found: how many commits of its earlier sessions it found in the store when it came back; None in the first.
     :ivar lag: how many commits of others the last refresh found.
-    :ivar tasks: how many it has done; `task`: the one that it has.
+    :ivar tasks: how many it has done; `task`: its current one.
     """
 
     state: str
@@ -48,14 +48,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Conductor:
-    """The worker's side: what it was asked, and whom it reports to."""
+    """The worker's side: what the conductor asked for, and where to report."""
 
     def __init__(self) -> None:
         self._words = b""
         self._gone = False
 
     def says(self, word: bytes, wait_seconds: float = 0.0) -> bool:
-        """Whether the conductor has said this word, or is gone. Waits for anything new to be said."""
+        """Whether the conductor has said this word, or is gone. Waits for a new word."""
         ready = not self._heard(word) and select.select([sys.stdin.fileno()], [], [], wait_seconds)[0]
         if ready:
             words = os.read(sys.stdin.fileno(), 16)
@@ -80,10 +80,10 @@ class Conductor:
 
 
 class Worker:
-    """The conductor's side: a running process, and the last it said.
+    """The conductor's side: a running process, and its last report.
 
-    :param errors: the file that takes what the process writes to its standard error.
-    :param before: the last that an earlier process of this name said.
+    :param errors: the file for the process's standard error.
+    :param before: the last report of an earlier process of this name.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Worker:
         self.is_killed = False
         self._errors = errors
         with errors.open("xb") as file:
-            # A process group of its own, so that Ctrl-C reaches the conductor alone, who ends the workers.
+            # A process group of its own, so that Ctrl-C reaches only the conductor, which ends the workers.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""Test your own agents with what opslog is tested with: many processes, simulated storage and time, one seed.
+"""Test your own agents as opslog is tested: many processes, simulated storage and time, one seed.
 
 A `Simulation` runs processes; `make_storage` gives it a storage, "posix" or "s3"; `open_store` opens a store on that in
-a simulated process, `run_tasks` is its `asyncio.run`, and `Threading` its `threading`. What goes wrong is a list of
-`Fault`s. `opslog.testing.invariants` has functions that check what must hold of every store.
+a simulated process, `run_tasks` is its `asyncio.run`, and `Threading` its `threading`. Failures are a list of
+`Fault`s. `opslog.testing.invariants` has functions that check the invariants of every store.
 
 opslog's own scenarios, which run on this, are not installed: see `tests/simulation/` in the repository.
 

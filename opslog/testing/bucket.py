@@ -1,7 +1,7 @@
-"""A bucket as S3 lets it be: puts are atomic and listed at once, but an answer can get lost, and so can a request,
-which may yet be carried out long after its sender has given up.
+"""A bucket with the guarantees of S3: puts are atomic and listed at once, but a response can get lost, and so can a
+request, which may still be carried out long after its sender has given up.
 
-`opslog.backends.objects.backend` runs on it as it is, through the `Driver` that it has for each kind of client.
+`opslog.backends.objects.backend` runs on it unchanged, through the `Driver` interface that all its clients have.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Bucket:
     # -- the storage of a simulation
 
     def lose_power(self, choices: random.Random) -> None:
-        """Machines lose power; the bucket is somewhere else."""
+        """Does nothing: machines lose power, and the bucket is elsewhere."""
 
     def process_died(self, process: Process) -> None:
-        """It holds nothing for anybody."""
+        """Does nothing: it holds nothing for a process."""
 
     def recover(self) -> None:
         self._down_until = self._full_until = 0.0
@@ -132,7 +132,7 @@ class Bucket:
         self.simulation.step(f"delete {keys[0]} and {len(keys) - 1} more", perform, DELETES)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: there is nothing to give back."""
 
     # -- effects
 
@@ -155,7 +155,7 @@ class Bucket:
                 del self._keys[bisect_left(self._keys, key)]
 
     def _carry_out(self, fault: Fault, effect: Callable[[], object]) -> None:
-        """What becomes of a request that is not answered."""
+        """Carry out a request that gets no response, as the fault says."""
         if fault.kind == "lost":
             effect()
         elif fault.kind == "late":

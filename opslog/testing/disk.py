@@ -1,12 +1,12 @@
-"""A disk as POSIX lets it be: what was written is seen at once by everybody, and is lost in a power cut unless it was
+"""A disk with the guarantees of POSIX: a write is seen at once by everybody, and is lost in a power cut unless it was
 synced.
 
-What a power cut leaves:
+After a power cut there is
 
-- of a file, what was synced last and any number of the bytes written after that, in whole or with zeros in place of the
+- of a file, everything synced and any number of the bytes written after that, in whole or with zeros in place of the
   end;
-- of a directory, per name on its own: what was synced last, or anything that the name has stood for since. A file whose
-  own name was never synced is gone, whatever was done with its content; a directory, with all that is below it.
+- of a directory, for each name independently: its last synced meaning, or any that it has had since. A file whose
+  own name was never synced is gone, whatever was done with its content; so is a directory, with everything below it.
 
 Locks and open files belong to processes, and end with them.
 """
@@ -31,7 +31,7 @@ class File:
 
 @dataclass(eq=False)
 class Directory:
-    """Names. `durable`: as last synced; `changed`: per name all that it has stood for since."""
+    """Names. `durable`: as last synced; `changed`: for each name everything that it has stood for since."""
 
     number: int
     modified: float
@@ -68,7 +68,7 @@ class Disk:
     :param now: its clock.
     :param ignores_case: whether it keeps the case of names and does not distinguish them by it, as some filesystems do.
 
-    Calls with a `start` take paths relative to that directory, wherever it is by now, also where it has no name any
+    Calls with a `start` take paths relative to that directory, wherever it has been moved, even if it has no name any
     more.
     """
 
@@ -109,11 +109,11 @@ class Disk:
         return node
 
     def place(self, path: str, start: Directory | None = None) -> tuple[Directory, str]:
-        """The directory that a path's last name is in, and that name."""
+        """The directory of a path's last name, and that name."""
         parent, _, name = path.rstrip("/").rpartition("/")
         directory = self.directory(parent, start)
         if not directory.links:
-            raise FileNotFoundError(2, "No such file or directory", path)  # it was removed, and takes nothing new
+            raise FileNotFoundError(2, "No such file or directory", path)  # it was removed, and accepts no new names
         return directory, self._spelled(directory, name)
 
     def make_file(self, path: str, start: Directory | None = None) -> File:
@@ -140,7 +140,7 @@ class Disk:
         directory.put(name, node)
 
     def unlink(self, path: str, start: Directory | None = None) -> File:
-        """Returns what stood there."""
+        """Remove a name; returns its file."""
         node = self.find(path, start)
         if isinstance(node, Directory):
             raise IsADirectoryError(21, "Is a directory", path)
@@ -156,7 +156,7 @@ class Disk:
         directory.put(name, None)
 
     def remove_tree(self, path: str) -> None:
-        """A directory, if it is there, with all that is in it."""
+        """Remove a directory, if it exists, with everything in it."""
         try:
             inside = list(self.directory(path).entries.items())
         except FileNotFoundError:
@@ -169,9 +169,9 @@ class Disk:
         self.remove_directory(path)
 
     def replace_by_copy(self, path: str, former: str, *, of_links: bool) -> None:
-        """Move a directory away, to the path `former`, and put a copy of it in its place. All of that is durable.
+        """Move a directory away, to the path `former`, and put a copy of it in its place. All of this is durable.
 
-        :param of_links: the copy has the same files, by other names.
+        :param of_links: the copy has hard links to the same files.
         """
         directory, name = self.place(path)
         moved = self.directory(path)
@@ -217,7 +217,7 @@ class Disk:
         self._lose(self.root, choices, set())
 
     def _lose(self, directory: Directory, choices: random.Random, seen: set[int]) -> None:
-        """In the order of names, so that the choices are the same each time."""
+        """Visits names in sorted order, so that the choices are the same each time."""
         left = dict(directory.durable)
         for name in sorted(directory.changed):
             node = choices.choice([directory.durable.get(name), *directory.changed[name]])

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation, and when."""
+"""The faults of a simulation, and when they happen."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 # Faults that can strike at any call.
 #
-# - crash: the process dies; amount: it is started again so many seconds later
-# - power: everything dies, and what was not synced may be lost, each part of it for itself
+# - crash: the process dies; amount: after how many seconds it is started again
+# - power: everything dies, and unsynced data may be lost, each part of it independently
 # - pause: the process is paused for that many seconds, while all clocks go on
 # - stall: the thread is held up for that many seconds, and the other threads of its process are not
 # - skew: the process's wall clock jumps by that many seconds
 #
-# Each but the last either before the call has its effect or, "after", when the effect is there and the answer is not.
-# The other kinds happen within a call, and only storages know what they mean:
+# Each except the last happens either before the call has its effect or, "after", between the effect and the response.
+# The other kinds happen within a call, and only storages know their meaning:
 #
 # - fail: the call fails, and nothing was changed
-# - lost: the call fails, and everything was changed all the same
+# - lost: the call fails, and everything was changed nevertheless
 # - late: the call fails, and the change happens that many seconds later
 # - short: a part of the data is written, then the call fails
 # - full: the disk is full, for that many seconds
-# - down: the storage answers nobody for that many seconds
+# - down: the storage answers no calls for that many seconds
 # - no threads: a thread cannot be started
 #
 # Some happen only to processes that are ready for them (`Process.signals`), and to their main threads:
@@ -35,7 +35,7 @@ from typing import NamedTuple
 #
 # - no memory: the call raises MemoryError, in any thread of a process that is ready for that (`Process.is_tough`)
 #
-# And a disk knows what people do to a directory:
+# And a disk knows what people may do to a directory:
 #
 # - moved: it is moved away, and a copy stands in its place: one of links to the same files (an amount below 0.5), or
 #   one with files of its own
@@ -52,9 +52,9 @@ LASTING = frozenset({"full", "down"})
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong: at call number `step`, or the next one after it that this kind can happen to.
+    """One failure: at call number `step`, or the next one after it to which this kind can happen.
 
-    :ivar call: what the name of the call must contain, such as ``link`` or ``put-new prefix/manifests/``.
+    :ivar call: a part of the name that the call must have, such as ``link`` or ``put-new prefix/manifests/``.
     """
 
     step: int
@@ -68,7 +68,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """Hands out each fault once, when it is due."""
+    """Returns each fault once, when it is due."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._coming = sorted(faults)
@@ -96,7 +96,7 @@ PAUSE_SECONDS_MAX = 2000.0
 def random_faults(
     choices: random.Random, weights: Mapping[str, float], count: int, steps: int, skew_seconds: float
 ) -> list[Fault]:
-    """So many faults, spread over that many calls, of kinds by their weights.
+    """Random faults, spread over so many calls, of kinds by their weights.
 
     :param skew_seconds: by how much a clock may be set, either way.
     """

@@ -1,4 +1,4 @@
-"""What must hold of every store, whatever happened to those who used it. Each is written down once, here.
+"""The invariants of every store, whatever happened to its users. Each is written down once, here.
 
 An invariant is a function that raises `ViolationError` with its own name. `CHECKED` counts how often each was checked.
 They take plain values: commits, states as (id, document text), reports. So tests of all kinds can use them.
@@ -21,15 +21,15 @@ from opslog.verify.verify import Report
 
 P = ParamSpec("P")
 
-# Per agent the commits that were ever in its log, in order.
+# All commits that were ever in each agent's log, in order.
 Logs = Mapping[str, Sequence[Commit]]
-# Per id the document as JSON text.
+# The document of each id, as JSON text.
 State = dict[str, bytes]
 
 # How often each invariant was checked in this process.
 CHECKED: Counter[str] = Counter()
 
-# What each of them says, by name.
+# The statement of each, by name.
 INVARIANTS: dict[str, str] = {}
 
 
@@ -45,7 +45,7 @@ class ViolationError(AssertionError):
 
 
 def invariant(check: Callable[P, str | None]) -> Callable[P, None]:
-    """A function that returns what is wrong, None if nothing, becomes one that raises it."""
+    """Decorates a function that returns the problem, None if there is none: the result raises the problem."""
     name = check.__name__
     INVARIANTS[name] = " ".join((check.__doc__ or "").split())
 
@@ -60,13 +60,13 @@ def invariant(check: Callable[P, str | None]) -> Callable[P, None]:
 
 
 def violated(name: str, problem: str) -> NoReturn:
-    """Raise the violation of an invariant that shows by itself, such as a run that does not end."""
+    """Raise the violation of an invariant that is found without a check, such as a run that does not end."""
     assert name in INVARIANTS, name
     raise ViolationError(name, problem)
 
 
 def state_of(commits: Iterable[Commit]) -> State:
-    """What a store must show that holds these commits."""
+    """The state that a store with these commits must show."""
     winners = reference(commits)
     return {id: bytes(record.data) for id, record in winners.items() if isinstance(record, Set)}
 
@@ -123,14 +123,14 @@ def state_is_the_reference_merge(state: State, commits: Iterable[Commit], who: s
 
 @invariant
 def memory_is_what_was_read(state: State, logs: Logs, read: Mapping[str, int], who: str) -> str | None:
-    """An open store shows the plain merge of everything that it has read of each log, and of everything that it has
-    written."""
+    """An open store shows the plain merge of everything that it has read of each log, and of all its own
+    writes."""
     return _difference(state, state_of(commit for agent in read for commit in logs.get(agent, ())[: read[agent]]), who)
 
 
 @invariant
 def readers_converge(states: Mapping[str, State]) -> str | None:
-    """All readers that have read everything show the same, whatever snapshot they started from."""
+    """All readers that have read everything show the same, whichever snapshot they started from."""
     (first, expected), *others = states.items()
     for who, state in others:
         if state != expected:
@@ -184,7 +184,7 @@ def history_is_complete(found: Sequence[Commit], commits: Iterable[Commit], sinc
 
 @invariant
 def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, Set]]) -> str | None:
-    """A document that was deleted by archiving is in the archive, as its agent had last written it."""
+    """A document that was deleted by archiving is in the archive, with the last value that its agent wrote."""
     for log in logs.values():
         for number, commit in enumerate(log):
             for record in commit.records:
@@ -204,27 +204,27 @@ def archived_documents_are_kept(logs: Logs, archives: Mapping[str, Mapping[str, 
 
 @invariant
 def background_work_is_done(left: str | None, who: str) -> str | None:
-    """Once nothing fails any more, an open store does its background work: it writes its buffer, and tries its
+    """Once failures have ended, an open store does its background work: it writes its buffer, and tries its
     automatic compaction again."""
     return None if left is None else f"{who} has had its store open for hours, and {left}"
 
 
 @invariant
 def verify_is_clean(report: Report) -> str | None:
-    """`verify` finds nothing wrong in a store that only opslog has touched."""
+    """`verify` finds no problem in a store that only opslog has touched."""
     errors = [problem for problem in report.problems if problem.severity == "error"]
     return None if not errors else "; ".join(f"{problem.path}: {problem.message}" for problem in errors)
 
 
 @invariant
 def the_store_is_readable(error: BaseException | None, who: str) -> str | None:
-    """No file that is needed was collected, nothing is damaged, and nobody meets an error not meant for them."""
+    """No needed file was collected, nothing is damaged, and no error reaches a caller for whom it is not meant."""
     return None if error is None else f"{who} failed with {type(error).__name__}: {error}"
 
 
 @invariant
 def every_run_ends(error: BaseException | None) -> str | None:
-    """Nobody waits for ever, or tries for ever."""
+    """No thread waits or retries for ever."""
     return None if error is None else str(error)
 
 

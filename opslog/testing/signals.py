@@ -1,7 +1,7 @@
 """Signals that come to a simulated process while it is in a call.
 
-A handler runs, as in CPython, in the main thread, and in the midst of whatever that does: here right before a call to
-the storage, or at an operation on a lock. (`tests/interrupts` has all the other places, one call at a time.)
+As in CPython, a handler runs in the main thread, during whatever that does: here right before a call to
+the storage, or at an operation on a lock. (`tests/interrupts` covers all other places, one call at a time.)
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ _NONE = frozenset[str]()
 
 
 class Interrupt(BaseException):
-    """What the handler of a signal raises, as KeyboardInterrupt for Ctrl-C."""
+    """Raised by the handler of a signal, as KeyboardInterrupt is for Ctrl-C."""
 
 
 class Signals:
-    """Those of one process.
+    """The signals of one process.
 
-    :param note: writes into the timeline what comes.
+    :param note: writes arrivals into the timeline.
     """
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._handler: Callable[[], object] | None = None
-        # The kind of fault that comes at an operation on a lock, after so many others: `_locks`.
+        # The kind of fault that is due, and after how many more operations on locks: `_locks`.
         self._coming = ""
         self._locks = 0
 
     @contextmanager
     def handled(self, handler: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Inside the block signals may come: the handler runs, or `Interrupt` is raised. None comes while it runs."""
+        """Signals may arrive inside the block: the handler runs, or `Interrupt` is raised. None arrives while it
+        runs."""
         outer, self._handler = self._handler, handler
         try:
             yield
@@ -46,9 +47,9 @@ class Signals:
         return SIGNALS if self._handler is not None else _NONE
 
     def send(self, kind: str, after: float) -> None:
-        """A signal comes.
+        """A signal arrives.
 
-        :param after: below 0.5 right now, from there on up to nine operations on locks later.
+        :param after: below 0.5 right now, above that up to nine operations on locks later.
         """
         if after < 0.5:
             self._handle(kind)
@@ -56,7 +57,7 @@ class Signals:
             self._coming, self._locks = kind, int(20 * (after - 0.5))
 
     def check(self) -> None:
-        """In the main thread, at an operation on a lock: run the handler of a signal that has come, if one has."""
+        """In the main thread, at an operation on a lock: run the handler of a signal that has arrived, if any."""
         if self._coming:
             self._locks -= 1
             if self._locks < 0:

@@ -1,17 +1,16 @@
 """Many processes, one storage, one seed: the scheduler of a deterministic simulation.
 
 Each thread of a simulated process is a greenlet. Exactly one runs at a time, and it runs until its next call to the
-storage, its next sleep, its next operation on a lock (`opslog.testing.threads`), or its end: those are the points at
-which another one may get its turn, and everything else is atomic. Time is simulated, too: every call takes some of it,
-drawn from the seed, and the thread whose call is over first goes on. So nothing waits, and the same seed gives the same
-run, in every process and on every machine; `Simulation.digest` is the proof.
+storage, its next sleep, its next operation on a lock (`opslog.testing.threads`), or its end. Another thread may get its
+turn only at these points, and everything else is atomic. Time is simulated, too: every call takes some of it,
+drawn from the seed, and the thread whose call ends first goes on. So nothing waits, and the same seed gives the same
+run, in every process and on every machine; `Simulation.digest` proves it.
 
-What can go wrong is a list of `Fault`s, each tied to the number of a storage call. Taking one away changes nothing
-before it: that is what makes a failing run shrinkable.
+Failures are a list of `Fault`s, each tied to the number of a storage call. Removing one changes nothing
+before it, so a failing run can be shrunk.
 
 Why greenlets and not real threads that pass a baton: a switch costs less than a microsecond instead of tens, a process
-can be ended at any of its calls without its cooperation, and nothing of the store has to be written anew as a
-generator.
+can be ended at any of its calls without its cooperation, and the store need not be rewritten as generators.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from opslog.testing.signals import Interrupt, Signals
 
 T = TypeVar("T")
 
-# When every simulation begins, in seconds since 1970.
+# The start of every simulation, in seconds since 1970.
 EPOCH = 1_750_000_000.0
 
 
@@ -43,11 +42,11 @@ class Died(BaseException):
 
 
 class EndlessError(AssertionError):
-    """The run went on for longer than it may, or threads wait that nobody will wake."""
+    """The run took longer than allowed, or threads wait that no other thread will wake."""
 
 
 class Event(NamedTuple):
-    """One thing that happened: who did or suffered what, when (in simulated seconds), and how it ended."""
+    """One event: the thread, the call or fault, the time (in simulated seconds), and the outcome."""
 
     step: int
     time: float
@@ -60,26 +59,26 @@ class Event(NamedTuple):
 
 
 class Storage(Protocol):
-    """What a simulation needs to know of a storage."""
+    """The interface of a storage to a simulation."""
 
     def lose_power(self, choices: random.Random) -> None:
-        """What is not durable may be lost."""
+        """Lose data that is not durable, or keep it, by random choice."""
 
     def process_died(self, process: Process) -> None:
-        """Whatever the system holds for a process is released."""
+        """Release everything that the system holds for a process."""
 
     def recover(self) -> None:
-        """What lasts (a full disk, a server that is down) is over."""
+        """End lasting failures (a full disk, a server that is down)."""
 
 
 class Thread:
     """One thread of a simulated process. It dies with the process, wherever it is.
 
-    :ivar label: how timelines name it.
+    :ivar label: its name in timelines.
     :ivar number: distinguishes it from all others of its process.
-    :ivar daemon: it may wait for ever for something to do.
-    :ivar waits_for: what it is blocked on, None while it has a turn to come.
-    :ivar ambience: what the interpreter holds per thread for asyncio, None as long as this one runs no event loop.
+    :ivar daemon: whether it may wait for work for ever.
+    :ivar waits_for: the object that it is blocked on, None while it has a turn to come.
+    :ivar ambience: the interpreter's state for asyncio in this thread, None as long as it runs no event loop.
     """
 
     def __init__(self, process: Process, name: str, run: Callable[[], object], *, daemon: bool = False) -> None:
@@ -89,13 +88,13 @@ class Thread:
         self.daemon = daemon
         self.ended = False
         self.waits_for: object | None = None
-        # Whether it waits for something to do, rather than for somebody to be done.
+        # Whether it waits for work, rather than for another thread to finish.
         self.is_idle = False
-        # The number of the turn that it waits for: any other one is out of date, as a timeout is after a wake-up.
+        # The number of the turn that it waits for. Any other turn is out of date, such as a timeout after a wake-up.
         self.turn = 0
         self.ambience: Ambience | None = None
         self.was_woken = False
-        # What the process knows it as, in place of `threading.Thread`.
+        # The object that the process knows as its `threading.Thread`.
         self.handle: object | None = None
         self._run = run
         self._greenlet: greenlet | None = None
@@ -107,7 +106,7 @@ class Thread:
         self._enter(self._greenlet.switch)
 
     def kill(self) -> None:
-        """End it where it stands. Code that runs on its way out finds that all its calls fail."""
+        """End it at its current point. Code that still runs in it finds that all its calls fail."""
         if self._greenlet is not None and not self.ended:
             self._enter(self._greenlet.throw, Died)
         self.ended = True
@@ -134,7 +133,7 @@ class Thread:
 
 
 class Ambience(NamedTuple):
-    """What asyncio keeps per thread of the interpreter, of which all simulated threads share one."""
+    """The state that asyncio keeps for each thread of the interpreter, of which all simulated threads share one."""
 
     loop: asyncio.AbstractEventLoop | None
     hooks: Any
@@ -151,14 +150,14 @@ class Ambience(NamedTuple):
 class Process:
     """One run of a simulated program, from its start to its end or death.
 
-    :ivar name: whose run this is; a program that crashed is started again under the same name, with a new `Process`.
+    :ivar name: of its program; a program that crashed is started again under the same name, with a new `Process`.
     :ivar environment: its clocks, its sleep and its nonces, for `opslog.open(..., environment=...)`.
     :ivar random: its own random numbers, from the seed.
-    :ivar threads: those that have not ended; what the first one runs is the program.
+    :ivar threads: those that have not ended; the first one runs the program.
     :ivar turns: the random numbers by which a thread loses its turn between two statements.
-    :ivar signals: what interrupts its main thread.
+    :ivar signals: those that may interrupt its main thread.
     :ivar is_tough: whether it goes on after a MemoryError.
-    :ivar finished: its program has returned. What it left open stays open, and threads that it left go on.
+    :ivar finished: its program has returned. Open files stay open, and its other threads go on.
     """
 
     def __init__(self, simulation: Simulation, name: str, run: int, target: Callable[[Process], None]) -> None:
@@ -189,7 +188,7 @@ class Process:
         self.simulation.wait(seconds)
 
     def note(self, text: str, outcome: str = "") -> None:
-        """Write something into the timeline."""
+        """Write an event into the timeline."""
         self.simulation.note(text, outcome)
 
     def next_thread(self) -> int:
@@ -198,10 +197,10 @@ class Process:
         return self._threads_made
 
     def kill(self) -> None:
-        """End it, each of its threads where that stands."""
+        """End it, each of its threads at its current point."""
         self.dead = True
         for thread in list(self.threads):
-            self.simulation.thread = thread  # so that what it still calls on its way out is known to be its
+            self.simulation.thread = thread  # so that calls which it still makes are known to be its own
             thread.kill()
             self.simulation.thread = None
         self.threads.clear()
@@ -214,10 +213,10 @@ class Process:
 class Simulation:
     """See the module's docstring.
 
-    :param seed: what everything is drawn from.
-    :param faults: what goes wrong, and at which call.
+    :param seed: the source of all random choices.
+    :param faults: the failures, and at which calls they happen.
     :param skew_seconds: how far wall clocks may be off, either way.
-    :param steps_max: a run with more storage calls than this is taken for endless.
+    :param steps_max: a run with more storage calls than this is considered endless.
     :param switching: how likely another thread of the process gets its turn at an operation on a lock.
     :param keep_timeline: whether `timeline` gets every event.
     :ivar thread: the one that runs, None outside of all of them.
@@ -254,7 +253,7 @@ class Simulation:
         self._runs: Counter[str] = Counter()
         self._digest = hashlib.blake2b(digest_size=16)
         self._choices = random.Random(f"{seed}/storage")
-        # Who was running when the power failed.
+        # The processes that were running when the power failed.
         self._victims: list[Process] = []
         self._mutex = threading.RLock()
         self._hub = getcurrent()
@@ -263,18 +262,18 @@ class Simulation:
 
     @property
     def current(self) -> Process | None:
-        """The process that runs."""
+        """The process that is running."""
         return self.thread.process if self.thread is not None else None
 
     def start(self, name: str, target: Callable[[Process], None], after: float = 0.0) -> None:
-        """Have a process run `target` from some time on. If it is killed by a fault, it is started again."""
+        """Have a process run `target` after some time. If a fault kills it, it is started again."""
         self._runs[name] += 1
         process = Process(self, name, self._runs[name], target)
         self.processes.append(process)
         self._schedule(process.main, after)
 
     def start_thread(self, name: str, run: Callable[[], object], *, daemon: bool = False) -> Thread:
-        """Have the running process run one more thread."""
+        """Start one more thread of the running process."""
         process = self.current
         assert process is not None, "a simulated thread is started by a simulated process, and not from outside"
         thread = Thread(process, name, run, daemon=daemon)
@@ -283,10 +282,10 @@ class Simulation:
         return thread
 
     def run(self) -> None:
-        """Let everything happen until nobody has anything left to do. Threads that wait for work stay there; what they
-        belong to goes on with the next `run`.
+        """Run until no thread has anything left to do. Threads that wait for work stay; their processes go on with the
+        next `run`.
 
-        :raises EndlessError: it does not end. Otherwise whatever a process raised.
+        :raises EndlessError: it does not end. Any error of a process is raised, too.
         """
         self._hub = getcurrent()
         try:
@@ -307,25 +306,25 @@ class Simulation:
             raise self.failure[1]
 
     def end(self) -> None:
-        """End what is still there, without another call to the storage."""
+        """End all remaining processes, without another call to the storage."""
         self._end_all()
         self._turns.clear()
 
     def at(self, time: float, turn: Callable[[], object]) -> None:
-        """Have something happen at a time."""
+        """Call `turn` at a time."""
         self._turn += 1
         heapq.heappush(self._turns, (time, self._turn, turn))
 
     def wait(self, seconds: float) -> None:
-        """Return when so much time has passed for the running thread, and others had theirs."""
+        """Return when so much time has passed for the running thread, and others had their turns."""
         self.check_alive()
-        if self.thread is not None:  # from outside no time passes
+        if self.thread is not None:  # outside of the simulation no time passes
             self._schedule(self.thread, seconds)
             self._switch(self.thread)
 
     @property
     def is_dying(self) -> bool:
-        """Whether what runs is on its way out of a process that died."""
+        """Whether the running code belongs to a process that died."""
         return self.thread is not None and self.thread.process.dead
 
     def check_alive(self) -> None:
@@ -334,8 +333,8 @@ class Simulation:
             raise Died
 
     def point(self) -> None:
-        """Here another thread of the running process may get its turn: the seed decides. What other processes do makes
-        no difference here, because they share nothing but storage."""
+        """A point at which another thread of the running process may get its turn: the seed decides. Other processes
+        make no difference here, because processes share nothing but storage."""
         thread = self.thread
         if thread is None or thread.process.dead:
             return
@@ -347,11 +346,11 @@ class Simulation:
                 self.lose_turn(choices)
 
     def lose_turn(self, choices: random.Random) -> None:
-        """The running thread has lost the processor, and may be away for long."""
+        """The running thread has lost the processor, possibly for long."""
         self.wait(self._latency(choices, 0.1))
 
     def _check_signals(self, signals: Signals) -> None:
-        """Signals come, too, where a call comes to no storage, as with a buffer."""
+        """Signals also arrive at calls that do not reach the storage, as with a buffer."""
         if self.faults.are_due(self.steps) and signals.kinds:
             fault = self.faults.due(self.steps, "a lock", signals.kinds, anywhere=frozenset())
             if fault is not None:
@@ -360,10 +359,10 @@ class Simulation:
         signals.check()
 
     def block(self, waits_for: object, seconds: float | None = None, *, is_idle: bool = False) -> bool:
-        """Hold the running thread until it is woken, or for so many seconds; whether it was woken.
+        """Hold the running thread until it is woken, or for so many seconds; returns whether it was woken.
 
-        :param waits_for: its text says what that is.
-        :param is_idle: it waits for something to do, as a daemon may for ever.
+        :param waits_for: described by its text.
+        :param is_idle: it waits for work, as a daemon may for ever.
         """
         self.check_alive()
         thread = self.thread
@@ -378,7 +377,7 @@ class Simulation:
         return thread.was_woken
 
     def wake(self, thread: Thread) -> None:
-        """Have a blocked thread go on soon."""
+        """Let a blocked thread go on soon."""
         if thread.waits_for is not None and not thread.was_woken and not thread.process.dead:
             thread.was_woken = True
             self._schedule(thread, self._latency(thread.process.random))
@@ -420,7 +419,7 @@ class Simulation:
         elif thread.ended:
             process.threads.remove(thread)
             if not process.threads:
-                self.processes.remove(process)  # what it has left open stays open
+                self.processes.remove(process)  # its open files stay open
 
     def _bury(self, process: Process) -> None:
         process.kill()
@@ -429,7 +428,7 @@ class Simulation:
             storage.process_died(process)
 
     def _end_all(self) -> list[Process]:
-        """Whatever is still there ends without another call. Returns what that was."""
+        """End all remaining processes without another call. Returns them."""
         processes = list(self.processes)
         for process in processes:
             self._bury(process)
@@ -448,21 +447,21 @@ class Simulation:
     # -- calls
 
     def step(self, call: str, perform: Callable[[Fault | None], T], kinds: frozenset[str] = frozenset()) -> T:
-        """One call of the running process to a storage, at which others may come first, and things may go wrong.
+        """One call of the running process to a storage. Others may run first, and faults may happen.
 
-        :param perform: does it, all at once, with what is to go wrong in the storage itself.
-        :param kinds: the faults of which `perform` knows.
+        :param perform: makes the call, all at once, given the fault that happens in the storage itself.
+        :param kinds: the faults that `perform` handles.
         """
         self.check_alive()
         thread = self.thread
         if thread is None:
-            with self._mutex:  # from outside, as ordinary threads do: no time passes and nothing fails
+            with self._mutex:  # outside of the simulation, as for ordinary threads: no time passes and nothing fails
                 return perform(None)
         process = thread.process
         self.steps += 1
         if self.steps > self._steps_max:
             error = EndlessError(f"the run did not end within {self._steps_max} calls to the storage")
-            self.fail(thread, error)  # whatever becomes of the error on its way out
+            self.fail(thread, error)  # whatever happens to the error in its callers
             raise error
         self.calls[call.partition(" ")[0]] += 1
         fault = self._due(thread, call, kinds)
@@ -480,13 +479,13 @@ class Simulation:
         if fault is not None and fault.kind.endswith("after"):
             self._strike(thread, fault, call)
         if process.random.random() < 0.2:
-            self.wait(self._latency(process.random))  # the answer takes its time
+            self.wait(self._latency(process.random))  # the response takes some time
         return result
 
     def _due(self, thread: Thread, call: str, kinds: frozenset[str]) -> Fault | None:
         if not self.faults.are_due(self.steps):
             return None
-        if not call.startswith("start-thread"):  # which says in other words that there is no memory
+        if not call.startswith("start-thread"):  # which reports a lack of memory in other words
             if thread is thread.process.main:
                 kinds |= thread.process.signals.kinds
             if thread.process.is_tough:
@@ -494,13 +493,13 @@ class Simulation:
         return self.faults.due(self.steps, call, kinds)
 
     def calm(self) -> None:
-        """From here on nothing goes wrong any more."""
+        """End all faults."""
         self.faults = Faults([])
         for storage in self.storages:
             storage.recover()
 
     def note(self, text: str, outcome: str = "") -> None:
-        """Something that the running thread does, for the timeline."""
+        """Note an action of the running thread in the timeline."""
         if self.thread is not None:
             self.record(self.thread.label, text, outcome)
 
@@ -511,7 +510,7 @@ class Simulation:
 
     @property
     def digest(self) -> str:
-        """Of everything that happened so far."""
+        """Of everything that has happened so far."""
         return self._digest.hexdigest()
 
     def _latency(self, choices: random.Random, long: float = 0.02) -> float:
@@ -522,7 +521,7 @@ class Simulation:
         return 0.001 * choices.expovariate(1.0) * (200.0 if choices.random() < long else 1.0)
 
     def _strike(self, thread: Thread, fault: Fault, call: str) -> None:
-        """What a fault does to the thread, the process or the machine."""
+        """Apply a fault to the thread, the process or the machine."""
         process, who = thread.process, thread.label
         if fault.kind.startswith("crash"):
             self.record(who, f"crashes {_where(fault)} {call}", "")
@@ -552,7 +551,7 @@ class Simulation:
             raise MemoryError
 
     def _lose_power(self) -> None:
-        """Nothing survives but what is durable; after a while all programs are started again."""
+        """Lose everything that is not durable; after a while all programs are started again."""
         for storage in self.storages:
             storage.lose_power(self._choices)
         stopped = [*self._victims, *self._end_all()]

@@ -1,4 +1,4 @@
-"""The two simulated storages, with what they remember of everything that was ever in a log."""
+"""The two simulated storages, which remember everything that was ever in a log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SimulatedStorage(Protocol):
 
 
 def _no_exit() -> AbstractContextManager[object]:
-    """Inside the block nothing is registered to be written when the program ends: simulated processes end before."""
+    """Register nothing at exit inside the block: simulated processes end before the program does."""
     return patch.object(exiting, "write_at_exit", id)
 
 
@@ -98,13 +98,13 @@ class ObjectStorage:
         self.bucket.on_delete = self._note
         self.bucket.on_create = self._note_void
         self.collected: dict[str, bytes] = {}
-        # Segments that were behind the cut when they came to be: no part of any log.
+        # Segments that were already behind the cut when they were created: they belong to no log.
         self.void: set[str] = set()
         self._opened = 0
         self._cut: tuple[str, dict[str, int]] = ("", {})
 
     def backend(self, process: Process | None) -> Backend:
-        # An address of its own for each process, because those under one name are distinguished by what this one knows.
+        # A separate address for each process, because the backend distinguishes appenders by address and agent.
         self._opened += 1
         environment = process.environment if process else REAL
         return objects.ObjectBackend(
@@ -152,7 +152,7 @@ def make_storage(kind: str, simulation: Simulation, *, ignores_case: bool = Fals
 
 
 def all_commits(storage: SimulatedStorage) -> dict[str, list[Commit]]:
-    """Per agent every commit that was ever in its log, in order, also those that were collected."""
+    """Every commit that was ever in each agent's log, in order, including collected ones."""
     void = storage.void if isinstance(storage, ObjectStorage) else set()
     segments = {path: content for path, content in storage.files(OPS) if path not in void}
     for path, content in storage.collected.items():
@@ -173,7 +173,7 @@ def open_store(storage: SimulatedStorage, process: Process, **options: Any) -> S
 
 
 def open_async_store(storage: SimulatedStorage, process: Process, **options: Any) -> aio.Opening[Document]:
-    """`opslog.aio.open` likewise, in what `opslog.testing.tasks.run_tasks` runs."""
+    """`opslog.aio.open` likewise, inside `opslog.testing.tasks.run_tasks`."""
     return aio.open("simulated://store", **_options(storage, process, options))
 
 

@@ -1,11 +1,11 @@
 """The directory backend on a simulated disk: the system calls that it makes, each of them a step of the simulation.
 
-`opslog.backends.local.fs` and what it is made of run as they are. They reach the system through a handful of names of
-their own modules (`os`, `posix.datasync`, `flock`, `forking`), and while a `System` is installed, those names lead
-here; paths outside `ROOT` go on to the real system. So what is simulated is the code that runs at users', down to the
-order of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that matter
-most (a directory that nobody synced) are mistakes in that order. To pass an object with twenty system calls through
-all of its functions would do the same, and make the one file that everybody has to be able to check harder to read.
+`opslog.backends.local.fs` and its modules run unchanged. They reach the system through a handful of names of
+their own modules (`os`, `posix.datasync`, `flock`, `forking`). While a `System` is installed, those names lead
+here; calls with paths outside `ROOT` go on to the real system. So the simulation runs the same code as users do, down
+to the order of its calls. A backend written for the simulation would only be a picture of it, and the mistakes that
+matter most (a directory that nobody synced) are mistakes in that order. Passing an object with twenty system calls
+through all functions would do the same, but make the one file that everybody must be able to check harder to read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opslog.testing.simulation import Died, Process, Simulation
 T = TypeVar("T")
 
 ROOT = "/simulated"
-# How directories are called that were moved away.
+# The names of directories that were moved away.
 _FORMER = "former-"
 
 # Far above those of the real system.
@@ -44,7 +44,7 @@ CHANGES = frozenset({"fail", "full"})
 LINKS = frozenset({"fail", "full", "lost"})
 DELETES = frozenset({"fail", "lost"})
 _NONE = frozenset[str]()
-# What people do to the directory of a store, while it is in use.
+# What people may do to the directory of a store while it is in use.
 _BY_PEOPLE = frozenset({"moved", "unlocked"})
 
 
@@ -58,7 +58,7 @@ class _Open:
 
 
 class _Descriptor(forking.Descriptor):
-    """What holds an open file of the simulated system."""
+    """Holds an open file of the simulated system."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -77,13 +77,13 @@ class _Descriptor(forking.Descriptor):
         self._system.close(number)
 
     def __del__(self, is_finalizing: Callable[[], bool] = bool) -> None:
-        """Nobody closes it at an hour that the seed does not decide; a process that dies closes all it has."""
+        """Does nothing, since the seed does not decide when it would run; a process that dies closes all its files."""
 
 
 class System:
-    """What the modules of the directory backend find under `os`, `flock` and `forking`.
+    """The `os`, `flock` and `forking` of the directory backend's modules.
 
-    :ivar on_unlink: called with a path and the file that stood there, when it is removed from where the path leads.
+    :ivar on_unlink: called with a path and its file, when the file is removed from the place to which the path leads.
     """
 
     def __init__(self, simulation: Simulation, *, ignores_case: bool = False) -> None:
@@ -93,9 +93,9 @@ class System:
         self.disk.root.sync()
         self._open: dict[int, _Open] = {}
         self._next = _FIRST_DESCRIPTOR
-        # Per locked file (by number) the descriptor that holds the lock.
+        # The descriptor that holds the lock of each locked file (by number).
         self._locks: dict[int, int] = {}
-        # Per lock file what its last holder noted.
+        # The note of the last holder in each lock file.
         self._notes: dict[int, str] = {}
         self._full_until = 0.0
         self._moved = 0
@@ -111,14 +111,14 @@ class System:
         simulation.storages.append(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Constants, and what makes no difference here."""
+        """Constants, and functions that need no simulation."""
         if name.startswith(("O_", "PathLike", "strerror", "fspath", "getpid", "uname")):
             return getattr(os, name)
         raise AttributeError(f"the simulated system has no os.{name}: add it to opslog/testing/system.py")
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside the block the directory backend finds this system."""
+        """Inside the block the directory backend uses this system."""
         with ExitStack() as stack:
             for module in (beneath, clock, fs, fs_log, posix, tree):
                 stack.enter_context(patch.object(module, "os", self))
@@ -148,11 +148,11 @@ class System:
     # -- os
 
     def is_ours(self, path: str, dir_fd: int | None) -> bool:
-        """Whether it is in the simulated filesystem."""
+        """Whether the path is in the simulated filesystem."""
         return _is_ours(self._path(path, dir_fd))
 
     def _path(self, path: str, dir_fd: int | None) -> str:
-        """The whole path of one that may be relative to an open directory, as it was when that was opened."""
+        """The whole path, if it is relative to an open directory: as that directory was named when it was opened."""
         if dir_fd is None or dir_fd < _FIRST_DESCRIPTOR:
             return path
         return f"{self._at(dir_fd).path}/{path}".removesuffix("/.")
@@ -187,7 +187,7 @@ class System:
             if flags & os.O_DIRECTORY and not isinstance(node, Directory):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             if isinstance(node, Directory) and not flags & os.O_DIRECTORY:
-                # The system opens it for reading and fails at the read; it comes to the same.
+                # The system would open it for reading and fail at the read, which has the same result.
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             return self._opened(node, path)
 
@@ -204,7 +204,7 @@ class System:
             del self._locks[opened.node.number]
 
     def _at(self, descriptor: int) -> _Open:
-        """What is open there. Where the power took it, only the code that a dead process runs on its way out asks."""
+        """The open file of a descriptor. If a power cut took it, only code of a dead process still asks for it."""
         if descriptor not in self._open:
             raise Died
         return self._open[descriptor]
@@ -374,7 +374,7 @@ class System:
     # -- forking and flock
 
     def Descriptor(self) -> forking.Descriptor:
-        """The class, to those who find this under `forking`."""
+        """The class of the same name in `forking`."""
         return _Descriptor(self)
 
     def take(self, full: str, name: str, path: str | None = None, at: int | None = None) -> forking.Descriptor:
@@ -462,7 +462,7 @@ class System:
         return self.simulation.step(f"{call} {path.removeprefix(ROOT)}", performed, kinds | _BY_PEOPLE)
 
     def _interfere(self, fault: Fault) -> None:
-        """Somebody does something to the directory of a store, right before a call."""
+        """Change the directory of a store as people might, right before a call."""
         stores = [name for name in self.disk.directory(ROOT).entries if not name.startswith(_FORMER)]
         for name in stores:
             path = f"{ROOT}/{name}"
@@ -495,7 +495,7 @@ class _Entry:
         self._directory = directory
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Not, if it is gone by now."""
+        """False if it is gone by now."""
         try:
             return stat.S_ISDIR(self.stat().st_mode)
         except FileNotFoundError:

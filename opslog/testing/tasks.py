@@ -1,8 +1,8 @@
 """An event loop for simulated processes: `run_tasks` is their `asyncio.run`.
 
 Ready callbacks run in the order in which they came, which asyncio promises; timers and sleeps are in simulated time,
-and what is given to the thread pool runs in simulated threads. So the seed decides in which order tasks go on, by how
-long each thing that they wait for takes.
+and work for the thread pool runs in simulated threads. So the seed decides the order in which tasks go on, through the
+time that each call takes.
 
 When the process dies, each of its tasks ends where it waits, as its threads do.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# How many threads the pool has at most: as many as Python's own on a machine with one processor.
+# The most threads in the pool: as many as Python's own has on a machine with one processor.
 _POOL_MAX = 5
 
 # Of simulated time, which is counted from 1970 on.
@@ -99,7 +99,7 @@ class _Loop(asyncio.BaseEventLoop):
         await self.drain()
 
     def finish(self) -> None:
-        """End what is left, as `asyncio.run` does."""
+        """End all remaining tasks, as `asyncio.run` does."""
         left = [task for task in self._tasks if not task.done()]
         for task in left:
             task.cancel()
@@ -108,8 +108,8 @@ class _Loop(asyncio.BaseEventLoop):
         self.run_until_complete(self.shutdown_default_executor())
 
     def die(self) -> None:
-        """End all tasks where they are. Code that they run on their way out finds that all its calls fail."""
-        asyncio._set_running_loop(self)  # which code on its way out asks for
+        """End all tasks at their current points. Code that they still run finds that all its calls fail."""
+        asyncio._set_running_loop(self)  # such code asks for it
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  (they are destroyed)
@@ -121,7 +121,7 @@ class _Loop(asyncio.BaseEventLoop):
             super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What is reported to nobody else ends the run. (Of a lack of memory asyncio writes a line in the log.)"""
+        """End the run with an error that nobody else gets. (For a lack of memory asyncio writes a line to the log.)"""
         error = context.get("exception")
         if not (self._owner.dead or isinstance(error, (Died, MemoryError))):
             self._simulation.fail(self._owner.main, error or RuntimeError(context["message"]))
@@ -146,7 +146,7 @@ class _Loop(asyncio.BaseEventLoop):
 
 
 class _Selector:
-    """Where the event loop waits for its next timer, or to be called from another thread."""
+    """Lets the event loop wait for its next timer, or for a call from another thread."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

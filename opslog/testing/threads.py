@@ -1,12 +1,12 @@
-"""What simulated processes find under `threading`: threads, locks, conditions and events, whose every operation is a
-place where the seed may let another thread go on.
+"""The module `threading` for simulated processes: threads, locks, conditions and events. At each of their operations
+the seed may let another thread go on.
 
 The modules of the product say `threading.Lock()` and the like. While a `Threading` is installed, that name leads here
-in all of them, so the code that runs is the code that runs at users'. A timeout is one in simulated time. A deadlock
-ends the run with an error that names who waits for what, and who has it.
+in all of them, so the simulation runs the same code as users do. A timeout is one in simulated time. A deadlock
+ends the run with an error that names the waiting threads, their locks and the holders.
 
-A lock is taken by whoever comes first after it was released, and not by the one who has waited longest, as with
-`threading`. Where its process is dead, code on its way out can release locks and take no others.
+As with `threading`, a released lock goes to the first thread that comes, not to the one that has waited longest. Code
+of a dead process can release locks but take none.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from opslog.testing.faults import Fault
 from opslog.testing.simulation import Simulation
 from opslog.testing.simulation import Thread as Scheduled
 
-# Where a daemon waits as long as this, it waits for work, or to try again what failed a dozen times (the longest pause
-# of a `Worker`); that the time passes is not simulated.
+# A daemon that waits as long as this waits for work, or to repeat work that failed a dozen times (the longest pause
+# of a `Worker`); that this time passes is not simulated.
 _FOREVER_SECONDS = 3600.0
 
-# Modules that keep the real `threading`: what simulates, what runs an event loop of its own, and what guards real
-# forks.
+# Modules that keep the real `threading`: those that simulate, those that run their own event loops, and those that
+# guard real forks.
 _REAL = ("opslog.testing", "opslog.server", "opslog.demo", "opslog.backends.forking")
 
-# The fault that a start of a thread knows: the system has no more of them.
+# The fault at the start of a thread: the system has no more of them.
 STARTS = frozenset({"no threads"})
 
 
 class Threading:
-    """In place of the module `threading`, for all processes of a simulation."""
+    """Replaces the module `threading`, for all processes of a simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -65,7 +65,7 @@ class Threading:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside the block all modules of the product find this in place of `threading`; at its end all threads of the
+        """Inside the block all modules of the product use this in place of `threading`; at its end all threads of the
         simulation end."""
         with ExitStack() as stack:
             stack.callback(self.simulation.end)
@@ -91,7 +91,7 @@ class Lock:
         self._simulation = simulation
         self._site = site or _site()
         self._locked = False
-        # Who took it, which for this kind need not be who releases it.
+        # The thread that took it; for this kind another one may release it.
         self._taker: Scheduled | None = None
         self._waiting: list[Scheduled] = []
 
@@ -129,7 +129,7 @@ class Lock:
         self.release()
 
     def _await(self, seconds: float | None) -> bool:
-        """Return when it is free; False if it was not within so many seconds."""
+        """Return when it is free; False if that takes longer than so many seconds."""
         simulation, thread = self._simulation, self._simulation.thread
         is_idle = seconds is not None and seconds >= _FOREVER_SECONDS and thread is not None and thread.daemon
         if is_idle:
@@ -193,7 +193,7 @@ class RLock:
         return self._owner is (self._simulation.thread or self)
 
     def release_all(self) -> int:
-        """Let go of it, however often it was taken, and say how often."""
+        """Release it completely, and return how often it was taken."""
         count, self._count, self._owner = self._count, 0, None
         self._lock.release()
         return count
@@ -314,7 +314,7 @@ class Thread:
 
     @classmethod
     def of(cls, thread: Scheduled) -> Thread:
-        """The one that stands for a thread of the simulation."""
+        """The object for a thread of the simulation."""
         if thread.handle is None:
             made = cls(thread.process.simulation, name=thread.label)
             made._thread = thread
@@ -370,7 +370,7 @@ class Thread:
 class Local:
     """`threading.local`.
 
-    :param defaults: what its class has besides, as a subclass may give each thread something to begin with.
+    :param defaults: further attributes of its class: a subclass may give each thread initial values.
     """
 
     def __init__(self, simulation: Simulation, defaults: Mapping[str, Any] | None = None) -> None:
@@ -410,6 +410,6 @@ def _label(thread: Scheduled | None) -> str:
 
 
 def _site() -> str:
-    """Where the product makes what is being made here."""
+    """The place in the product's code that creates the object."""
     frame = sys._getframe(2)
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
