@@ -1,1 +1,1 @@
-"""Threads within one process: locks that a signal's handler can meet, workers, buffers at exit."""
+"""Threads within one process: locks that are safe with signal handlers, workers, buffers at exit."""

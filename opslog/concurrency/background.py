@@ -1,7 +1,7 @@
 """The threads a store may have: one that flushes buffered commits, one that compacts a tail that grew too long, and,
 with asyncio, one that writes.
 
-They start with the first thing there is to do, never hold the interpreter's exit up, and end with `close`. Until then
+They start when there is something to do, never delay the interpreter's exit, and end with `close`. Until then
 nothing ends them: a run that fails is logged, and tried again.
 """
 
@@ -21,11 +21,11 @@ _RETRY_SECONDS_MAX = 3600.0
 class Worker:
     """Runs `work` in a thread of its own whenever it is woken, one run at a time.
 
-    After a run that failed there is another one when it is woken, or else after a pause, which doubles from one failure
+    After a failed run there is another one when it is woken, or else after a pause, which doubles from one failure
     to the next, up to an hour.
 
-    :param what: what `work` does, as the subject of a sentence in the log.
-    :param subject: of the `logger` that hears of failures.
+    :param what: names `work`, as the subject of a sentence in the log.
+    :param subject: of the `logger` for failures.
     :param delay_seconds: how long after being woken it waits for more, unless it is hurried.
     :param retry_seconds: the first pause.
     """
@@ -49,13 +49,14 @@ class Worker:
         self._bell = Bell()
         self._woken = self._hurried = self._closed = False
         self._starting = threading.RLock()
-        # The one that does the work, or is about to. An exception may end it before it has begun.
+        # The thread that does the work, or is about to. An exception may end it before it has begun.
         self._thread: threading.Thread | None = None
-        # Whether it has begun: from then on it says itself when it ends.
+        # Whether that thread has begun: from then on it notes its own end.
         self._is_running = False
-        # All that may live. More than one where a start was interrupted, so that nobody knew whether it would come.
+        # All threads that may be alive. More than one if a start was interrupted, so that it was unknown whether it
+        # took place.
         self._started: list[threading.Thread] = []
-        # Held by the one that does the work; any other one waits, and goes on in its place should it end.
+        # Held by the thread that does the work; any other one waits, and takes its place if it ends.
         self._turn = threading.Lock()
 
     def wake(self, hurry: bool = False) -> bool:
@@ -74,7 +75,7 @@ class Worker:
                 self._bell.ring()
                 rung = True
         finally:
-            if not rung:  # interrupted, or no thread: who comes next does not rely on this
+            if not rung:  # interrupted, or no thread: the next caller does not rely on it
                 self._woken = self._hurried = False
         return rung
 
@@ -89,7 +90,7 @@ class Worker:
                 thread.join()
 
     def _start(self) -> bool:
-        """Whether there is a thread, or need not be one any more."""
+        """Whether there is a thread, or none is needed any more."""
         with self._starting:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return True
@@ -101,14 +102,14 @@ class Worker:
             except RuntimeError:  # a limit of processes or of memory, or the interpreter ends
                 self._thread = None
                 return False
-            except BaseException:  # interrupted: it may be about to run, or never come
+            except BaseException:  # interrupted: the thread may be about to run, or never run
                 self._thread = None
                 raise
         return True
 
     def _run(self) -> None:
-        # No loop stands in here: CPython 3.13 has the jump back to the head of one outside of the `try` and the `with`
-        # around it, so an exception that comes there would leave both without a word.
+        # There is no loop here. CPython 3.13 puts the jump back to the head of a loop outside of the `try` and the
+        # `with` around it, so an exception at that point would leave both unnoticed.
         with self._turn:
             try:
                 self._is_running = True
@@ -116,12 +117,12 @@ class Worker:
             finally:
                 with self._starting:
                     self._thread = None
-                    # Who wakes it next must not rely on this thread.
+                    # The next call of `wake` must not rely on this thread.
                     self._is_running = self._woken = self._hurried = False
 
     def _work_until_closed(self) -> None:
         pause: float | None = None
-        self._woken = True  # a thread is started when there is something to do
+        self._woken = True  # a thread is only started when there is something to do
         while not self._closed:
             try:
                 self._thread = threading.current_thread()
@@ -131,9 +132,9 @@ class Worker:
                 pause = self._retry_seconds
 
     def _try(self, pause: float | None) -> float | None:
-        """Run once; how long to wait before the next try, None after a good run.
+        """Run once; returns how long to wait before the next attempt, None after a good run.
 
-        :param pause: as it was returned.
+        :param pause: as it was returned last time.
         """
         try:
             self._work()

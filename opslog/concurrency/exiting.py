@@ -1,13 +1,13 @@
-"""Buffers at the end of the program: what a buffered store still holds is written when the interpreter exits.
+"""Buffers at the end of the program: a buffered store writes its buffer when the interpreter exits.
 
-A program that ends without `close` (normally, by `sys.exit` or by an exception) loses nothing that way. One that is
-killed, or calls `os._exit`, loses what it has not written; so does one that ends while its storage does not answer.
+So a program that ends without `close` (normally, by `sys.exit` or by an exception) loses nothing. A program that is
+killed, or calls `os._exit`, loses its unwritten commits; so does one that ends while its storage does not answer.
 
-A store that is opened while functions run at exit comes too late: what is registered then is not called any more. It
+A store that is opened while functions run at exit comes too late: functions registered then are not called any more. It
 buffers nothing (`is_ending`).
 
-Buffers cannot be written when a store is garbage collected instead: a finalizer may run in any thread at any place,
-also inside the lock that writing takes. It does not come to that, since the thread that writes the buffer keeps the
+Buffers cannot be written when a store is garbage collected instead: a finalizer may run in any thread at any point,
+also inside the lock that writing takes. This case does not arise, since the thread that writes the buffer keeps the
 store alive.
 """
 
@@ -24,11 +24,11 @@ from opslog.backends import forking
 
 
 class Buffered(Protocol):
-    """A store that may hold what is not written yet."""
+    """A store that may hold unwritten commits."""
 
     def write_at_exit(self) -> None:
-        """Write it; does nothing where the store is closed, or belongs to the parent of this process. Raises nothing
-        of opslog's."""
+        """Write them; does nothing if the store is closed, or belongs to the parent of this process. Raises none of
+        opslog's errors."""
 
 
 # By identity: mappings have no hash.
@@ -38,7 +38,7 @@ _registered: list[int] = []
 
 
 def write_at_exit(store: Buffered) -> None:
-    """Have the store's buffer written when this process ends. Costs nothing to those who do not call it."""
+    """Have the store's buffer written when this process ends. Costs nothing unless it is called."""
     _stores[id(store)] = store
     if forking.generation in _registered:
         return
@@ -54,14 +54,14 @@ def write_at_exit(store: Buffered) -> None:
 
 def is_ending() -> bool:
     """Whether the functions that run at exit have begun, or are about to: right before them the interpreter marks its
-    main thread as ended. (It does not where nobody had imported `threading` by then: opslog, first imported by such a
-    function of a program that imports next to nothing else, cannot know.)"""
+    main thread as ended. (It does not mark it if `threading` was not imported by then. So opslog cannot know this if it
+    is first imported by an exit function of a program that imports next to nothing else.)"""
     return not threading.main_thread().is_alive()
 
 
 def _write_all() -> None:
-    # In one step, since other threads may open stores still.
+    # In one step, since other threads may still open stores.
     stores = [store for reference in _stores.valuerefs() if (store := reference()) is not None]
-    with ExitStack() as stack:  # each of them, also where a warning is an error, or one is interrupted
+    with ExitStack() as stack:  # writes each of them, even if a warning is an error, or one is interrupted
         for store in stores:
             stack.callback(store.write_at_exit)

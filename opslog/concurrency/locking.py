@@ -1,13 +1,13 @@
-"""Locks and wake-ups that hold up when a signal's handler comes in between.
+"""Locks and wake-ups that are safe when a signal handler interrupts them.
 
-CPython runs the handler of a signal in the main thread, between two steps of whatever that thread is doing, and so
+CPython runs the handler of a signal in the main thread, between two steps of that thread's code, and so
 possibly while it holds a lock. The handler may raise (Ctrl-C, alarms), and it may call the store again. Therefore:
 
-- A lock of `threading` is taken by ``with`` on the lock itself. Nothing comes in between taking it and being in the
-  block. Between ``acquire()`` and a ``try``, and inside a context manager written in Python, something can, and the
+- A lock of `threading` is taken by ``with`` on the lock itself. A handler cannot run between taking it and entering the
+  block. Between ``acquire()`` and a ``try``, and inside a context manager written in Python, it can, and the
   lock would stay taken for ever.
 - `threading.Condition` and `threading.Event` are such context managers inside; a `Bell` does without.
-- What a thread must not begin again while it is at it is a `Section`, not a lock.
+- Code that a thread must not enter again while it is inside is a `Section`, not a lock.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SECONDS_MAX = 1e6
 class Section:
     """A part of the code that one thread at a time is in, and none twice.
 
-    The same thread comes again only from a signal's handler (or a finalizer) that interrupted it in here. With a plain
-    lock it would wait for itself; with a reentrant one alone it would go on with what is half done.
+    The same thread comes again only from a signal handler (or a finalizer) that interrupted it in here. With a plain
+    lock it would wait for itself; with only a reentrant lock it would continue from a half-done state.
 
     :ivar holder: the thread that is in it, by `threading.get_ident`; None: nobody, for the moment.
     :ivar lock: held by who is in it.
@@ -39,7 +39,7 @@ class Section:
         self.holder: int | None = None
 
     def run(self, work: Callable[..., R], *args: Any) -> R:
-        """What `work` returns, called when no other thread is in the section.
+        """The result of `work`, called when no other thread is in the section.
 
         :raises UsageError: the calling thread is in it already; nothing was called.
         """
@@ -57,7 +57,7 @@ class Section:
 
 
 def reentered() -> UsageError:
-    """The error for who comes again."""
+    """The error for a thread that enters again."""
     return UsageError(
         "this call comes from a signal handler that interrupted another call of the same store, which has to end "
         "first, and nothing was done: let the handler set a flag, and make the call after it"
@@ -75,15 +75,15 @@ class Bell:
         try:
             self._silence.release()
         except RuntimeError:
-            """It has been rung since the last wait."""
+            """It has already been rung since the last wait."""
 
     def wait(self, seconds: float = _SECONDS_MAX) -> bool:
-        """Return when it is rung, or after a while (11 days at the most); whether it was rung."""
+        """Return when it is rung, or after a while (11 days at the most); returns whether it was rung."""
         return self._silence.acquire(timeout=min(seconds, _SECONDS_MAX))
 
 
 class Awaited(Protocol):
-    """What one thread may wait for, while others finish it.
+    """An object that one thread may wait for, while others finish it.
 
     :ivar bell: of the thread that waits, if one does.
     """
@@ -92,10 +92,10 @@ class Awaited(Protocol):
 
 
 def sleep(awaited: Awaited) -> None:
-    """Wait for `wake`, which may have come already; check again after a while in any case: the wake may have gone to a
-    thread that Ctrl-C took away between queueing and waiting.
+    """Wait for `wake`, which may have come already. Return after a while in any case, since the wake may have gone to a
+    thread that Ctrl-C ended between queueing and waiting.
 
-    The first time this only makes the bell, without which nobody is woken; the caller checks once more before it waits.
+    The first call only makes the bell, without which no thread is woken; the caller checks once more before it waits.
     """
     if awaited.bell is None:
         awaited.bell = Bell()
@@ -104,6 +104,6 @@ def sleep(awaited: Awaited) -> None:
 
 
 def wake(awaited: Awaited) -> None:
-    """Whoever waits for it checks again."""
+    """Let the thread that waits for it check again."""
     if awaited.bell is not None:
         awaited.bell.ring()

@@ -1,4 +1,4 @@
-"""How soon a thread that comes back from the disk goes on beside one that computes."""
+"""How soon a thread that returns from the disk continues beside one that computes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A thread that computes keeps the interpreter for `sys.getswitchinterval()`, 5 ms unless the program says otherwise. A
-# durable set waits for the disk for a small part of that, and then for the interpreter, more than once. A shorter
-# interval than this one takes more of the computing, and hardly shortens the wait.
+# A thread that computes keeps the interpreter for `sys.getswitchinterval()`, 5 ms unless the program sets another
+# value. A durable set waits for the disk for a small part of that, and then for the interpreter, more than once. An
+# interval shorter than this one takes more of the computing, and hardly shortens the wait.
 _SECONDS = 0.0005
 
 
 class _SwitchInterval:
-    """The interval, which is one for all of the process."""
+    """The interval, which is one for the whole process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the handler of a signal may meet its own thread here
+        self._lock = threading.RLock()  # a signal handler may find its own thread in here
         self._users = 0
         self._before = self._ours = 0.0
 
@@ -32,7 +32,7 @@ class _SwitchInterval:
     def put_back(self) -> None:
         with self._lock:
             self._users -= 1
-            if not self._users and sys.getswitchinterval() == self._ours:  # or somebody else has set it meanwhile
+            if not self._users and sys.getswitchinterval() == self._ours:  # otherwise other code has set it meanwhile
                 sys.setswitchinterval(self._before)
 
 
@@ -41,7 +41,7 @@ _INTERVAL = _SwitchInterval()
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """While somebody is in such a block, threads that compute let others go on after half a millisecond."""
+    """While any thread is in such a block, threads that compute let others go on after half a millisecond."""
     _INTERVAL.shorten()
     try:
         yield

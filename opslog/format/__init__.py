@@ -1,2 +1,2 @@
-"""What is on storage: names of files, lines of logs, manifests, snapshots, documents. Pure; docs/format.md is its
-text."""
+"""The format on storage: names of files, lines of logs, manifests, snapshots, documents. Pure; docs/format.md
+specifies it."""

@@ -1,4 +1,4 @@
-"""Checksums: which ones, of what, and the small JSON files that carry their own. Pure.
+"""Checksums: which algorithms, over which bytes, and the small JSON files that carry their own. Pure.
 
 - A block of a part or an archive (about 64 KiB): CRC-32, which finds every change of up to 32 bits in a row.
 - A whole file: SHA-256, which every language and every shell has.
@@ -74,9 +74,9 @@ def decode_checked(data: bytes, type: type[T], path: str) -> T:
 
 def check(data: bytes, path: str) -> None:
     """
-    :raises CorruptError: this is not what `encode_checked` has encoded: the checksum is wrong.
+    :raises CorruptError: `encode_checked` did not encode this: the checksum is wrong.
     """
-    # Without a copy: whoever opens a large store waits for this.
+    # Without a copy: opening a large store waits for this.
     if data[-_TAIL_LENGTH:] != _FIELD + sha256(memoryview(data)[:-_TAIL_LENGTH]).encode() + b'"}\n':
         raise CorruptError(
             f"{path}: its checksum does not fit its {len(data)} bytes: the file was damaged or cut short", path, 0
@@ -84,7 +84,7 @@ def check(data: bytes, path: str) -> None:
 
 
 def decode_body(data: bytes, type: type[T], path: str) -> T:
-    """The inverse of `encode_checked`, of what was found to have the right checksum.
+    """The inverse of `encode_checked`, for data whose checksum was already checked.
 
     :raises CorruptError: the form is wrong.
     """

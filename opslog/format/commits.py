@@ -1,8 +1,8 @@
 """Commits and the lines that carry them. Pure: bytes in, structs out, and back.
 
-A commit is what one call writes, one line of a log: a set or delete of one document, a batch of those, an undo, or a
-seal. A record is a set or a delete of one document; snapshots and archives are lines of records alone, so one decoder
-serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
+A commit is the result of one writing call, and one line of a log: a set or delete of one document, a batch of those, an
+undo, or a seal. A record is a set or a delete of one document; snapshots and archives are lines of records alone, so
+one decoder serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines are read only to be ordered.
 
     {"ts":"2026-11-20T12:00:00.123456Z","clock":42,"agent":"planner","op":"set","id":"task-1","data":{"title":"Build"}}
     {"ts":"…","clock":43,"agent":"planner","op":"delete","id":"task-1"}
@@ -10,7 +10,7 @@ serves every file. Documents stay undecoded (`msgspec.Raw`), because most lines 
     {"ts":"…","clock":45,"agent":"planner","op":"undo","target":44}
     {"ts":"…","clock":46,"agent":"planner","op":"seal"}
 
-A line of the shared log says who wrote it, and which transaction it is:
+A line of the shared log names its author, and the transaction:
 
     {"ts":"…","clock":1047,"agent":"transactions","by":"planner","tx":"5f0c…","op":"set","id":"task-1","data":{}}
 """
@@ -31,8 +31,8 @@ from opslog.kernel import set_line
 class Stamp(NamedTuple):
     """Names one commit, and each record that it wrote. As text: ``1042@planner``.
 
-    Equal stamps mean that nothing was written in between. `opslog.merge.stamps` says how they are ordered, and what
-    follows from that.
+    Equal stamps mean that nothing was written in between. `opslog.merge.stamps` defines their order, and its
+    consequences.
     """
 
     clock: int
@@ -54,28 +54,28 @@ class Stamp(NamedTuple):
         return cls(int(clock), agent)
 
 
-# So that a clock fits the signed 64-bit integer of every other language that reads a log.
+# So that a clock fits the signed 64-bit integer of every other language that reads logs.
 CLOCK_MAX = 2**63 - 1
 
-# No line is longer, so that a reader who finds none in so many bytes knows that something is wrong, and need not hold
-# all of a file in memory to find out.
+# No line is longer. So a reader that finds no line end in so many bytes knows that something is wrong, without holding
+# all of a file in memory.
 LINE_BYTES_MAX = 256 * 1024 * 1024
 
 Clock = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=CLOCK_MAX)]
 
 
-# What a prompt shows of a value, in characters, and of a batch, in ops.
+# How much of a value a prompt shows, in characters, and of a batch, in ops.
 _SHOWN, _OPS_SHOWN = 1000, 5
-# The fields that say who wrote it and when come last.
+# The author and the time come last.
 _SIGNATURE = frozenset({"ts", "clock", "agent", "by", "tx"})
 
 
 class _Shown(msgspec.Struct, gc=False):
-    """What is shown at a prompt: documents as documents, and only fields that say something."""
+    """The form that is shown at a prompt: documents as documents, and only fields that carry information."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Names and values; what is left out is at its default. Never raises."""
+        """Names and values; fields with default values are left out. Never raises."""
         shown: list[tuple[str, Any]] = []
         for name in sorted(self.__struct_fields__, key=_SIGNATURE.__contains__):
             value = getattr(self, name)
@@ -108,8 +108,8 @@ def _cut(value: object) -> str:
 # gc=False throughout: commits never form cycles, and a collector that visits millions of them triples the time of a
 # load.
 class _Signed(_Shown, gc=False, kw_only=True):
-    """What only the lines of the shared log have, and the records that came from there; both empty elsewhere, and where
-    opslog 0.1 has compacted them."""
+    """The fields of the shared log's lines, and of records that came from there; both empty elsewhere, and in records
+    that opslog 0.1 has compacted."""
 
     by: str = ""
     tx: str = ""
@@ -126,12 +126,12 @@ class _Commit(_Signed, gc=False, tag_field="op"):
 
     @property
     def author(self) -> str:
-        """Who wrote it: the agent in whose log it stands, or, of a transaction, the one who made it."""
+        """The agent that wrote it: the agent of the log or, for a transaction, its author."""
         return self.by or self.agent
 
     @property
     def op(self) -> str:
-        """The word that stands in the line: set, delete, batch, undo or seal."""
+        """The word in the line: set, delete, batch, undo or seal."""
         return str(self.__struct_config__.tag)
 
 
@@ -167,7 +167,7 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
             raise self.corrupt(str(error)) from error
 
     def corrupt(self, reason: str) -> CorruptError:
-        """The error that says why the document cannot be read."""
+        """The error with the reason why the document cannot be read."""
         return CorruptError(
             f"document {self.id!r}, written by {self.author} at clock {self.clock}, cannot be read: {reason}. "
             "`opslog verify` names the file and the byte offset"
@@ -177,8 +177,8 @@ class Set(_Commit, gc=False, tag_field="op", tag="set"):
 class Delete(_Commit, gc=False, tag_field="op", tag="delete"):
     """A document is deleted.
 
-    :ivar archived: the period it went to, when an archive did it.
-    :ivar folded: of a tombstone in a snapshot, when it came into one, by the storage's clock. Says nothing in a log.
+    :ivar archived: the period of the archive that it went to, if archiving deleted it.
+    :ivar folded: for a tombstone in a snapshot, when it came into one, by the storage's clock. Unused in a log.
     """
 
     id: str
@@ -236,7 +236,7 @@ class Batch(_Commit, gc=False, tag_field="op", tag="batch"):
         return tuple(dict.fromkeys(op.id for op in self.ops))
 
 
-# With a dictionary, since what it gave back is not in its line; such a struct cannot do without the collector.
+# With a dictionary, since `ids` is not in its line; such a struct needs the collector.
 class Undo(_Commit, gc=True, dict=True, tag_field="op", tag="undo"):
     """Cancels an earlier commit of the same agent.
 
@@ -251,13 +251,13 @@ class Undo(_Commit, gc=True, dict=True, tag_field="op", tag="undo"):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The documents that it gave back. Empty where it cancelled nothing, and where that is not known: in a commit
-        that no store has read, or where the commit that it cancelled is no longer kept."""
+        """The documents that it gave back. Empty if it cancelled nothing, or if that is unknown: in a commit
+        that no store has read, or if the commit that it cancelled is no longer kept."""
         ids: tuple[str, ...] = self.__dict__.get("_ids", ())
         return ids
 
     def note_ids(self, ids: tuple[str, ...]) -> None:
-        """Whoever reads its log knows what it gave back."""
+        """Set `ids`; called by the reader of its log, which knows them."""
         self.__dict__["_ids"] = ids
 
 
@@ -278,7 +278,7 @@ AnyCommit = TypeVar("AnyCommit", bound=Commit)
 
 
 def detached(commit: AnyCommit, agent: str) -> AnyCommit:
-    """The commit without its hold on the bytes that it was decoded from; those can be many times as long.
+    """A copy of the commit that does not keep the bytes it was decoded from in memory; those can be many times as long.
 
     :param agent: the same name as the commit's, one string for all commits of a log.
     """
@@ -297,7 +297,7 @@ _records = msgspec.json.Decoder(Record)
 
 
 def decode_commits(lines: bytes, path: str, offset: int) -> list[Commit]:
-    """The commits of whole lines. `path` and `offset` say where `lines` begins, for the message.
+    """The commits of whole lines. `path` and `offset` name the beginning of `lines`, for the message.
 
     :raises CorruptError: at the first line that is no commit.
     """
@@ -305,7 +305,7 @@ def decode_commits(lines: bytes, path: str, offset: int) -> list[Commit]:
 
 
 def decode_commit(line: bytes) -> Commit | None:
-    """The commit of one line; None where it is none by itself."""
+    """The commit of one line; None if it is none by itself."""
     try:
         commit: Commit = _commits.decode(line)
     except UNREADABLE:
@@ -319,7 +319,7 @@ def decode_records(lines: bytes, path: str, offset: int) -> list[Record]:
 
 
 def decode_record(line: bytes) -> Record:
-    """One record line that was decoded before, with all others of its file.
+    """One record line that was decoded before, together with all others of its file.
 
     :raises CorruptError: it is no record by itself.
     """
@@ -338,16 +338,16 @@ def _decode(decoder: msgspec.json.Decoder[AnyCommit], lines: bytes, path: str, o
         commits = decoder.decode_lines(lines)
     except UNREADABLE:
         commits = []
-    # decode_lines passes over blank lines and takes line ends for spaces; the count shows that. Then go line by line to
-    # find the place. (As many lines of two commits as commits of two lines would pass; verify sees those.)
+    # decode_lines skips blank lines and takes line ends for spaces; the count shows that. Then go line by line to
+    # find the place. (If as many lines have two commits as commits have two lines, this passes; verify finds those.)
     if len(commits) == lines.count(b"\n") and lines.endswith(b"\n") and _have_ts(commits):
         return commits
     return _decode_slowly(decoder, lines, path, offset)
 
 
 def _have_ts(commits: Sequence[_Commit]) -> bool:
-    """Whether the `ts` of each is a time in the one form that sorts as text; all at once, since a load asks this for
-    every line. That the day exists is left to `opslog verify`."""
+    """Whether the `ts` of each is a time in the one form that sorts as text; all at once, since a load checks this for
+    every line. `opslog verify` checks that the day exists."""
     joined = "".join([commit.ts for commit in commits]).encode()
     return joined.translate(_ZEROS) == _TS_FORM * len(commits)
 
@@ -380,11 +380,11 @@ def _split(lines: bytes) -> Iterable[bytes]:
 
 
 # Encoding is written out, not left to msgspec: a tag would come first, and the order of fields is part of the format.
-# `ts` and `agent` need no escaping: the one is made by `format_ts`, the other is a valid name.
+# `ts` and `agent` need no escaping: `format_ts` makes the former, and the latter is a valid name.
 
 
 def described_line(commit: Commit) -> bytes:
-    """The line of a commit, with its newline; of an undo also with the documents that it gave back, as `ids`."""
+    """The line of a commit, with its newline; for an undo, also with the documents that it gave back, as `ids`."""
     line = encode_commit(commit)
     if not isinstance(commit, Undo):
         return line
@@ -396,7 +396,8 @@ def encode_commit(commit: Commit, key: str = "") -> bytes:
 
     :param key: of the request that it was written for, in the shared log.
     :raises UsageError: it is longer than a line may be.
-    :raises CorruptError: its clock is beyond what a line can hold, because something read before was at the end of it.
+    :raises CorruptError: its clock is above the greatest that a line can hold, because a commit read before had that
+        one.
     """
     if commit.clock > CLOCK_MAX:
         raise CorruptError(
@@ -443,7 +444,7 @@ def _encode_op(op: SetOp | DeleteOp) -> bytes:
 
 
 def _set_fields(op: Set | SetOp) -> tuple[bytes, ...]:
-    """What follows each other in the line, so that a document is copied once, into it."""
+    """The parts of the line, in order, so that a document is copied only once, into the line."""
     fields = (b'"op":"set","id":', orjson.dumps(op.id), b',"data":', op.data)
     return fields if op.v == 1 else (*fields, b',"v":%d' % op.v)
 

@@ -1,8 +1,8 @@
-"""Documents: exactly the JSON objects that come back as they were stored. Pure.
+"""Documents: exactly the JSON objects that are read back unchanged. Pure.
 
 Exact means: the document read back equals the one written, with every type, the order of keys, and integers of up to 64
-bits. What JSON or orjson would quietly change (NaN to null, a tuple to a list, a UUID to a string) or cannot carry is
-refused.
+bits. Values that JSON or orjson would silently change (NaN to null, a tuple to a list, a UUID to a string) or cannot
+represent are refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Migrate = Callable[[Document, int], Document]
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 # orjson writes at most this many levels.
 _DEPTH_MAX = 254
-# A message has the beginning and the end of a longer place.
+# A message shows the beginning and the end of a longer place.
 _PLACE_SHOWN = 120
 
 
@@ -59,7 +59,7 @@ def check_type(type: Any) -> None:
     """
     if type is None or type is dict:
         return
-    from msgspec import inspect  # only for those who have types
+    from msgspec import inspect  # only needed for stores with types
 
     try:
         fits = not isinstance(type, str) and _is_object(inspect.type_info(type))
@@ -75,7 +75,7 @@ def check_type(type: Any) -> None:
 
 
 def _is_object(info: Any) -> bool:
-    """Whether JSON has an object for each value of a type."""
+    """Whether each value of a type is a JSON object."""
     from msgspec import inspect
 
     match info:
@@ -89,7 +89,7 @@ def _is_object(info: Any) -> bool:
 
 
 def type_name(type: Any) -> str:
-    """What messages call a type."""
+    """The name of a type in messages."""
     return type.__name__ if isinstance(type, builtins.type) else repr(type)[:80]
 
 
@@ -121,22 +121,22 @@ def check_id(id: object) -> str:
 def encode(document: object) -> bytes:
     """The JSON text of a document.
 
-    Reading the text back and comparing costs as much as writing it, and is the only check that holds for whatever
-    Python or orjson think of next: a walk over the document in Python costs several times that. Equality passes over
-    types that compare as equal (an IntEnum and its number); marshal, which knows the plain types only, does not. In C a
-    walk costs a tenth; a document of the very types that JSON has is encoded after that.
+    Reading the text back and comparing costs as much as writing it, and is the only check that covers everything that
+    Python or orjson may do in future; a walk over the document in Python costs several times that. Equality accepts
+    types that compare as equal (an IntEnum and its number); marshal, which knows only the plain types, does not. In C a
+    walk costs a tenth; a document with only JSON's own types is encoded after that.
 
-    :raises InvalidDocumentError: it is not a JSON object, or something in it would not come back as it is; names the
-        place.
+    :raises InvalidDocumentError: it is not a JSON object, or something in it would not be read back unchanged; names
+        the place.
     """
     if encode_plain is not None and (plain := encode_plain(document, orjson.dumps)) is not None:
         return plain
     try:
         text = orjson.dumps(document)
-        # Version 2 is the last that does not look for objects that occur twice.
+        # Version 2 is the last that does not search for objects that occur twice.
         marshal.dumps(document, 2)  # type: ignore[arg-type]  # whether it can take it is the question
         if text.startswith(b"{") and orjson.loads(text) == document:
-            # A copy, because what orjson returns holds on to all of the 4 KiB that it began to write into.
+            # A copy, because orjson's result keeps all of the 4 KiB buffer that it began to write into.
             return b"%b" % text
     except (orjson.JSONEncodeError, RecursionError, ValueError):
         pass
@@ -148,9 +148,9 @@ def encode(document: object) -> bytes:
 
 
 def _find_fault(value: object, place: str, above: dict[int, str]) -> tuple[str, str] | None:
-    """(what is wrong, where) of the first thing in `value` that JSON cannot carry exactly, or None.
+    """(problem, place) of the first value in `value` that JSON cannot represent exactly, or None.
 
-    :param above: the places of the dicts and lists that `value` lies in, by their identity.
+    :param above: the places of the dicts and lists that contain `value`, by their identity.
     """
     if not above and type(value) is not dict:
         hint = f": open the store with type={type(value).__name__}" if _is_typed(value) else ""
@@ -213,12 +213,12 @@ def _string_fault(text: str) -> str | None:
 
 
 class Schema(msgspec.Struct, Generic[T], frozen=True):
-    """How a program sees documents: their type, and their schema version.
+    """A program's view of documents: their type, and their schema version.
 
-    :ivar type: what `T` is: a dataclass, a TypedDict or a msgspec.Struct; None for plain dicts.
-    :ivar version: the current schema version, written with each document. None: of any version, for tools that do not
-        know the schema; documents are handed out as they are and a set keeps the version of what it replaces.
-    :ivar migrate: brings a document of an older version forward when it is read; None hands it out as it is.
+    :ivar type: the class `T`: a dataclass, a TypedDict or a msgspec.Struct; None for plain dicts.
+    :ivar version: the current schema version, written with each document. None: any version, for tools that do not
+        know the schema; documents are returned unchanged, and a set keeps the version of the record that it replaces.
+    :ivar migrate: brings a document of an older version forward when it is read; None: it is returned unchanged.
     """
 
     type: type[T] | None = None
@@ -227,23 +227,23 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def reads_replaced(self) -> bool:
-        """Whether a set has to see what it replaces: to keep its version, or because of `check_known`."""
+        """Whether a set needs the record that it replaces: to keep its version, or because of `check_known`."""
         return self.type is not None or self.version is None
 
     def check_known(self, data: bytes, replaced: Set | None) -> None:
-        """To replace this record by `data`, which `encode` gave, deletes no field that the type does not know.
+        """Check that replacing this record by `data`, from `encode`, deletes no field that the type does not know.
 
         :raises InvalidDocumentError: it does; names the field.
         :raises SchemaVersionError: the record was written under a newer version, of which the type knows nothing.
         """
         if self.type is None or replaced is None:
             return
-        from opslog.format.known_fields import lost_field  # only for those who have types
+        from opslog.format.known_fields import lost_field  # only needed for stores with types
 
         try:
             old = self.current(replaced)
         except CorruptError:
-            return  # nobody can read what it has, and to set it anew is the way out
+            return  # nobody can read its content, and setting it anew is the way out
         place = lost_field(self.type, old, orjson.loads(data))
         if place is not None:
             raise InvalidDocumentError(
@@ -278,7 +278,7 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
         return self.typed(self.current(record), record)
 
     def typed(self, document: Document, record: Set) -> T:
-        """What `decode` makes of a record whose document `current` gave. The document is used up.
+        """The value that `decode` returns for a record whose document `current` gave. Consumes the document.
 
         :raises CorruptError: not of the store's type.
         """
@@ -311,11 +311,11 @@ class Schema(msgspec.Struct, Generic[T], frozen=True):
 
     @property
     def migrates(self) -> bool:
-        """Whether `text` of a document may differ from what is stored."""
+        """Whether `text` of a document may differ from the stored text."""
         return self.version is not None and self.migrate is not None
 
     def is_current(self, record: Set) -> bool:
-        """Whether a document is handed out as it is stored: it is of the current version, or there is none."""
+        """Whether a document is returned as it is stored: it is of the current version, or there is none."""
         return self.version is None or record.v == self.version
 
     def text(self, record: Set) -> bytes | msgspec.Raw:

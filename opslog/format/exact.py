@@ -1,8 +1,8 @@
 """JSON decoded exactly or not at all. Pure.
 
-Decoders differ in what they quietly bend: of a name that an object has twice one takes the first value and another the
-last; an integer beyond 64 bits becomes a float here and an error there. What two programs could read differently is
-refused here, so that all who read a store hold the same documents.
+Decoders silently change different things. If an object has a name twice, one takes the first value and another the
+last; an integer beyond 64 bits becomes a float here and an error there. This module refuses whatever two programs could
+read differently, so that all readers of a store have the same documents.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import msgspec
 import orjson
 
-# What msgspec raises for bytes that it cannot decode; the last one for objects in objects in objects.
+# The errors of msgspec for bytes that it cannot decode; the last one for objects that are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class InexactError(ValueError):
-    """Why some bytes are not exactly one JSON value.
+    """The reason why some bytes are not exactly one JSON value.
 
-    :ivar offset: the bad byte, where the decoder knows it, or 0.
+    :ivar offset: the bad byte, if the decoder knows it, or 0.
     """
 
     def __init__(self, message: str, offset: int = 0) -> None:
@@ -31,14 +31,14 @@ class InexactError(ValueError):
 
 
 class NotJsonError(InexactError):
-    """It is no JSON in UTF-8 at all, as what is left of a line that was cut off."""
+    """It is not JSON in UTF-8 at all, such as the rest of a line that was cut off."""
 
 
 def loads(data: bytes) -> Any:
     """The JSON value in `data`. Integers of any size stay integers.
 
-    The standard library's decoder is used because it alone shows the pairs of an object before they become a dict,
-    which is what finding duplicate names needs.
+    The standard library's decoder is used because only it shows the pairs of an object before they become a dict,
+    which is needed to find duplicate names.
 
     :raises InexactError: no JSON, no UTF-8, half of a surrogate pair (which has no UTF-8 form), a name twice in one
         object, NaN and Infinity, numbers beyond the range of a double, or nested too deeply.
@@ -67,8 +67,9 @@ def loads(data: bytes) -> Any:
 def load_document(text: bytes) -> dict[str, Any]:
     """The JSON object in `text`, as a document holds it: integers fit in 64 bits, and it nests 254 levels at most.
 
-    What comes out as the bytes that went in was understood exactly, and nearly all documents do; to encode them again
-    costs a sixth of decoding them. Others, which other programs or people wrote, are decoded slowly.
+    If encoding the result gives the same bytes again, the text was understood exactly, and this is true of nearly all
+    documents; encoding them again costs a sixth of decoding them. Others, written by other programs or people, are
+    decoded slowly.
 
     :raises InexactError: it is no JSON object, or not exactly one.
     """
@@ -77,7 +78,7 @@ def load_document(text: bytes) -> dict[str, Any]:
         if type(document) is dict and orjson.dumps(document) == text:
             return document
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        pass  # the slow way has the better reasons
+        pass  # the slow way gives better reasons
     document = loads(text)
     if type(document) is not dict:
         raise InexactError("it is not a JSON object")

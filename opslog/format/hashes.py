@@ -1,6 +1,6 @@
 """Sets of ids as lists of their hashes: small enough for a manifest. Pure.
 
-An id whose hash is not in the list is not in the set. One whose hash is there may be another one with the same hash.
+An id whose hash is not in the list is not in the set. An id whose hash is in it may be another one with the same hash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def decode_hashes(data: bytes) -> Sequence[int]:
 
 
 def hashes_fault(data: bytes, most: int) -> str | None:
-    """Why these bytes are no list of at most so many hashes; None where they are."""
+    """The reason why these bytes are not a list of at most so many hashes; None if they are."""
     if len(data) % _HASH_BYTES:
         return f"a list of {len(data)} bytes has a hash that is cut short"
     if len(data) // _HASH_BYTES > most:

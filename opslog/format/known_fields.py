@@ -1,7 +1,8 @@
-"""Which fields of a stored document a program's type knows. Pure.
+"""The fields of a stored document that a program's type knows. Pure.
 
-A typed value has the fields of its type alone. Whoever reads a document, changes the value and sets it deletes every
-field that another version of the program has added. docs/decisions/unknown-fields.md says why that is refused.
+A typed value has only the fields of its type. So a program that reads a document, changes the value and sets it would
+delete every field that another version of the program has added. docs/decisions/unknown-fields.md says why that is
+refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec import inspect, json
 
 
 class _KnownFields(Enum):
-    """Stands for a value that has every field that its type knows, and no other."""
+    """Marks a value that has exactly the fields that its type knows."""
 
     ALL = "all"
 
@@ -31,11 +32,11 @@ def _description(kind: type) -> inspect.Type:
 
 def lost_field(kind: type, old: object, new: object) -> str | None:
     """The place of the first field that `old` has, `kind` does not know and `new` lacks, in the form ``$.a[3].b``;
-    None where nothing is lost.
+    None if nothing is lost.
 
-    What was taken out as a whole is not lost: an object of which `new` has nothing at its place, or items of a list. An
-    item with such fields counts as taken out only where the new list has nothing that could be it: nothing but items
-    that were there before without such fields.
+    Something that was removed as a whole is not lost: an object that has nothing in its place in `new`, or items of a
+    list. An item with such fields counts as removed only if the new list has nothing that could be this item, that is,
+    only items that were there before without such fields.
 
     :param old, new: documents as JSON has them, both of type `kind`.
     """
@@ -47,7 +48,7 @@ def _lost(info: inspect.Type, old: object, new: object, place: str) -> Iterator[
         case inspect.Metadata():
             yield from _lost(info.type, old, new, place)
         case inspect.UnionType():
-            # Whatever one of its types knows is known.
+            # A field counts as known if one of the types knows it.
             losses = [list(_lost(one, old, new, place)) for one in info.types if _fits(one, old)]
             if losses and all(losses):
                 yield losses[0][0]
@@ -69,7 +70,7 @@ _Object = inspect.StructType | inspect.DataclassType | inspect.TypedDictType | i
 
 
 def _lost_of_object(info: _Object, old: object, new: object, place: str) -> Iterator[str]:
-    if isinstance(old, list):  # so are named tuples written, and structs with array_like
+    if isinstance(old, list):  # named tuples, and structs with array_like, are written as lists
         types = tuple(field.type for field in info.fields)
         tag = isinstance(info, inspect.StructType) and info.tag is not None
         yield from _lost_of_items((inspect.AnyType(),) * tag + types, old, new, place)
@@ -86,7 +87,7 @@ def _lost_of_object(info: _Object, old: object, new: object, place: str) -> Iter
 
 
 def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, place: str) -> Iterator[str]:
-    """Of a list in which each place has a meaning."""
+    """The lost fields of a list in which each place has a meaning."""
     if isinstance(old, list) and (isinstance(new, list) or new is _KNOWN):
         there = len(types) if new is _KNOWN else len(new)
         if len(old) > len(types) == there:
@@ -96,8 +97,8 @@ def _lost_of_items(types: tuple[inspect.Type, ...], old: object, new: object, pl
 
 
 def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str) -> Iterator[str]:
-    """Of a list whose items may come, go and change places. Nobody can say which new item was which, if it changed; so
-    while any may be one whose fields are unknown, those are lost."""
+    """The lost fields of a list whose items may come, go and change places. If a new item was changed, it is unknown
+    which item it was before; so while it may be any item with unknown fields, those fields are lost."""
     unknown = {
         number: fields
         for number, before in enumerate(old)
@@ -119,7 +120,7 @@ def _lost_of_list(item: inspect.Type, old: list[object], new: object, place: str
 
 
 def _without(items: Sequence[object], others: Sequence[object]) -> list[object]:
-    """The items less those that are equal to one of the others, each for one of them."""
+    """The items without those that are equal to one of the others; each of the others removes one."""
     found = Counter(json.encode(other, order="deterministic") for other in others)
     left = []
     for one in items:
@@ -136,7 +137,7 @@ def _at(new: object, key: str | int) -> object:
 
 
 def _fits(info: inspect.Type, value: object) -> bool:
-    """Whether a value of a union can be of this one of its types, as far as that is seen from outside."""
+    """Whether a value of a union can be of this one of its types, judged by its outer form."""
     match info:
         case inspect.Metadata():
             return _fits(info.type, value)

@@ -1,4 +1,4 @@
-"""Names of files in a store, and which names may be given to things. Pure: strings in, strings out.
+"""Names of files in a store, and the valid names for agents and periods. Pure: strings in, strings out.
 
     manifests/00000000000000000007.json
     snapshots/00000000000000000007-<nonce>/part-00000.jsonl   and   part-00000.index
@@ -10,8 +10,8 @@
     removed/<nonce>/<former path>                              what `opslog verify --repair` moved aside
     <any of these>.tmp-<nonce>                                 a file that is being created, or never was
 
-Numbers have 20 digits, so that the order of names is the order of numbers. What a file is follows from its whole path
-(`kind_of`): agents and periods choose their own names, and such a name may look like anything.
+Numbers have 20 digits, so that the order of names is the order of numbers. The kind of a file follows from its whole
+path (`kind_of`): the names of agents and periods are free, and such a name may look like anything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _is(pattern: str) -> Callable[[str], re.Match[str] | None]:
 
 
 class Kind(Enum):
-    """What a file below a store's root is."""
+    """The kind of a file below a store's root."""
 
     MANIFEST = "manifest"
     # A part of a run, or its index.
@@ -61,13 +61,13 @@ class Kind(Enum):
     ARCHIVE = "archive"
     # A lock, a lease, or the storage's clock.
     LOCK = "lock"
-    # Which store this is.
+    # The store's id.
     STORE = "store"
-    # What a repair moved aside.
+    # A file that a repair moved aside.
     REMOVED = "removed"
-    # What a backend is still creating under another name, or gave up creating.
+    # A file that a backend is still creating under another name, or gave up creating.
     TEMPORARY = "temporary"
-    # What a job put aside.
+    # A file that a job staged.
     STAGED = "staged"
     # Nothing of opslog's.
     FOREIGN = "foreign"
@@ -106,8 +106,8 @@ _TOLERATED = (
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:
-    """Which of the names in a directory say that it is for something else, and that no store should begin there; none
-    where there is a store, or the beginning of one. Pure."""
+    """The names in a directory that show that it is used for something else, so that no store should begin there; none
+    if there is a store, or the beginning of one. Pure."""
     found = set(names)
     if found & {MANIFESTS[:-1], LOCKS[:-1], STORE}:
         return []
@@ -152,7 +152,7 @@ def run_of(path: str) -> tuple[str, int] | None:
 
 
 def log_prefix(agent: str) -> str:
-    """What the paths of all segments of a log begin with."""
+    """The common beginning of the paths of all segments of a log."""
     return f"{OPS}{agent}/"
 
 
@@ -182,8 +182,8 @@ def temporary_path(path: str, nonce: str) -> str:
 
 
 def kind_of(path: str) -> Kind:
-    """What the file at a path is. No file has two kinds: a segment, part, index, manifest, archive or lock is never a
-    temporary file, whatever the names of its agent or period contain, because none of their basenames ends in
+    """The kind of the file at a path. No file has two kinds: a segment, part, index, manifest, archive or lock is never
+    a temporary file, whatever the names of its agent or period contain, because none of their basenames ends in
     ``.tmp-<nonce>``."""
     if manifest_number(path) is not None:
         return Kind.MANIFEST

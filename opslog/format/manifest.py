@@ -1,8 +1,8 @@
 """The manifest: the small numbered object that says what is live. Pure.
 
 The manifest with the greatest number is the truth. It names the runs of the snapshot, newest first, and the cut: for
-each agent, where the commits begin that are not in the snapshot. Manifest 1 is created with the store and has an empty
-snapshot.
+each agent, the position of the first commit that is not in the snapshot. Manifest 1 is created with the store and has
+an empty snapshot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     :ivar segment: the number of the segment, from 1.
     :ivar offset: bytes from its start.
     :ivar commits: how many commits of this log lie before this position.
-    :ivar there: at byte 0, whether the segment is there. If not, this is where the log goes on, should it ever.
+    :ivar there: at byte 0, whether the segment exists. If not, the log would go on there.
     """
 
     segment: int
@@ -43,16 +43,16 @@ class Cut(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def last_segment(self) -> int:
-        """The last segment of which something lies before this position."""
+        """The last segment that begins before this position."""
         return self.segment if self.offset else self.segment - 1
 
     @property
     def needed_segment(self) -> int:
-        """The last segment that must be there because of this cut."""
+        """The last segment that must exist because of this cut."""
         return self.segment if self.there else self.last_segment
 
 
-# Where every log begins.
+# The beginning of every log.
 START = Cut(1, 0, 0)
 
 
@@ -69,7 +69,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     :ivar records: how many lines.
     :ivar live: how many of them are sets.
     :ivar shared: the hashes (`opslog.format.hashes`) of the ids whose record is from the shared log; None: they are too
-        many to be listed; unset: a program that does not know of them wrote it.
+        many to be listed; unset: an older program, which does not list them, wrote it.
     """
 
     path: str
@@ -105,7 +105,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What all agents of a store must agree on. Set when the store is created; `keep_history` may change later.
+    """The settings that all agents of a store share. Set when the store is created; `keep_history` may change later.
 
     :ivar undo_window: how many of an agent's newest commits are never compacted.
     :ivar grace_seconds: how long files stay after the manifest that needed them was superseded.
@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def fault(self) -> str | None:
-        """Which of them cannot be, None if all is well."""
+        """The setting that is invalid, None if all are valid."""
         if not 0 <= self.undo_window <= _WINDOW_MAX:
             return f"undo_window is a number of commits from 0 to {_WINDOW_MAX}, not {self.undo_window!r}"
         for name in ("grace_seconds", "tombstone_ttl_seconds", "undo_ttl_seconds", "keep_history_seconds"):
@@ -132,21 +132,21 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
-# Of each log so many commits are in memory twice.
+# This many commits of each log are in memory twice.
 _WINDOW_MAX = 1_000_000
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring.
 
-    :ivar created: wall clock of whoever made it.
-    :ivar clock: no commit that was read for it has a greater clock. All that is compacted, and every undo that was
-        applied, is at or below it: so the state at any clock from here on can be rebuilt from this manifest.
+    :ivar created: the wall clock of the process that made it.
+    :ivar clock: no commit that was read for it has a greater clock. All compacted commits, and every applied undo, are
+        at or below it: so the state at any clock from here on can be rebuilt from this manifest.
     :ivar ts: likewise the greatest `ts` among all that was read; empty when there was none.
     :ivar documents: how many documents the snapshot shows.
     :ivar oldest: the number of the oldest manifest that was retained when this one was made. Those below it count as
-        collected, also one that is there, or that a delayed write brings back. 0: an older program made it.
-    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and where an
+        collected, even if one still exists, or a delayed write brings one back. 0: an older program made it.
+    :ivar folded: when it was made, by the storage's clock, in the form of `ts`; empty for manifest 1, and if an
         older program made it.
     :ivar authors: see `settled_by`.
     :ivar logs: see `log_ends`.
@@ -168,20 +168,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log_ends(self) -> dict[str, Cut]:
-        """Where the logs that go on behind the cut ended when it was made. A log only grows: one that does not reach up
-        to there was removed, or cut short."""
+        """The ends, when it was made, of the logs that go on behind the cut. A log only grows: one that does not reach
+        up to its end was removed, or cut short."""
         return {} if isinstance(self.logs, msgspec.UnsetType) else self.logs
 
     @property
     def settled_by(self) -> dict[str, int]:
-        """Per agent the clock of the newest transaction of its own that is compacted, where its log has something
-        older behind the cut, which an undo would otherwise take back in place of that."""
+        """For each agent whose log has older commits behind the cut: the clock of its newest compacted transaction. An
+        undo would otherwise take back one of those older commits in its place."""
         return {} if isinstance(self.authors, msgspec.UnsetType) else self.authors
 
     @property
     def complete_from(self) -> str:
-        """The state at any time from here on can be rebuilt from this manifest. What it compacted and every undo that
-        it applied was written before it was made, also where a clock that was wrong says otherwise."""
+        """The state at any time from here on can be rebuilt from this manifest. Everything that it compacted, and every
+        undo that it applied, was written before it was made, even if a wrong clock says otherwise."""
         return min(self.ts, self.folded) if self.folded else self.ts
 
     @property
@@ -202,16 +202,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str, number: int) -> Manifest:
-    """The manifest in a file that is named for `number`.
+    """The manifest in the file for `number`.
 
     :raises FormatVersionError: a newer opslog wrote it.
-    :raises CorruptError: it is damaged, or not the one it is named for.
+    :raises CorruptError: it is damaged, or has another number.
     """
     check(data, path)
     try:
         manifest = decode_body(data, Manifest, path)
     except CorruptError:
-        _check_format(decode_body(data, _Format, path).format, path)  # a newer one may have another form
+        _check_format(decode_body(data, _Format, path).format, path)  # a newer format may have another form
         raise
     _check_format(manifest.format, path)
     if manifest.number != number:
@@ -231,7 +231,7 @@ def _check_format(format: int, path: str) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    """What cannot be in a manifest. Others wrote it: no path and no name in it may lead anywhere but to the parts and
+    """Invalid contents of a manifest. Others wrote it: every path and name in it may only lead to the parts and
     logs of this store."""
     if not 0 <= manifest.clock <= CLOCK_MAX:
         yield f"its clock is {manifest.clock}"
@@ -273,7 +273,7 @@ def _run_faults(run: Run, number: int) -> Iterator[str]:
         yield f"it names run {run.name!r}, which cannot have been written for it"
     if not run.parts:
         yield f"it names no part of run {run.name}"
-    # What holds for each of very many parts is asked in few steps: whoever opens a large store waits for it.
+    # Checks on each of very many parts take few steps, because opening a large store waits for them.
     paths = part_paths(run.name, len(run.parts))
     for part, path in zip(run.parts, paths, strict=True):
         if part.path != path:

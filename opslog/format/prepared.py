@@ -1,8 +1,8 @@
-"""Types that threads decode: msgspec works them out beforehand.
+"""Types that threads decode, analysed by msgspec in advance.
 
-msgspec works out a type, and the types in it, when it is first used, in steps between which another thread may have
-its turn. One that uses the same type then finds it half-done, and the process ends with a segmentation fault (msgspec
-0.22). So whoever decodes or converts without a decoder that was made at import prepares its types at import.
+msgspec analyses a type, and the types in it, when it is first used, in steps between which another thread may have
+its turn. A thread that uses the same type then finds it half-done, and the process ends with a segmentation fault
+(msgspec 0.22). So modules that decode or convert without a decoder made at import prepare their types at import.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 
 
 def prepare(*types: Any) -> None:
-    """Have msgspec work out these types, and those in them, now. From then on any thread may decode them.
+    """Have msgspec analyse these types, and those in them, now. From then on any thread may decode them.
 
-    To be called by one thread at a time: at import, or under a lock.
+    Call it from one thread at a time: at import, or under a lock.
 
     :raises TypeError: msgspec knows no such type.
     """

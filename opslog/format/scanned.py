@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ScannedCommits(Sequence[Commit]):
-    """The commits of whole lines of one log, which are decoded when somebody asks for one.
+    """The commits of whole lines of one log, each decoded when it is accessed.
 
     :ivar sets: those that the kernel has read, alone or in batches.
     :ivar others: the other ones, decoded.
@@ -64,9 +64,8 @@ class ScannedCommits(Sequence[Commit]):
 
 
 def scan_commits(lines: bytes, agent: str, path: str, offset: int) -> ScannedCommits | None:
-    """The commits of whole lines of an agent's log, in which they follow each other: clocks ascend, and all are the
-    agent's. None where that is not so, where a line cannot be read, and where the kernel declines. `path` and `offset`
-    say where `lines` begins.
+    """The commits of consecutive whole lines of an agent's log: clocks ascend, and all are the agent's. None if that is
+    not so, if a line cannot be read, or if the kernel declines. `path` and `offset` name the beginning of `lines`.
     """
     found = None if scan is None else scan(lines, agent)
     if found is None:

@@ -1,7 +1,7 @@
 """The snapshot format: runs in parts, parts in blocks, and the index of blocks that lies beside each. Pure.
 
-A part is lines of records sorted by id. It is cut into blocks of whole lines, of about 64 KiB, and its index says of
-each block where it is, which id is the first in it, and its CRC-32: enough to find, read and verify one document with
+A part is lines of records sorted by id. It is divided into blocks of whole lines, of about 64 KiB. Its index has for
+each block its position, its first id, and its CRC-32: enough to find, read and verify one document with
 one read. Archives have the same two files.
 """
 
@@ -24,10 +24,10 @@ from opslog.format.prepared import prepare
 T = TypeVar("T")
 L = TypeVar("L", bound="SortedLines")
 
-# A block ends with the line that reaches this size: what one lookup reads, and what one checksum covers.
+# A block ends with the line that reaches this size: one lookup reads it, and one checksum covers it.
 BLOCK_BYTES = 64 * 1024
 
-# A part ends with the block that reaches this size: what a writer holds in memory, and what one upload carries.
+# A part ends with the block that reaches this size: a writer holds it in memory, and one upload transfers it.
 PART_BYTES = 4 * 1024 * 1024
 
 # A part with more records from the shared log does not list their ids: each takes more than 5 bytes of the manifest,
@@ -37,10 +37,10 @@ SHARED_MAX = 1024
 
 # gc=False, as of commits: a merge holds a million of them.
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A record as its line, with what sorting and copying need to know of it: copying never decodes or encodes.
+    """A record as its line, with the fields that sorting and copying need: copying never decodes or encodes.
 
-    :ivar deleted: of a tombstone, when it came into a snapshot first; empty if that is about to happen, or if an older
-        program did not say. None for a set.
+    :ivar deleted: for a tombstone, when it first came into a snapshot; empty if that is about to happen, or if an older
+        program did not store it. None for a set.
     :ivar shared: whether it is from the shared log.
     """
 
@@ -57,13 +57,13 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def new(cls, record: Record) -> Row:
-        """The row of a record that comes from a log, whatever that says."""
+        """The row of a record that comes from a log, whose own `folded` is ignored."""
         if isinstance(record, Delete) and record.folded is not None:
             record = msgspec.structs.replace(record, folded=None)
         return cls.of(record, encode_commit(record))
 
     def stamped(self, folded: str) -> Row:
-        """A tombstone that says when it came into a snapshot first: at `folded`, if it does not say so yet."""
+        """A tombstone with the time when it first came into a snapshot: `folded`, if it has none yet."""
         if self.deleted:
             return self
         record = self.record
@@ -116,10 +116,10 @@ class SomeLines(msgspec.Struct, frozen=True):
 
 
 class SortedLines(Protocol):
-    """Rows of sets, none of them from the shared log, as lines that are not held one by one."""
+    """Rows of sets, none of them from the shared log, as lines that are not held individually."""
 
     def take(self, room: int) -> SomeLines | None:
-        """The next ones, up to the line with which they have `room` bytes, or the last; None: there are no more."""
+        """The next lines, up to `room` bytes, including the line that reaches them; None: there are no more."""
 
 
 class _Builder:
@@ -152,7 +152,7 @@ class _Builder:
             self.end_block()
 
     def add_from(self, lines: SortedLines) -> bool:
-        """Add lines up to the end of a block; whether there were any."""
+        """Add lines up to the end of a block; returns whether there were any."""
         some = lines.take(BLOCK_BYTES - self.pending_bytes)
         if some is None:
             return False
@@ -211,13 +211,14 @@ def may_be_last(file: File) -> bool:
 
 
 class PartEnds:
-    """Where `build_parts` ends its parts, by the lengths of the lines alone, for those who build them apart."""
+    """The ends of the parts that `build_parts` makes, from the lengths of the lines alone; for building them
+    elsewhere."""
 
     def __init__(self) -> None:
         self._block = self._part = 0
 
     def add(self, length: int) -> bool:
-        """Whether a part ends with this line, which comes after those that were added before."""
+        """Whether a part ends with this line, which comes after those added before."""
         self._block += length
         if self._block < BLOCK_BYTES:
             return False
@@ -256,7 +257,7 @@ def decode_index(data: bytes, data_path: str) -> Index:
 
 
 def check_block(data: bytes, block: Block, path: str) -> None:
-    """:raises CorruptError: these are not the bytes that were written of this block of the file `path`."""
+    """:raises CorruptError: the file `path` was written with other bytes in this block."""
     if len(data) != block.length or crc32(data) != block.crc32:
         raise CorruptError(
             f"{path}: the {block.length} bytes from {block.offset} on do not fit their checksum: the file was damaged. "
@@ -269,7 +270,7 @@ def check_block(data: bytes, block: Block, path: str) -> None:
 def decode_block(data: bytes, block: Block, path: str) -> list[Row]:
     """The rows of one block of the file `path`.
 
-    :raises CorruptError: its bytes are not those that were written.
+    :raises CorruptError: its bytes are not the ones that were written.
     """
     check_block(data, block, path)
     return decode_rows(data, path, block.offset)
@@ -292,12 +293,12 @@ def tier(size: int) -> int:
 
 
 def runs_to_merge(sizes: list[int]) -> int:
-    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for none but the
+    """How many of the newest runs to merge into one, given all runs' sizes in bytes, newest first; 1 for only the
     newest.
 
-    Four neighbours of one tier (or below) become one of the next, so a record is rewritten once per tier, which is the
+    Four neighbours of one tier (or below) become one of the next. So a record is rewritten once per tier, that is, the
     logarithm to base 4 of the store's size, and there are at most three runs per tier. Merging two runs as soon as they
-    are of like size would keep fewer runs and rewrite each record about four times per tier.
+    are of similar size would keep fewer runs and rewrite each record about four times per tier.
     """
     merging, merged_bytes = 1, sizes[0]
     while True:
@@ -311,7 +312,7 @@ def runs_to_merge(sizes: list[int]) -> int:
 
 
 def newest_wins(rows: Iterable[tuple[str, int, T]]) -> Iterator[T]:
-    """Of rows or records sorted by (id, age of the run), the first of each id."""
+    """The first row or record of each id. The input is sorted by (id, age of the run)."""
     previous: str | None = None
     for id, _, row in rows:
         if id != previous:
@@ -324,17 +325,17 @@ class Ages(msgspec.Struct, frozen=True):
     could be read by everybody; their `ts` may be anything, as after an import.
 
     :ivar now: the time of this compaction.
-    :ivar expired: tombstones from then or before may be removed; empty for none, where an older run may hold a document
-        that one must go on hiding.
+    :ivar expired: tombstones from then or before may be removed; empty for none, if an older run may have a document
+        that a tombstone must go on hiding.
     """
 
     now: str
     expired: str
 
     def of(self, rows: Iterable[Row | L], uncompacted: Container[str]) -> Iterator[Row | L]:
-        """The rows without tombstones that have expired; all others say when they came into a snapshot.
+        """The rows without expired tombstones; all other tombstones have the time when they came into a snapshot.
 
-        :param uncompacted: documents that commits have which are not compacted. An older set among them must stay
+        :param uncompacted: documents in commits that are not compacted. An older set among them must stay
             hidden.
         """
         for row in rows:

@@ -1,12 +1,12 @@
 """What a power cut can leave at the end of a segment, and how to distinguish it from damage. Pure.
 
-An append is durable before the next one to its segment begins. So only the last append can be in part on disk, in any
-part: cut short, or with zeros where bytes did not get there, since a file's length can reach the disk before they do.
-No line of JSON holds a zero byte.
+An append is durable before the next one to its segment begins. So only the last append can be partly on disk, in any
+form: cut short, or with zeros for bytes that did not get there, since a file's length can reach the disk before they
+do. No line of JSON has a zero byte.
 
-Zeros in what was acknowledged are damage, though, and must not pass for a torn tail. What distinguishes them is what
-follows. Every line but the first of an append carries ``"joined":true``: it was written together with the line before
-it. A whole line without that, somewhere behind the zeros, began another append, so what stood before it had been
+Zeros in acknowledged commits, however, are damage, and must not pass for a torn tail. The lines behind them distinguish
+the two. Every line of an append except the first has ``"joined":true``: it was written together with the line before
+it. A whole line without it, somewhere behind the zeros, began another append, so everything before it had been
 durable.
 """
 
@@ -24,10 +24,10 @@ def joined(line: bytes) -> bytes:
 
 
 def last_append(data: bytes, is_start: bool) -> int | None:
-    """Where the last append begins whose first line is whole, in `data`, the end of a segment; None where that is
-    further in front.
+    """The beginning of the last append whose first line is whole, in `data`, the end of a segment; None if it is
+    before `data`.
 
-    :param is_start: whether `data` begins with the beginning of a line, where nothing in front matters.
+    :param is_start: whether `data` begins with the beginning of a line, so that nothing before it matters.
     """
     end = data.rfind(b"\n") + 1
     while end:
@@ -40,8 +40,8 @@ def last_append(data: bytes, is_start: bool) -> int | None:
 
 def sound_length(data: bytes) -> int:
     """How much of `data`, the rest of a segment from the beginning of a line on, is to be read: up to the line in which
-    zeros begin, if all from there on can be one append that was never acknowledged, else up to the last newline. Then
-    the zeros, if there are any, are damage, and reading that line will say so."""
+    zeros begin, if everything from there on can be one append that was never acknowledged, else up to the last newline.
+    In the second case zeros are damage, and reading that line reports it."""
     zeros = data.find(_ZERO)
     end = data.rfind(b"\n") + 1
     if zeros < 0 or zeros >= end or any(map(_begins_append, data[zeros:end].split(b"\n"))):
@@ -50,8 +50,8 @@ def sound_length(data: bytes) -> int:
 
 
 def _begins_append(line: bytes) -> bool:
-    """Whether a line, here without its newline, or what zeros have left of its end, is the whole first line of an
-    append."""
+    """Whether a line, here without its newline, is the whole first line of an append. If it has zeros, only the part
+    after the last of them counts."""
     rest = line.rpartition(_ZERO)[2]
     if not rest.startswith(b"{") or rest.endswith(_JOINED[:-1]):
         return False

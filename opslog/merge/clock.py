@@ -1,15 +1,15 @@
 """The Lamport clock. Pure.
 
-It orders commits: greater than everything its owner has seen, so whoever answers a commit outranks it. It never goes
-back, not at a restart and not at a compaction, because manifests carry the greatest clock that was compacted.
+It orders commits: a new clock is greater than everything its owner has seen, so an answer to a commit outranks it. It
+never goes back, not at a restart and not at a compaction, because manifests have the greatest compacted clock.
 """
 
 from __future__ import annotations
 
 import threading
 
-# How far the clock of a transaction is above everything that its writer has read: a plain write that was made without
-# having seen it, by somebody who is behind by less than that, loses, and does not take back what the transaction
+# How far the clock of a transaction is above everything that its writer has read. A plain write by an agent that has
+# not seen the transaction and is behind by less than this loses, and does not take back what the transaction
 # decided.
 CLOCK_STEP = 1000
 
@@ -33,7 +33,7 @@ class LamportClock:
             return self.value
 
     def observe(self, clock: int) -> None:
-        """Take note of a commit that somebody else made."""
+        """Take note of another writer's commit."""
         if clock > self.value:
             with self.lock:
                 self.value = max(self.value, clock)

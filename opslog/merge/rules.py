@@ -1,6 +1,6 @@
-"""What every log keeps to, each rule written down once. Pure.
+"""The rules of every log, each written down once. Pure.
 
-`verify` holds real logs against them, and `opslog.testing` those of its simulations. A rule returns what is wrong, or
+`verify` checks real logs against them, and `opslog.testing` those of its simulations. A rule returns the problem, or
 None.
 """
 
@@ -16,7 +16,7 @@ from opslog.format.layout import TRANSACTIONS, check_agent
 from opslog.merge.clock import CLOCK_STEP
 from opslog.merge.undo import reachable_after
 
-# Of how many transactions the nonces are remembered, to see that none comes twice.
+# How many transactions' nonces are remembered, to find one that comes twice.
 _NONCES = 65_536
 
 
@@ -47,7 +47,7 @@ def author_faults(commit: Commit) -> Iterator[str]:
 
 
 class SharedLogRules:
-    """What the lines of the shared log keep to, beside what those of every log do. To be asked of each in turn.
+    """The rules of the shared log's lines, beside those of every log. Call `faults` with each line in turn.
 
     Seals, and what an agent of this name wrote with opslog 0.1, have no author, and only the first line after them
     is compared with their clocks.
@@ -61,7 +61,7 @@ class SharedLogRules:
         self._nonces: set[str] = set()
 
     def faults(self, commit: Commit) -> Iterator[str]:
-        """What is wrong with the next line. (That its `by` is a name, `author_faults` says.)"""
+        """The problems of the next line. (`author_faults` checks that its `by` is a name.)"""
         if commit.tx:
             if commit.clock < self._clock + CLOCK_STEP:
                 yield (
@@ -93,11 +93,11 @@ class _Passed(NamedTuple):
 
 
 class UndoWindow:
-    """What an undo may cancel: a commit with records, of the same author, not cancelled yet, among the last `window`
-    commits of its log and after its last seal.
+    """The commits that an undo may cancel: those with records, of the same author, not cancelled yet, among the last
+    `window` commits of its log and after its last seal.
 
-    :param is_whole: whether the log is followed from its first commit on. If not, nothing can be said of an undo whose
-        target may be among the commits that were not seen, until `window` commits were.
+    :param is_whole: whether the log is followed from its first commit on. If not, an undo whose target may be among
+        the unseen commits cannot be judged, until `window` commits were seen.
     """
 
     def __init__(self, window: int, *, is_whole: bool) -> None:
@@ -107,13 +107,13 @@ class UndoWindow:
         self._is_known = is_whole
 
     def forget(self) -> None:
-        """There are commits between the last one and the next that cannot be seen."""
+        """Note that there are unseen commits between the last one and the next."""
         self._passed.clear()
         self._cancelled.clear()
         self._is_known = False
 
     def fault(self, undo: Undo) -> str | None:
-        """An undo cancels one commit of its window. To be asked before the undo itself is followed."""
+        """An undo cancels one commit of its window. Call this before `follow` gets the undo itself."""
         fault = f"it undoes clock {undo.target}"
         if undo.target >= undo.clock:
             return f"{fault}, which does not come before it"
@@ -129,9 +129,9 @@ class UndoWindow:
         return f"{fault}, and no commit of {undo.agent!r} that may still be undone has that clock"
 
     def newest(self, by: str = "") -> int | None:
-        """The clock of the newest commit that an undo may cancel; None where there is none among those seen.
+        """The clock of the newest commit that an undo may cancel; None if there is none among those seen.
 
-        :param by: whose undo, in the shared log.
+        :param by: the author of the undo, in the shared log.
         """
         for passed in reversed(self._passed):
             if passed.has_records and passed.by == by and passed.clock not in self._cancelled:
