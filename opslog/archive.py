@@ -2,7 +2,7 @@
 
 The data is written first, then its index, whose presence means that both are complete. Then the documents are deleted
 from the store. A crash in between leaves them in both, never in neither. A crash before the index leaves a data file
-without an index, which is garbage. A document that changed meanwhile is not deleted.
+without an index, which is garbage. A document that has changed meanwhile is not deleted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def archive_documents(
 ) -> int:
     """As `Store.archive`.
 
-    :param author: in whose name the documents are deleted, where that is not the store's agent.
+    :param author: the author of the deletes, if that is not the store's agent.
     """
     environment = replica.environment
     is_chosen = chooser(replica.schema, where)
@@ -62,7 +62,7 @@ def archive_documents(
         state,
         winners,
         [
-            msgspec.structs.replace(record, data=record.data.copy())  # not all of the block that it was read with
+            msgspec.structs.replace(record, data=record.data.copy())  # so as not to keep the whole block in memory
             for record in records
             if (before is None or record.ts < before) and is_chosen(record)
         ],
@@ -85,7 +85,7 @@ def archive_documents(
 
 
 def _delete_unchanged(records: Sequence[Set], period: str, author: str, transaction: Transaction[T]) -> int:
-    """How many of these are still what they were; deletes those. As with every batch, one guarded document takes all of
+    """How many of these are unchanged; deletes those. As with every batch, one guarded document takes all of
     them to the shared log."""
     moved = 0
     transaction.author = author
@@ -108,8 +108,8 @@ def write_archive(backend: Backend, period: str, nonce: str, records: Iterable[S
 class Chosen:
     """Documents of a state that were chosen for an archive.
 
-    :param winners: what won in the tail when they were chosen. While the state is the same one, a document has changed
-        if, and only if, another record wins now.
+    :param winners: the winners in the tail when they were chosen. In the same state, a document has changed if, and
+        only if, another record wins now.
     """
 
     def __init__(self, state: State, winners: Mapping[str, Record], records: list[Set]) -> None:
@@ -121,12 +121,12 @@ class Chosen:
         return state is self._state
 
     def unchanged(self) -> list[Set]:
-        """Those that have not changed. Reads memory only."""
+        """The documents that have not changed. Reads memory only."""
         now = self._state.winners
         return [record for record in self.records if _stamp(now.get(record.id)) == self._stamps[record.id]]
 
     def in_another(self, state: State, get: Callable[[str], Set | None]) -> Chosen:
-        """The same documents in a state that was loaded since, as far as they have not changed. `get` reads from it."""
+        """The unchanged ones of these documents in a state that was loaded since. `get` reads from that state."""
         winners = {record.id: state.winners.get(record.id) for record in self.records}
         same = [record for record in self.records if _stamp(get(record.id)) == record.stamp]
         return Chosen(state, {id: record for id, record in winners.items() if record is not None}, same)
@@ -142,7 +142,7 @@ def list_periods(backend: Backend) -> list[str]:
 
 
 def read_archive(backend: Backend, period: str) -> dict[str, Set]:
-    """The records of a period by id; of a document archived twice, the one with the greater stamp. Everything is
+    """The records of a period by id; if a document was archived twice, the one with the greater stamp. Everything is
     verified.
 
     :raises NotFoundError: nothing was archived under this period.

@@ -19,13 +19,13 @@ def _nonce() -> str:
     return os.urandom(8).hex()
 
 
-# Counts while the machine sleeps, too, where the system has such a clock: a view gets old all the same.
+# Counts also while the machine sleeps, on systems with such a clock: a view gets old during that time, too.
 _monotonic = partial(clocks.clock_gettime, getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a store takes from the world besides its storage.
+    """The time and randomness that a store uses.
 
     :ivar time: wall clock, seconds since 1970; ends up in `ts`, never decides a conflict.
     :ivar monotonic: seconds on a clock that never goes back, for waiting and for the age of what was last read.
@@ -47,7 +47,7 @@ def format_ts(seconds: float) -> str:
     if time_text is not None and (text := time_text(seconds)) is not None:
         return text
     whole = int(seconds)
-    # Rounded as datetime does it.
+    # Rounded as datetime does.
     microseconds = round((seconds - whole) * 1e6)
     if not 0 <= microseconds < 1_000_000:  # rounded up to a whole second, or before 1970
         carry, microseconds = divmod(microseconds, 1_000_000)
@@ -55,7 +55,7 @@ def format_ts(seconds: float) -> str:
     return "%s.%06dZ" % (_to_the_second(whole), microseconds)  # noqa: UP031  (takes half as long as an f-string)
 
 
-@lru_cache(maxsize=1)  # asked thousands of times in a row for the same second
+@lru_cache(maxsize=1)  # called thousands of times in a row for the same second
 def _to_the_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 

@@ -1,11 +1,11 @@
-"""What can go wrong, as one tree. The branches say what the caller should do next.
+"""The errors of opslog, as one tree. The branches say what the caller should do next.
 
 OpslogError
 ├── UsageError (ValueError)             fix the call
 │   ├── InvalidDocumentError            the document cannot be stored exactly; the message names the place in it
 │   ├── InvalidNameError                an agent name, id, period or URL that no store can hold
 │   ├── QueryError                      a condition or a path that cannot be read; the message points at the place
-│   ├── ExpiredKeyError                 (doors) the key of a request is too old to be known: read, then decide
+│   ├── ExpiredKeyError                 (doors) a request's key is too old to be known: read, then decide
 │   ├── ReadOnlyError                   a write to a store opened read-only or at a point in time
 │   └── ClosedError                     the store was closed, or this is a forked child
 ├── NotFoundError (KeyError)            no such document, archive or store: create it or ask for another
@@ -95,7 +95,7 @@ class QueryError(UsageError):
 
 
 class ExpiredKeyError(UsageError):
-    """A request comes again under a key that is so old that nobody can say whether it was carried out. Nothing was
+    """A request is repeated under a key that is so old that it is unknown whether it was carried out. Nothing was
     written."""
 
 
@@ -125,7 +125,7 @@ class MissingStoreError(NotFoundError):
 class MissingFileError(NotFoundError):
     """No such file or object on the backend.
 
-    :ivar path: the path that was asked for, relative to the store's root.
+    :ivar path: the requested path, relative to the store's root.
     """
 
     def __init__(self, message: str, path: str = "") -> None:
@@ -141,7 +141,7 @@ class AgentBusyError(RetryError):
     """Another live process writes under this agent name.
 
     :ivar agent: the name.
-    :ivar holder: what is known of the process that holds it (pid, host).
+    :ivar holder: the process that holds it (pid, host), as far as that is known.
     """
 
     def __init__(self, message: str, agent: str = "", holder: str = "") -> None:
@@ -154,7 +154,7 @@ class LockedError(RetryError):
     """Another process holds this lock.
 
     :ivar lock: its name.
-    :ivar holder: what is known of its holder (pid, host).
+    :ivar holder: its holder (pid, host), as far as that is known.
     """
 
     def __init__(self, message: str, lock: str = "", holder: str = "") -> None:
@@ -178,7 +178,7 @@ class ConflictError(RetryError):
     """A document that the call read has been written since. Nothing was written.
 
     :ivar id: the document; empty if a query over several documents would now return something else.
-    :ivar record: what is there now, as of `Store.record`; None where there is no document.
+    :ivar record: the current record, as of `Store.record`; None if there is no document.
     """
 
     def __init__(self, message: str, id: str = "", record: Any = None) -> None:
@@ -188,12 +188,12 @@ class ConflictError(RetryError):
 
 
 class ExistsError(ConflictError):
-    """The document that was to be created exists; `record` says who wrote it."""
+    """The document that was to be created exists; `record` has its author."""
 
 
 class LeaseLostError(ConflictError):
-    """A lease is not held any more: it was not renewed in time and taken over, or it was released. Nothing was written;
-    `record` says who has it now, `id` names the document of the lease."""
+    """A lease is no longer held: it was not renewed in time and taken over, or it was released. Nothing was written;
+    `record` has the new holder, `id` names the document of the lease."""
 
 
 class WriteFailedError(RetryError):
@@ -202,7 +202,7 @@ class WriteFailedError(RetryError):
     Backends raise it from ``Appender.append`` with `durable` set to the number of leading bytes that are in the log
     and safe. Callers of the store get it only for commits that are definitely not in the log.
 
-    :ivar durable: leading bytes of the data that did reach the log, 0 for none.
+    :ivar durable: how many leading bytes of the data reached the log, 0 for none.
     """
 
     def __init__(self, message: str, durable: int = 0) -> None:
@@ -222,7 +222,7 @@ class AgentFencedError(ReopenError):
     """Another process took over this agent name, or can, because the lock file or the store's directory was removed or
     replaced. The commit is definitely not in the log.
 
-    :ivar path: the segment that the other process created, where one is known.
+    :ivar path: the segment that the other process created, if it is known.
     """
 
     def __init__(self, message: str, path: str = "") -> None:
@@ -292,7 +292,7 @@ class SchemaMismatchError(DataError):
 class HistoryGoneError(DataError):
     """That point of the past was compacted away.
 
-    :ivar oldest: the smallest clock value that can still be asked for.
+    :ivar oldest: the smallest clock that can still be read.
     """
 
     def __init__(self, message: str, oldest: int = 0) -> None:
@@ -301,5 +301,5 @@ class HistoryGoneError(DataError):
 
 
 class FilesystemWarning(UserWarning):
-    """A store is written on a filesystem that it was not tested on: one that machines share. Not an error; filter it
-    with the module `warnings` where you know better."""
+    """A store is written on a filesystem that it was not tested on: one that machines share. Not an error; you can
+    filter it with the module `warnings`."""

@@ -1,10 +1,10 @@
-"""The past: states as they were, and what happened since, as far back as manifests and segments are retained.
+"""The past: earlier states, and the commits since, as far back as manifests and segments are retained.
 
 A point in the past is a clock or a wall-clock time. The state at clock c is the merge of all commits with a clock up to
 c; at time t, of all commits that were written by then. A commit was written at its `ts`, or when it was compacted by
-the storage's clock, whichever is earlier: if a machine's clock is ahead, its commits existed at
-the latest when they were compacted. The state is rebuilt from the newest retained manifest for which nothing beyond the
-point was read: its snapshot, and every undo that it applied, lie before the point, and everything else is in the logs.
+the storage's clock, whichever is earlier: if a machine's clock is ahead, its commits existed at the latest when they
+were compacted. The state is rebuilt from the newest retained manifest that includes nothing beyond the point. Its
+snapshot, and every undo that it applied, lie before the point, and everything else is in the logs.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Revisions(list[Revision]):
 def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
     """The state at a point.
 
-    :raises HistoryGoneError: it was compacted away; says how far back one can go.
-    :raises UsageError: it is no point, or lies in the future.
+    :raises HistoryGoneError: it was compacted away; names the oldest point that is left.
+    :raises UsageError: it is not a point, or lies in the future.
     """
     before, included = conditions(point)
     newest_clock, newest_ts = 0, ""
@@ -84,14 +84,14 @@ def load_as_of(loader: Loader, point: Point, environment: Environment) -> State:
 
 
 def check_past(backend: Backend, point: Point, environment: Environment, newest: Callable[[], tuple[int, str]]) -> None:
-    """:param newest: the greatest clock and the greatest `ts` of all commits; only asked where they decide.
+    """:param newest: returns the greatest clock and the greatest `ts` of all commits; only called if they decide.
     :raises UsageError: the point lies in the future.
     """
     if isinstance(point, int):
         clock, ts = newest()
         is_future = point > clock
     else:
-        # Another machine's clock may be ahead: what the storage, or a commit, calls the present is no future.
+        # Another machine's clock may be ahead: a time that the storage or a commit has reached is not in the future.
         time = _time(point)
         if time <= format_ts(environment.time()) or time <= format_ts(backend.now()):
             return
@@ -103,7 +103,7 @@ def check_past(backend: Backend, point: Point, environment: Environment, newest:
 
 
 def conditions(point: Point) -> tuple[Callable[[Manifest], bool], Callable[[Commit], bool]]:
-    """Whether a manifest saw nothing beyond the point, and whether a commit is not beyond it."""
+    """Whether a manifest includes nothing beyond the point, and whether a commit is not beyond it."""
     if isinstance(point, int) and not isinstance(point, bool):
         clock = check_clock(point, "as_of")
         return lambda manifest: manifest.clock <= clock, lambda commit: commit.clock <= clock
@@ -120,7 +120,7 @@ def _time(point: Point) -> str:
 
 
 def check_clock(clock: object, what: str) -> int:
-    """The clock itself, if there can be such a one.
+    """The clock itself, if it is valid.
 
     :raises UsageError: otherwise.
     """
@@ -130,13 +130,13 @@ def check_clock(clock: object, what: str) -> int:
 
 
 def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool], point: Point) -> Manifest:
-    """The newest retained manifest that saw nothing beyond the point; `before` is the first of its `conditions`. A
+    """The newest retained manifest that includes nothing beyond the point; `before` is the first of its `conditions`. A
     binary search: clock, ts and the time by the storage's clock only grow with the number.
 
-    :raises HistoryGoneError: it was compacted away; says how far back one can go.
+    :raises HistoryGoneError: it was compacted away; names the oldest point that is left.
     :raises NotFoundError: no store.
     """
-    manifests.newest()  # there is a store, or this says that there is none
+    manifests.newest()  # raises if there is no store
     retained = manifests.retained()
     oldest: Manifest | None = None
     low, high = 0, len(retained)
@@ -166,7 +166,7 @@ def manifest_before(manifests: ManifestStore, before: Callable[[Manifest], bool]
 
 
 def _dated(manifest: Manifest, entry: Entry) -> Manifest:
-    """A manifest that says when it was made, also if an older program made it: its file does."""
+    """A manifest with its time. If an older program made it without one, the time of its file."""
     return manifest if manifest.folded else msgspec.structs.replace(manifest, folded=format_ts(entry.modified))
 
 
@@ -187,7 +187,7 @@ def commits_since(backend: Backend, since: int | None) -> Iterator[Commit]:
             "To keep more, compact with keep_history",
             oldest.clock,
         )
-    # For everything that is retained, read from the beginning of the segments in which the cuts are.
+    # If everything retained is wanted, reading begins at the beginning of the segments that have the cuts.
     commits = _merged(backend, retained(backend, oldest, newest, whole_segments=since is None))
     return _unless_collected(backend, oldest, (commit for commit in commits if since is None or commit.clock > since))
 
@@ -218,8 +218,8 @@ def _unless_collected(backend: Backend, oldest: Manifest, commits: Iterator[Comm
 
 
 def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], newest: Manifest) -> Iterator[Commit]:
-    """One log from the cursor on, at least up to where the newest manifest has seen it. Undos know what they gave back,
-    as far as that is retained."""
+    """One log from the cursor on, at least up to its cut in the newest manifest. Each undo has the commits that it took
+    back, as far as they are retained."""
     reachable = Reachable(newest.settings.undo_window)
     for _, commit in cursor.read(source, listed):
         reachable.note(commit)
@@ -228,7 +228,7 @@ def _read_retained(source: LogSource, cursor: Cursor, listed: list[Segment], new
 
 
 def revisions(backend: Backend, id: str, included: Callable[[Commit], bool]) -> Revisions:
-    """What happened to one document, oldest first, as far as it is retained: the oldest may be its record in a
+    """The changes of one document, oldest first, as far as they are retained: the oldest may be its record in a
     snapshot.
 
     Reads all retained logs; leaves out commits that are not `included`.

@@ -5,13 +5,13 @@ claimed it and for how long, and its stamp changes with each renewal:
 
     lease/task-1    {"holder": "worker-1", "seconds": 30.0, "claim": "5f0c6a…"}
 
-What holds:
+Guarantees:
 
 1. A document has one holder at most, on all machines: a claim is a transaction that rests on the lease.
-2. No wall clock decides. A lease is over when somebody who wants it has seen the same stamp for `seconds` by a clock
-   of its own that never goes back. Nobody has to agree on what time it is, only on how long a second takes.
-3. Clocks only decide when a lease may be taken over, never who may write: what a holder writes through its lease is a
-   transaction that rests on it. A holder that was stopped, and wakes up when the lease is somebody else's, gets
+2. No wall clock decides. A lease is over when another worker has seen the same stamp for `seconds` on its own monotonic
+   clock. The workers need not agree on the time, only on how long a second takes.
+3. Clocks only decide when a lease may be taken over, never who may write: each write of a holder through its lease is a
+   transaction that rests on it. A holder that was paused, and continues when the lease is another worker's, gets
    `LeaseLostError` and has written nothing.
 """
 
@@ -37,12 +37,12 @@ R = TypeVar("R")
 Documents = Transaction[Document]
 Predicate = Callable[[Document | None], object]
 
-# Before the id of what is claimed.
+# The prefix of the claimed document's id.
 PREFIX: Final = "lease/"
 
 
 class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the document of a lease has.
+    """The contents of a lease's document.
 
     :ivar holder: the agent that claimed it, for people to read.
     :ivar seconds: for how long, without a renewal.
@@ -58,9 +58,9 @@ prepare(_Terms)
 
 
 class _Seen(NamedTuple):
-    """A lease of somebody else.
+    """A lease that another agent holds.
 
-    :ivar at: since when this stamp has been there at the latest, by our monotonic clock.
+    :ivar at: when this stamp was first seen, by our monotonic clock.
     """
 
     stamp: Stamp
@@ -69,16 +69,16 @@ class _Seen(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """There is no claim.
+    """The claim failed.
 
-    :ivar seen: the lease that somebody else has; None: nobody does, and the document is not one to be claimed.
+    :ivar seen: the lease that another agent holds; None: nobody does, but the document cannot be claimed.
     """
 
     seen: _Seen | None
 
 
 class _Claim:
-    """One party's view of a lease: what it decides inside transactions, which has no side effects, and what it keeps of
+    """One party's view of a lease: its decisions inside transactions, which have no side effects, and its record of
     their outcomes. The same for threads and for asyncio."""
 
     def __init__(self, store: Any, id: str, seconds: float, holder: str | None = None, key: str | None = None) -> None:
@@ -93,7 +93,7 @@ class _Claim:
         self._replica = replica
         self._environment: Environment = replica.environment
         self._holder = holder or replica.author or ""
-        # Of our claim; also of one whose outcome is unknown.
+        # Of our claim; also of one with an unknown outcome.
         self._nonce = key
         self._stamp: Stamp | None = None
         self._until = -math.inf
@@ -105,12 +105,12 @@ class _Claim:
 
     @property
     def id(self) -> str:
-        """Of the document that is claimed."""
+        """The id of the claimed document."""
         return self._id
 
     @property
     def seconds(self) -> float:
-        """For how long the next claim or renewal holds it."""
+        """How long the next claim or renewal holds it."""
         return self._seconds
 
     @seconds.setter
@@ -121,37 +121,37 @@ class _Claim:
 
     @property
     def key(self) -> str | None:
-        """Names the claim: another `Lease` of this document, in any process, goes on with it by ``key=``. None where
-        the lease is not held, as far as is known here."""
+        """Identifies the claim: another `Lease` of this document, in any process, continues it by ``key=``. None if the
+        lease is not held, as far as is known here."""
         return self._nonce
 
     @property
     def stamp(self) -> Stamp | None:
-        """That of the last claim or renewal; None where the lease is not held, as far as is known here."""
+        """The stamp of the last claim or renewal; None if the lease is not held, as far as is known here."""
         return self._stamp
 
     @property
     def token(self) -> int | None:
-        """The clock of `stamp`, for systems outside of the store: it only grows, over all holders, so that what refuses
-        a smaller one than it has seen refuses late workers."""
+        """The clock of `stamp`, as a fencing token for systems outside the store. It only grows, over all holders: a
+        system that refuses a smaller token than it has seen refuses delayed workers."""
         return None if self._stamp is None else self._stamp.clock
 
     @property
     def remaining(self) -> float:
-        """For how many seconds more nobody takes the lease over, by this machine's clock; 0.0: somebody may have, or it
-        is not held. It is not asked of the storage."""
+        """How many seconds remain before another agent can take the lease over, by this machine's clock; 0.0: it may
+        have been taken over, or it is not held. Does not ask the storage."""
         return max(0.0, self._until - self._environment.monotonic()) if self._stamp else 0.0
 
     @property
     def holder(self) -> str | None:
-        """Which agent had it at the last call; None: nobody."""
+        """The agent that had it at the last call; None: nobody."""
         if self._stamp is not None:
             return self._holder
         return None if self._seen is None else self._seen.author
 
     def observe(self) -> bool:
-        """See what is there in memory, without a refresh, and remember since when it has been so; whether a claim could
-        succeed now."""
+        """Note the lease in memory, without a refresh, and since when it has been unchanged. Returns whether a claim
+        could succeed now."""
         record = self._replica.record(self._lease_id)
         if record is None or self._is_ours(record):
             return True
@@ -161,7 +161,7 @@ class _Claim:
     # -- inside transactions
 
     def _decide_claim(self, predicate: Predicate | None, transaction: Documents) -> _Refused | None:
-        """Claim, or say why not. What is held already is renewed, whatever its document has become."""
+        """Claim, or return why not. A lease that is already held is renewed, whatever has become of its document."""
         record = transaction.record(self._lease_id)
         seen = None
         if record is None or not self._is_ours(record):
@@ -175,7 +175,7 @@ class _Claim:
         return None
 
     def _see(self, record: Set) -> _Seen:
-        """A lease of somebody else, and since when it has been seen as it is."""
+        """Another agent's lease, and since when it has been seen unchanged."""
         if self._seen is not None and self._seen.stamp == record.stamp:
             return self._seen
         return _Seen(record.stamp, record.author, self._environment.monotonic())
@@ -206,7 +206,7 @@ class _Claim:
     def _check(self, transaction: Documents) -> None:
         """Rest on the lease.
 
-        :raises LeaseLostError: somebody else has it, or nobody.
+        :raises LeaseLostError: another agent has it, or nobody.
         """
         record = transaction.record(self._lease_id)
         if record is None or not self._is_ours(record):
@@ -236,13 +236,13 @@ class _Claim:
     # -- around them
 
     def _begin(self) -> float:
-        """Before a claim or a renewal. Returns when it began: the lease lasts from then on at the least."""
+        """Begin a claim or a renewal. Returns the time: the lease lasts at least `seconds` from then on."""
         if self._nonce is None:
             self._nonce = self._environment.nonce()
         return self._environment.monotonic()
 
     def _written(self, begun: float, record: Set | None) -> bool:
-        """A claim or a renewal happened, and the lease has this record now; whether it is still ours."""
+        """Note a claim or a renewal, after which the lease has this record; returns whether it is still ours."""
         if record is None or not self._is_ours(record):  # taken over since, or taken back
             self._ended()
             return False
@@ -250,7 +250,7 @@ class _Claim:
         return True
 
     def _claimed(self, begun: float, refused: _Refused | None, record: Set | None) -> bool:
-        """What came of a claim."""
+        """Note the result of a claim."""
         if refused is None:
             return self._written(begun, record)
         self._ended()
@@ -258,13 +258,13 @@ class _Claim:
         return False
 
     def _ended(self) -> None:
-        """It is not held any more."""
+        """Note that it is no longer held."""
         self._nonce = self._stamp = None
         self._until = -math.inf
 
 
 class LeasedStore(Protocol):
-    """What a lease needs of a `Store`."""
+    """The part of a `Store` that a lease needs."""
 
     def record(self, id: str) -> Set | None: ...
 
@@ -272,26 +272,26 @@ class LeasedStore(Protocol):
 
 
 class Lease(_Claim):
-    """A claim on a document for a time, and what its holder writes.
+    """A claim on a document for a time, and the writes of its holder.
 
         lease = opslog.Lease(store, "task-1", seconds=30)
         if lease.claim(lambda task: task["status"] == "open"):
             ...  # lease.renew() now and then
             lease.finish({"status": "done"})
 
-    Keep the object of a lease that somebody else has, and claim again later: it remembers since when it has seen the
-    same stamp, which is how it finds out that the holder is gone. It is not for two threads at once, but that one may
+    If another agent has the lease, keep this object and claim again later: it remembers since when it has seen the
+    same stamp, and so finds out that the holder is gone. Use it from one thread at a time, except that one thread may
     `renew` while another works. All calls are transactions, in a store of plain documents (without `type`): each costs
     a refresh, and if it writes an append.
 
-    :param id: of the document to be claimed, which may but need not exist. The lease itself is the document
-        ``lease/ID``; to delete that frees it by force.
-    :param seconds: for how long it is claimed, without a renewal: longer than the holder ever stops for, and as short
-        as others may wait after it was killed. Each lease lasts as long as its holder said.
-    :param holder: who is named in it, for people to read; None: the agent of the store.
-    :param key: of a claim that was made before, perhaps by another process, and that is gone on with: `renew` it,
-        or use it as it is. None: there is none yet.
-    :raises UsageError: the store has a `type`; or this is no duration.
+    :param id: of the document to claim, which may but need not exist. The lease itself is the document
+        ``lease/ID``; deleting that frees it by force.
+    :param seconds: how long it is claimed, without a renewal: longer than any pause of the holder, and short enough for
+        others to wait after the holder was killed. Each lease lasts as long as its holder said.
+    :param holder: the holder's name in it, for people to read; None: the agent of the store.
+    :param key: of an earlier claim to continue, perhaps by another process: `renew` it, or use it directly. None: there
+        is none yet.
+    :raises UsageError: the store has a `type`; or this is not a valid duration.
     """
 
     def __init__(
@@ -307,49 +307,49 @@ class Lease(_Claim):
         self._store = store
 
     def claim(self, predicate: Predicate | None = None) -> bool:
-        """Claim it, if nobody has it, or if who has it was seen not to renew it in time. Renews a lease that is held.
+        """Claim it, if nobody holds it, or if its holder was seen not to renew it in time. Renews a lease that is held.
 
-        :param predicate: claim it only if the document (None where there is none) fulfils this: whether there is
-            something left to be done is decided in the same transaction. As the function of `Store.transact`.
-        :returns: whether it is held now. If not, `holder` says who has it; None: the predicate refused.
+        :param predicate: claim it only if this is true of the document (None if there is no document): the same
+            transaction then decides whether there is still something to do. As the function of `Store.transact`.
+        :returns: whether it is held now. If not, `holder` has the other agent; None: the predicate refused.
         """
         begun = self._begin()
         refused = self._store.transact(partial(self._decide_claim, predicate))
         return self._claimed(begun, refused, self._store.record(self._lease_id))
 
     def renew(self) -> None:
-        """Hold it for another `seconds` from now on; also one that is overdue, if nobody has taken it over.
+        """Hold it for another `seconds` from now on; also if it is overdue, as long as nobody has taken it over.
 
-        :raises LeaseLostError: it is not held any more. From then on all calls but `claim` say so.
+        :raises LeaseLostError: it is no longer held. From then on all calls except `claim` raise this.
         """
         begun = self._begin()
         self._transact(self._decide_renewal)
         if not self._written(begun, self._store.record(self._lease_id)):
-            self._transact(self._check)  # says who has it
+            self._transact(self._check)  # raises, and names the holder
 
     def set(self, id: str, document: Document) -> None:
         """Give a document a new value, if the lease is still held. Errors as of `renew` and `Store.set`."""
         self._transact(partial(self._decide_set, id, document))
 
     def transact(self, function: Callable[[Documents], R]) -> R:
-        """As `Store.transact`, if the lease is still held: what the function writes rests on that.
+        """As `Store.transact`, if the lease is still held: the function's writes rest on that.
 
-        :raises LeaseLostError: it is not held any more; nothing was written.
+        :raises LeaseLostError: it is no longer held; nothing was written.
         """
         return self._transact(partial(self._decide, function))
 
     def finish(self, document: Document | None) -> None:
-        """Give the document its last value (None: delete it) and release the lease, in one transaction.
+        """Set the document's final value (None: delete it) and release the lease, in one transaction.
 
-        :raises LeaseLostError: it is not held any more; nothing was written.
+        :raises LeaseLostError: it is no longer held; nothing was written.
         """
         self._transact(partial(self._decide_finish, document))
         self._ended()
 
     def release(self) -> None:
-        """Let others have it at once.
+        """Let others claim it at once.
 
-        :raises LeaseLostError: it is not held any more.
+        :raises LeaseLostError: it is no longer held.
         """
         self._transact(self._decide_release)
         self._ended()
@@ -363,7 +363,7 @@ class Lease(_Claim):
 
 
 class AsyncDocuments(Protocol):
-    """What a lease needs of an `opslog.aio.AsyncStore`."""
+    """The part of an `opslog.aio.AsyncStore` that a lease needs."""
 
     async def record(self, id: str) -> Set | None: ...
 

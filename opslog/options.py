@@ -25,7 +25,7 @@ class StorageOptions(TypedDict, total=False):
     now: Callable[[], float]
     # Of a directory: a log begins a new segment once the current one has reached this size.
     segment_bytes: int
-    # Of object storages: how long to find out what became of a put.
+    # Of object storages: how long to find out the outcome of a put.
     deadline_seconds: float
     # Of object storages: how long the lock of a compaction that crashed delays the next one.
     lease_seconds: float
@@ -48,7 +48,7 @@ class StorageOptions(TypedDict, total=False):
 
 
 class OpenOptions(StorageOptions, total=False):
-    """What `opslog.open` takes besides the URL and `type`; its docstring says what each means."""
+    """The options of `opslog.open` besides the URL and `type`; its docstring explains each."""
 
     agent: str
     version: int | None
@@ -65,7 +65,7 @@ class OpenOptions(StorageOptions, total=False):
     environment: Environment
 
 
-# What `opslog.open` takes for itself.
+# The options that `opslog.open` handles itself.
 OPEN = frozenset({*OpenOptions.__annotations__, "type"} - {*StorageOptions.__annotations__})
 
 
@@ -79,7 +79,7 @@ def check_storage_options(url: str | os.PathLike[str], given: Mapping[str, Any],
     """
     if not given:
         return
-    from difflib import get_close_matches  # only for those who give such options
+    from difflib import get_close_matches  # only needed for such options
 
     names, takes_others = parameters(url)
     for name in given:

@@ -28,9 +28,9 @@ class Stats(msgspec.Struct, frozen=True):
     :ivar log_bytes: their length.
     :ivar archive_bytes: archives on storage.
     :ivar compaction_error: why the last automatic compaction failed, None if it did not.
-    :ivar requests: how many requests this store has sent to a server; 0 where there is none.
-    :ivar kernel: what runs the loops over bytes in this process: `C`; or `Python`, where that was not built or is
-        switched off.
+    :ivar requests: how many requests this store has sent to a server; 0 if there is none.
+    :ivar kernel: the implementation of the loops over bytes in this process: `C`; or `Python`, if the former was not
+        built or is switched off.
     :ivar cached_documents: how many documents are kept decoded (`cache_bytes` of `opslog.open`).
     :ivar cached_bytes: about how much memory they take.
     """
