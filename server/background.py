@@ -1,4 +1,4 @@
-"""Work of a service that no request waits for."""
+"""Background work of a service, for which no request waits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Background:
-    """Tasks on the event loop, until it is stopped. One that fails is logged.
+    """Tasks on the event loop, until it is stopped. Failures are logged.
 
-    :param log: where failures go.
-    :param failed: what to say of one.
-    :ivar stopping: nothing new is to begin.
-    :ivar tasks: what is under way.
+    :param log: the logger for failures.
+    :param failed: the message for a failure.
+    :ivar stopping: no new task may begin.
+    :ivar tasks: the running tasks.
     """
 
     def __init__(self, log: logging.Logger, failed: str) -> None:
@@ -32,7 +32,7 @@ class Background:
         task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Begin nothing more, and give up what is under way."""
+        """Begin no more tasks, and cancel the running ones."""
         self.stopping = True
         for task in list(self.tasks):
             task.cancel()

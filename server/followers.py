@@ -1,4 +1,4 @@
-"""Those who wait at the end of a stream, and the answers they share."""
+"""Readers that wait at the end of a stream, and the answers they share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from opslog.server.protocol.model import Stream
 
 _ANSWERS = 256
-# How many answers are kept for the next follower who needs the same, and how large each may be.
+# How many answers are kept for the next follower that needs the same, and how large each may be.
 _ANSWER_BYTES = 256 * 1024
 
 
 class Answer(NamedTuple):
-    """:ivar data: what is sent of a stream.
-    :ivar stop: the position behind it.
+    """:ivar data: the bytes sent of a stream.
+    :ivar stop: the position behind them.
     """
 
     data: bytes
@@ -25,10 +25,10 @@ class Answer(NamedTuple):
 
 
 class LiveReader:
-    """Somebody who reads a stream live, over one connection.
+    """A client that reads a stream live, over one connection.
 
-    :ivar kind: how: sse or long-poll.
-    :ivar position: up to which it was sent the stream.
+    :ivar kind: sse or long-poll.
+    :ivar position: the end of what it was sent of the stream.
     """
 
     def __init__(self, kind: str, position: int) -> None:
@@ -53,9 +53,9 @@ class Followers:
         self.stopped = False
 
     async def wait(self, path: str, seconds: float, gone: asyncio.Future[object]) -> bool:
-        """Until something happened to the stream, the time is over (False), or the future `gone` is done.
+        """Wait until the stream changes, the time is over (False), or the future `gone` is done.
 
-        Registered at once: what happens after the call is not missed.
+        Registers at once, so that no change after the call is missed.
         """
         if self.stopped or gone.done():
             return True
@@ -84,7 +84,7 @@ class Followers:
 
     @contextmanager
     def reading(self, path: str, kind: str, position: int) -> Iterator[LiveReader]:
-        """Somebody reads a stream live, as long as this is entered, and keeps its position up to date."""
+        """Count a live reader while the context is entered, and keep its position up to date."""
         reader = LiveReader(kind, position)
         self._readers.setdefault(path, set()).add(reader)
         try:
@@ -96,11 +96,11 @@ class Followers:
                 del self._readers[path]
 
     def readers(self, path: str) -> Collection[LiveReader]:
-        """Who reads a stream live now."""
+        """The clients that read a stream live now."""
         return self._readers.get(path, ())
 
     def wake(self, path: str, stream: Stream | None = None) -> None:
-        """Something happened to the stream: it became `stream`, or None if that has to be read."""
+        """Notify followers of a change: the stream became `stream`; None: they have to read it."""
         if path not in self._following:
             return
         if stream is None:
@@ -110,7 +110,7 @@ class Followers:
         self._wake_in_turns(list(self._waiting.pop(path, ())))
 
     def newest(self, path: str) -> Stream | None:
-        """What the last commit made of a stream that is followed, so that not every follower reads it; None if that is
+        """A followed stream after its last commit, so that not every follower reads it; None if that is
         not known here."""
         return self._newest.get(path)
 
@@ -127,7 +127,7 @@ class Followers:
             self.wake(path)
 
     def shared(self, stream: Stream, position: int, form: str, read: Callable[[], Answer]) -> Answer:
-        """What there is of the stream from `position` on, in some form: made once for all who are there."""
+        """The stream from `position` on, in some form: made once for all followers at that position."""
         key = (stream.path, stream.id, position, stream.earliest, stream.tail, stream.closed, form)
         answer = self._answers.get(key)
         if answer is None:

@@ -32,7 +32,7 @@ class Metrics:
 
 
 class Gauges:
-    """What is measured when somebody asks.
+    """Values that are measured when the figures are requested.
 
     :param usage: of the storage.
     :param followers: how many wait.
@@ -57,7 +57,7 @@ class Gauges:
 
 
 class Collector:
-    """What `prometheus_client` asks for the figures."""
+    """The collector that `prometheus_client` calls for the figures."""
 
     def __init__(self, metrics: Metrics, gauges: Gauges) -> None:
         self._metrics = metrics

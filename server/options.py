@@ -1,4 +1,4 @@
-"""What whoever runs a server can choose."""
+"""The options of a server."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from opslog.server.protocol.cursors import Cursors
 @dataclass(frozen=True, slots=True)
 class Options:
     """:ivar root: the path below which streams are; begins and ends with a slash.
-    :ivar long_poll_seconds: how long a long-poll waits for data, and after how much silence an SSE reader is sent word
-        that it is still connected.
+    :ivar long_poll_seconds: how long a long-poll waits for data; after the same time of silence an SSE reader gets a
+        sign that it is still connected.
     :ivar sse_seconds: after how long an SSE response ends, so that caches in between can bundle readers.
-    :ivar chunk_bytes: about how much one answer to a read holds.
+    :ivar chunk_bytes: about how much one response to a read has.
     :ivar max_body_bytes: of an append.
-    :ivar max_buffered_bytes: of all requests that are in memory and not answered yet, whatever they are; what does not
-        fit is answered with 503.
+    :ivar max_buffered_bytes: of all requests in memory that are not answered yet, of any kind; further ones are
+        answered with 503.
     :ivar body_seconds: how long a client may take to send a body.
-    :ivar send_seconds: how long a client may take to make room for the next part of an answer.
+    :ivar send_seconds: how long a client may take to make room for the next part of a response.
     :ivar rate: requests a second that one client (a token, or else an address) may make; None for any number.
     :ivar retain_bytes: how much of each stream is kept at the least; older data is deleted, and reading it is answered
-        with 410. What forks read stays. None keeps everything.
+        with 410. Data that forks read stays. None keeps everything.
     :ivar registry: whether created and deleted streams are announced, see `opslog.server.registry`.
-    :ivar compression: whether answers are compressed for those who take it.
+    :ivar compression: whether responses are compressed for clients that accept it.
     :ivar public_url: where clients reach this server, as in ``https://streams.example``: for the addresses in webhooks;
-        None takes what the client who makes a subscription has called it.
-    :ivar feed_seconds: how often a served store is asked for what other processes have written to it. What clients of
-        this server write is in its feed at once.
-    :ivar feed_snapshot_bytes: a feed gets a new snapshot when the messages behind the last one have become so long, and
-        twice as long as that one.
-    :ivar local_stores: whether stores and their feeds are only for those who name this machine: neither for web pages
-        of other sites nor for names that lead here. For a server without tokens at an address that only this machine
-        has.
+        None takes the address that the client used when it created the subscription.
+    :ivar feed_seconds: how often a served store is checked for writes of other processes. Writes of this server's
+        clients are in its feed at once.
+    :ivar feed_snapshot_bytes: a feed gets a new snapshot when the messages behind the last one have become this long,
+        and twice as long as that one.
+    :ivar local_stores: whether stores and their feeds are only for clients that address this machine: neither for web
+        pages of other sites nor for names that lead here. For a server without tokens at an address that only this
+        machine has.
     :ivar webhook_loopback: whether webhooks may go to this machine, also by http: for development.
-    :ivar rotate_keys: whether the key that signs webhooks is replaced, see `opslog.server.subscriptions.webhook_keys`;
-        not, as long as an earlier rotation is under way.
+    :ivar rotate_keys: whether to replace the key that signs webhooks, see `opslog.server.subscriptions.webhook_keys`;
+        has no effect while an earlier rotation is under way.
     """
 
     root: str = "/v1/stream/"
@@ -60,7 +60,7 @@ class Options:
     cursors: Cursors = field(default_factory=Cursors)
 
     def __post_init__(self) -> None:
-        """:raises UsageError: options that do not go together."""
+        """:raises UsageError: options contradict each other."""
         if self.max_buffered_bytes < self.max_body_bytes:
             raise UsageError(
                 f"max_buffered_bytes is {self.max_buffered_bytes}, so that no body of max_body_bytes "

@@ -1,7 +1,7 @@
 """The registry: a stream with an event for every stream that is created or deleted, in the form of the State protocol.
 
 Its messages are JSON: ``{"type":"stream","key":PATH,"value":{"path":…,"contentType":…,"createdAt":MILLISECONDS},
-"headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. Whoever applies them in order
+"headers":{"operation":"insert"}}``, and with the operation ``delete`` and no value. A reader that applies them in order
 knows all streams.
 """
 
@@ -36,7 +36,7 @@ _messages = msgspec.json.Decoder(list[_Message])
 
 
 class Registry:
-    """Keeps the registry of some streams. What happened while it could not be announced, in a crash, is announced at
+    """Keeps the registry of some streams. Changes that could not be announced, because of a crash, are announced at
     the next start."""
 
     def __init__(self, streams: Streams) -> None:
@@ -45,7 +45,7 @@ class Registry:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Announce what is not announced yet, and what happens from now on. Cost is that of reading the registry and
+        """Announce what is not announced yet, and all later changes. Costs reading the registry and
         all metadata."""
         await self._streams.create(Create(PATH, content_type=JSON))
         announced = self._announced()
@@ -85,7 +85,7 @@ class Registry:
                 messages.append(self._queue.get_nowait())
             try:
                 await self._streams.append(Append(PATH, JSON, b"".join(b"%b," % message for message in messages)))
-            # Somebody deleted the registry, or the storage fails: the next start makes up for it.
+            # The registry was deleted, or the storage fails: the next start makes up for it.
             except OpslogError as error:
                 _log.warning("the registry could not be written", extra={"error": str(error)})
             for _ in messages:

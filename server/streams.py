@@ -28,12 +28,12 @@ from opslog.server.storage.writer import Work, Writer
 
 T = TypeVar("T")
 _log = logging.getLogger("opslog.server")
-# Called with each commit that did something, on the event loop, before those who asked for it are answered.
+# Called with each commit that had an effect, on the event loop, before its callers are answered.
 Observer = Callable[[Events], None]
 
 _SWEEP_SECONDS = 60.0
-# An access is recorded when this part of the time to live has passed since the recorded one. So after a crash a stream
-# may end by so much earlier than it should; see `Streams.start`.
+# An access is recorded when this fraction of the time to live has passed since the recorded one. So after a crash a
+# stream may end earlier than it should, by this much; see `Streams.start`.
 _RENEWALS = 8
 
 
@@ -48,8 +48,8 @@ class Streams:
     `start` and `stop`.
 
     :param retain_bytes: how much of each stream is kept at the least; None for everything.
-    :ivar observers: callbacks: add one to be called with what happens.
-    :ivar followers: who waits for more.
+    :ivar observers: callbacks: add one to be called with every change.
+    :ivar followers: the readers that wait for more.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Streams:
         self._background = Background(_log, "work on streams that no request waits for failed")
 
     async def start(self) -> None:
-        """Begin to serve: find forks that are not in the shard of their name, end what has expired, go on with what is
-        to be tidied. Cost is that of reading each stream's metadata once."""
+        """Begin to serve: find forks that are not in the shard of their name, end expired streams, continue
+        tidying. Costs reading each stream's metadata once."""
         now = self.environment.time()
         self._writers = [
             Writer(shard, self.environment, self.metrics, self._committed) for shard in self.storage.shards
@@ -85,19 +85,19 @@ class Streams:
                 if self.storage.home(stream.path) != index:
                     self._away[stream.path] = index
                 if stream.ttl is not None:
-                    # What the recorded access may be behind the real one is made up for.
+                    # Makes up for the recorded access being behind the real one.
                     self._accesses[stream.id] = min(now, stream.accessed + stream.ttl / _RENEWALS)
         await self.sweep()
         self._background.spawn(self._sweep_for_ever())
 
     async def stop(self) -> None:
-        """End the waiting of followers, finish what was begun, and close nothing: the storage is the caller's."""
+        """End the waiting of followers, finish running work, and close nothing: the storage is the caller's."""
         self.followers.stop()
         await self._background.stop()
         for writer in self._writers:
             await writer.close()
 
-    # What clients do
+    # Operations of clients
 
     async def create(self, request: Create) -> Created:
         """See `creation.create`."""
@@ -127,12 +127,12 @@ class Streams:
         return lifetimes.check(stream, self.environment.time(), self._accesses)
 
     def again(self, stream: Stream) -> Stream:
-        """The same stream, as it is by now.
+        """The same stream, in its present state.
 
-        :raises Refused: it is there no more; another one with its path does not count.
+        :raises Refused: it no longer exists; another one with its path does not count.
         """
         newest = self.followers.newest(stream.path)
-        if newest is None or newest.ttl is not None:  # accesses that are recorded are no news to followers
+        if newest is None or newest.ttl is not None:  # followers are not notified of recorded accesses
             current = self.stream(stream.path)
         else:
             current = lifetimes.check(newest, self.environment.time(), self._accesses)
@@ -146,7 +146,7 @@ class Streams:
         return None if stream is None else stream.content_type
 
     def touch(self, stream: Stream) -> None:
-        """The stream was read: its time to live begins anew."""
+        """Note a read of the stream: its time to live begins anew."""
         if stream.ttl is None:
             return
         now = self.environment.time()
@@ -156,7 +156,7 @@ class Streams:
             self._background.spawn(self._record_access(stream.path, stream.id))
 
     async def wait(self, stream: Stream, seconds: float, gone: asyncio.Future[object]) -> None:
-        """Wait as `Followers.wait` does. The stream does not expire meanwhile: it is being read."""
+        """Wait as `Followers.wait` does. The stream does not expire meanwhile, since it is being read."""
         self.touch(stream)
         if stream.ttl is None:
             await self.followers.wait(stream.path, seconds, gone)
@@ -180,18 +180,18 @@ class Streams:
             raise
 
     def expires_in(self, stream: Stream) -> float | None:
-        """Seconds until the stream ends unless somebody uses it, or never."""
+        """Seconds until the stream ends unless a client uses it; None: never."""
         end = lifetimes.deadline(stream, self._accesses)
         return None if end is None else end - self.environment.time()
 
-    # What other parts of the server do
+    # Operations of other parts of the server
 
     async def transact(self, work: Work[T]) -> T:
-        """Run a work of one's own in a transaction of the first shard; see `Writer.run`."""
+        """Run a caller's work in a transaction of the first shard; see `Writer.run`."""
         return await self._writers[0].run(work)
 
     async def work_on(self, path: str, work: Work[T]) -> T:
-        """Run a work of one's own in a transaction of the shard of this stream, there or not; see `Writer.run`."""
+        """Run a caller's work in a transaction of the shard of this stream, existing or not; see `Writer.run`."""
         index = self.shard_number(path)
         result = await self._writers[index].run(partial(self._noting_what_is_trimmed, index, work))
         while self._untidy:
@@ -199,7 +199,7 @@ class Streams:
         return result
 
     def value(self, path: str, key: bytes) -> bytes | None:
-        """What the shard of this stream has of the free key space under a key."""
+        """The value under a key in the free key space of this stream's shard."""
         return self._shard(path).value(key)
 
     def list(self, after: str = "") -> Iterator[Stream]:
@@ -225,7 +225,7 @@ class Streams:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be written any more, if so."""
+        """Why nothing can be written any more, None if it can."""
         failed = [str(writer.failure) for writer in self._writers if writer.failure is not None]
         problems = (problem for shard in self.storage.shards if (problem := shard.problem()) is not None)
         return failed[0] if failed else next(problems, None)
@@ -236,7 +236,7 @@ class Streams:
         return sum(writer.waiting for writer in self._writers)
 
     async def sweep(self) -> None:
-        """End every stream whose time has come, and do what deletions left to do."""
+        """End every stream whose lifetime is over, and do the work that deletions left."""
         now = self.environment.time()
         for index, shard in enumerate(self.storage.shards):
             over = [stream.path for stream in shard.streams() if lifetimes.is_over(stream, now, self._accesses)]
@@ -244,7 +244,7 @@ class Streams:
             await asyncio.gather(*(self._writers[index].run(partial(self._end, path)) for path in over))
             await self._tidy(index)
 
-    # Inside
+    # Internal
 
     def _shard(self, path: str) -> Shard:
         return self.storage.shards[self.shard_number(path)]
@@ -257,7 +257,7 @@ class Streams:
 
     @asynccontextmanager
     async def _locked(self, path: str) -> AsyncIterator[None]:
-        """Nobody else creates or deletes a stream with this path: it must not come to be in two shards."""
+        """Keep others from creating or deleting a stream with this path, so that it never gets into two shards."""
         lock = self._locks.setdefault(path, _Lock())
         lock.users += 1
         try:
@@ -284,7 +284,7 @@ class Streams:
                 _log.exception("an observer failed")
 
     async def _forget(self, path: str) -> None:
-        """After a deletion: the path belongs to the shard of its name again, and what was stored is removed."""
+        """After a deletion: the path belongs to the shard of its name again, and the stored data is removed."""
         index = self.shard_number(path)
         async with self._locked(path):
             if self.storage.shards[index].stream(path) is None:
@@ -326,5 +326,5 @@ class Streams:
             await asyncio.sleep(_SWEEP_SECONDS)
             try:
                 await self.sweep()
-            except OpslogError as error:  # a full disk, say: what is left to do is done by the next one
+            except OpslogError as error:  # such as a full disk: the next sweep does the rest
                 _log.error("a sweep failed", extra={"error": str(error)})

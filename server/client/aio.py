@@ -1,4 +1,4 @@
-"""The client for asyncio. Everything that it decides is decided by the core; this sends, waits, and counts tasks."""
+"""The client for asyncio. The core makes all decisions; this sends, waits, and counts tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 
 async def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Awaitable[Any]]) -> T:
-    """Perform each step, and give or throw into it what comes of that."""
+    """Perform each step, and send or throw the result into it."""
     try:
         step = next(steps)
         while True:
@@ -44,7 +44,7 @@ async def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Awaita
 
 
 class Connection:
-    """Performs what the calls on one server consist of."""
+    """Performs the steps of the calls on one server."""
 
     def __init__(self, endpoint: Endpoint, http: httpx.AsyncClient | None) -> None:
         self._endpoint = endpoint
@@ -96,7 +96,7 @@ class Connection:
 
 
 class Handle(Generic[Core]):
-    """What users call: the calls of the core, performed."""
+    """The base of the public classes: performs the calls of the core."""
 
     def __init__(self, connection: Connection, core: Core) -> None:
         self._connection = connection
@@ -167,7 +167,7 @@ class AsyncClient(Handle[Endpoint]):
 
 
 class AsyncStream(Handle[Calls]):
-    """One stream of an `AsyncClient`. The calls, and what they raise, are those of `opslog.server.client.Stream`."""
+    """One stream of an `AsyncClient`. The calls and their errors are those of `opslog.server.client.Stream`."""
 
     @property
     def url(self) -> str:

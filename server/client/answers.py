@@ -1,7 +1,7 @@
-"""What an answer means. Section numbers are those of the protocol's specification.
+"""The meaning of responses. Section numbers are those of the protocol's specification.
 
-Whatever an answer says that cannot be understood raises `ProtocolError`, with what was asked, what came, and what to
-do. Nothing is guessed: an offset, a number or a body that is only half right would be data lost, or there twice.
+A response that cannot be understood raises `ProtocolError`, which has the request, the response, and what to do.
+Nothing is guessed: a wrong offset, number or body would lose data, or duplicate it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opslog.server.client.messages import (
     decoded,
 )
 
-# So much of what came is in a message.
+# How much of a response a message shows.
 _SHOWN = 200
 
 
@@ -31,7 +31,7 @@ def senseless(
     request: Request, status: int | None, what: str, advice: str = "is that the address of a stream?"
 ) -> NoReturn:
     """:param status: None: not known.
-    :param what: came, as in "… was answered 200 with <what>".
+    :param what: the response, as in "… was answered 200 with <what>".
     """
     did = f"{request.method} {request.url} was answered{'' if status is None else f' {status}'}"
     raise errors.ProtocolError(f"{did} {what}: {advice}", status=status, url=request.url)
@@ -54,7 +54,7 @@ def appended(request: Request, reply: Reply) -> Appended:
 
 
 def _closed(request: Request, reply: Reply) -> bool:
-    """:raises ProtocolError: the stream should have been closed with this, and the answer does not confirm it."""
+    """:raises ProtocolError: the request should have closed the stream, and the response does not confirm it."""
     closed = is_closed(reply)
     if "Stream-Closed" in request.headers and not closed:
         advice = "this server does not close streams; read the stream to see what it has of this request"
@@ -63,7 +63,7 @@ def _closed(request: Request, reply: Reply) -> bool:
 
 
 def deleted(request: Request, reply: Reply) -> None:
-    """Section 5.4. That it is not there any more is the answer to a repeated request."""
+    """Section 5.4. If an earlier attempt has deleted it, the response is that it no longer exists."""
     if reply.status not in {204, 404, 410}:
         senseless(request, reply.status, "instead of 204")
 
@@ -88,7 +88,7 @@ def next_offset(request: Request, reply: Reply) -> str:
 
 
 def checked_offset(request: Request, status: int, offset: object) -> str:
-    """An offset that a server gave: never one of those that are reserved for clients (section 8)."""
+    """An offset from a server: never one of those that are reserved for clients (section 8)."""
     if not is_offset(offset) or offset in {START, NOW}:
         senseless(request, status, f"with {_shown(offset)}, which is no offset")
     assert isinstance(offset, str)
@@ -96,7 +96,7 @@ def checked_offset(request: Request, status: int, offset: object) -> str:
 
 
 def checked_cursor(request: Request, status: int, cursor: object) -> str | None:
-    """What the next request of a live read repeats (section 10.1)."""
+    """The cursor that the next request of a live read repeats (section 10.1)."""
     if cursor is not None and not is_header_value(cursor):
         senseless(request, status, f"with {_shown(cursor)}, which is no cursor")
     assert cursor is None or isinstance(cursor, str)
@@ -111,7 +111,7 @@ def content_type(request: Request, reply: Reply) -> str:
 
 
 def whole_number(request: Request, reply: Reply, name: str) -> int | None:
-    """The number in a header, None without that header."""
+    """The number in a header, None if there is no such header."""
     text = reply.headers.get(name.lower())
     if text is None:
         return None
@@ -138,7 +138,7 @@ def messages(request: Request, status: int, data: bytes) -> list[Any] | Unreadab
 
 
 def control(request: Request, text: str) -> dict[str, Any]:
-    """The fields of a control event (section 5.8), those that are used here checked."""
+    """The fields of a control event (section 5.8); the fields used here are checked."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ class _Known(TypedDict):
 
 
 def refuse(request: Request, reply: Reply) -> NoReturn:
-    """Raise what an answer that is not a success means."""
+    """Raise the error for a response that is not a success."""
     detail = detail_of(reply)
     did = f"{request.method} {request.url}"
     known: _Known = {"status": reply.status, "url": request.url, "detail": detail}
@@ -209,5 +209,5 @@ def refuse(request: Request, reply: Reply) -> NoReturn:
 
 
 def detail_of(reply: Reply) -> str:
-    """What the server wrote to explain itself."""
+    """The explanation that the server wrote."""
     return reply.content[:500].decode("utf-8", "replace").strip()

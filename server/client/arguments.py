@@ -1,5 +1,5 @@
-"""What callers may pass, and the form of what goes into a header or an address. Each check raises `UsageError`, before
-anything is sent."""
+"""The arguments that callers may pass, and the form of values in headers and addresses. Each check raises `UsageError`,
+before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from opslog.errors import UsageError
 
-# The greatest epoch and number of a batch (section 5.2.1): what JavaScript counts exactly.
+# The greatest epoch and number of a batch (section 5.2.1): the greatest integer that JavaScript counts exactly.
 INTEGER_MAX = 2**53 - 1
 
 _OFFSET = re.compile(r"[^\x00-\x20\x7f-\U0010ffff,&=?/]+")
@@ -21,7 +21,7 @@ _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-
 
 
 def is_offset(value: object) -> bool:
-    """Whether this can be an offset (section 8): one word of printable ASCII that needs no care in an address."""
+    """Whether this can be an offset (section 8): one word of printable ASCII that needs no quoting in an address."""
     return isinstance(value, str) and _OFFSET.fullmatch(value) is not None
 
 
@@ -30,7 +30,7 @@ def is_header_name(value: object) -> bool:
 
 
 def is_header_value(value: object) -> bool:
-    """Printable ASCII without spaces at its ends, and not empty: what every server and proxy passes on unchanged."""
+    """Printable ASCII without spaces at its ends, and not empty: every server and proxy passes it on unchanged."""
     return isinstance(value, str) and _VALUE.fullmatch(value) is not None
 
 
@@ -80,7 +80,7 @@ def choice(name: str, value: object, choices: Collection[object]) -> None:
 
 
 def content_type(value: object) -> str:
-    """A server takes what is no media type for ``application/octet-stream`` without a word, so it is refused here."""
+    """Servers silently take an invalid media type for ``application/octet-stream``, so it is refused here."""
     if not is_content_type(value):
         raise UsageError(f"content_type is a media type, as text/plain or application/json, not {value!r}")
     assert isinstance(value, str)
@@ -98,7 +98,7 @@ def lifetime(ttl: object, expires_at: object) -> None:
 
 
 def address(value: object) -> str:
-    """Of a server's stream root, without a slash at the end."""
+    """The address of a server's stream root, without a slash at the end."""
     if not isinstance(value, str):
         raise UsageError(f"the address of a server is a string, not {value!r}")
     try:

@@ -1,5 +1,5 @@
-"""The calls on a stream, as steps without I/O: the one core of the clients for threads and for asyncio, which derive
-their methods from these."""
+"""The calls on a stream, as steps without I/O. The clients for threads and for asyncio derive their methods from this
+one core."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Calls:
     """The calls on one stream.
 
     :param root: the address of the server's stream root.
-    :ivar content_type: of the stream, "" until an answer or the caller said it.
-    :raises UsageError: that is no path.
+    :ivar content_type: of the stream, "" until a response or the caller has given it.
+    :raises UsageError: the path is invalid.
     """
 
     def __init__(self, root: str, path: str, policy: Retrying) -> None:
@@ -48,13 +48,13 @@ class Calls:
         expires_at: str | None = None,
         closed: bool = False,
     ) -> Steps[Metadata]:
-        """Make the stream, or find that it is there with the same configuration.
+        """Create the stream, or confirm that it exists with the same configuration.
 
-        :param content: its first bytes, or of a JSON stream its first message.
+        :param content: its first bytes or, for a JSON stream, its first message.
         :param ttl: seconds without use until it is deleted.
         :param expires_at: RFC 3339, when it is deleted.
-        :param closed: nothing will follow.
-        :raises StreamConflictError: it exists with another configuration, or is deleted while forks need it.
+        :param closed: nothing can be appended.
+        :raises StreamConflictError: it exists with another configuration, or was deleted while forks need it.
         """
         arguments.content_type(content_type)
         arguments.lifetime(ttl, expires_at)
@@ -67,8 +67,8 @@ class Calls:
         return created
 
     def fork(self, path: str, at: str | None, sub_offset: int, ttl: int | None, expires_at: str | None) -> Steps[Calls]:
-        """Make a stream at `path` that begins with what this one has. Repeatable only if it says where, because the end
-        of this one moves."""
+        """Create a stream at `path` that begins with the contents of this one. Repeatable only if `at` is given,
+        because the end of this one moves."""
         made = Calls(self._root, path, self.policy)
         if at is not None:
             arguments.offset("at", at)
@@ -98,10 +98,10 @@ class Calls:
         """Append bytes, or messages of a JSON stream, all in one request. Durable on return.
 
         :param seq: must be greater than that of the append before, byte by byte.
-        :param close: nothing will follow.
-        :param at_least_once: if the answer is lost, or the server fails, send it again, though it may be there twice
-            then (with `seq` a repetition is a StreamConflictError). A `producer` appends exactly once.
-        :raises OutcomeUnknownError: the answer was lost: this may be there, or not.
+        :param close: also close the stream.
+        :param at_least_once: if the response is lost, or the server fails, send it again, although it may then be there
+            twice (with `seq`, a repetition raises StreamConflictError). A `producer` appends exactly once.
+        :raises OutcomeUnknownError: the response was lost: the content may or may not have been appended.
         """
         if seq is not None:
             arguments.header_value("seq", seq)
@@ -114,12 +114,12 @@ class Calls:
             body = b"".join(encoded(content, is_json=False) for content in contents)
         if not body:
             raise UsageError(_NOTHING)
-        # Nothing in the request shows the server that it has it already, unless a producer sends it.
+        # Nothing in the request shows the server that it is a repetition, unless a producer sends it.
         request = messages.append(self.url, content_type, body, seq=seq, close=close)
         return (yield from call(request, answers.appended, self.policy, repeatable=at_least_once))
 
     def close(self) -> Steps[Appended]:
-        """Nothing can be appended any more. Closing twice is the same as once."""
+        """Close the stream: nothing can be appended any more. Closing twice is the same as once."""
         request = messages.append(self.url, "", b"", close=True)
         return (yield from call(request, answers.appended, self.policy, repeatable=True))
 

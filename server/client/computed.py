@@ -1,8 +1,8 @@
-"""Headers and parameters that go with every request: fixed ones, and ones that are computed for each request anew, so
+"""Headers and parameters of every request: fixed ones, and ones that are computed anew for each request, so
 that a token can be renewed while a client lives.
 
-Without I/O: `Extras.prepared` yields each `Computed`, what a function of the caller returned, and is sent the value of
-it, so that the client for asyncio can await what the one for threads refuses.
+Without I/O: `Extras.prepared` yields each `Computed`, the result of a caller's function, and is sent its value.
+So the client for asyncio can await a result that the one for threads refuses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opslog.errors import UsageError
 from opslog.server.client import arguments
 from opslog.server.client.messages import Request
 
-# For threads: names with their values, or functions that give them; or one function that gives all of them.
+# For threads: names with their values, or functions that return them; or one function that returns all of them.
 Values = Mapping[str, str | Callable[[], str]] | Callable[[], Mapping[str, str]]
 
 # For asyncio: likewise, and the functions may be coroutine functions.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Computed(NamedTuple):
-    """:ivar returned: by a function of the caller: a value, or something that gives one when it is awaited."""
+    """:ivar returned: by a function of the caller: a value, or an awaitable that gives one."""
 
     returned: Any
 
@@ -42,7 +42,7 @@ _OWN_PARAMETERS = ("cursor", "live", "offset")
 
 
 class Prepared(NamedTuple):
-    """What is sent of a request besides its method and content."""
+    """The parts of a request besides its method and content."""
 
     url: str
     headers: dict[str, str]
@@ -69,7 +69,7 @@ class Extras:
             raise UsageError("a client has a token or the header Authorization, not both")
 
     def prepared(self, request: Request) -> Computing[Prepared]:
-        """Of names that differ in case alone the request's own go first, then the caller's, then the token."""
+        """If names differ only in case, the request's own come first, then the caller's, then the token."""
         headers = {} if self._token is None else {"authorization": ("Authorization", f"Bearer {self._token}")}
         computed = yield from _computed("headers", self._headers)
         for name, value in (*computed.items(), *request.headers.items()):

@@ -1,5 +1,5 @@
-"""What a client is made of, without I/O: one server's stream root, what goes with each request, and how patient it
-is."""
+"""The settings of a client, without I/O: one server's stream root, the headers and parameters of each request, and the
+retries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from opslog.server.client.webhooks import Webhooks
 
 
 class Endpoint:
-    """:param url: what all paths are below.
-    :raises UsageError: one of these cannot be.
+    """:param url: the address below which all paths are.
+    :raises UsageError: one of these is invalid.
     """
 
     def __init__(

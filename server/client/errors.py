@@ -1,4 +1,4 @@
-"""What can go wrong for a client of streams, as one tree. Whoever catches `OpslogError` has them all.
+"""The errors of the client of streams, as one tree. All are subclasses of `OpslogError`.
 
 StreamError                     `status` (None without an answer), `url`, `detail` (what the server wrote)
 ├── StreamNotFoundError         404: no such stream; create it, or ask for another
@@ -8,13 +8,13 @@ StreamError                     `status` (None without an answer), `url`, `detai
 ├── ProducerError               stop this producer: another one, or another stream, is in its place
 │   ├── ProducerFencedError     403: another one with this id began a newer `epoch`; nothing of the batch was appended
 │   └── SequenceGapError        409: the server `expected` an earlier batch, which it had acknowledged
-├── SubscriptionError           what a subscription refused; `code` is the server's word for it
+├── SubscriptionError           a subscription refused the request; `code` is the server's word for the reason
 │   ├── SubscriptionNotFoundError   404: no such subscription; create it
 │   ├── SubscriptionConflictError   409: it exists with another configuration
-│   ├── AlreadyClaimedError         409: `holder` is at it; wait for the next wake
+│   ├── AlreadyClaimedError         409: `holder` has claimed it; wait for the next wake
 │   ├── NoPendingWorkError          409: everything is processed; wait for the next wake
 │   └── WakeLostError               409, 401: the lease ended, or a newer wake came; stop working on this one
-├── WebhookError                a request that says it is a webhook of the server is not: refuse it
+├── WebhookError                a request claims to be a webhook of the server, but is not: refuse it
 ├── RequestRefusedError         400, 401, 403, 405, 413, …: fix the request
 ├── UnavailableError            nothing was changed: try again later
 ├── OutcomeUnknownError         the request may or may not have been carried out: read the stream, then decide
@@ -27,10 +27,10 @@ from opslog.errors import OpslogError
 
 
 class StreamError(OpslogError):
-    """The root of what a client raises on an answer, or on none.
+    """The root of the errors that a client raises for a response, or for a missing one.
 
     :ivar status: of the HTTP answer, None if there was none.
-    :ivar url: what was asked.
+    :ivar url: the requested address.
     :ivar detail: the answer's text.
     """
 
@@ -46,11 +46,11 @@ class StreamNotFoundError(StreamError, KeyError):
 
 
 class StreamGoneError(StreamError):
-    """The stream was deleted but forks still need it, or what was asked for is no longer kept."""
+    """The stream was deleted but forks still need it, or the requested data is no longer kept."""
 
 
 class StreamConflictError(StreamError):
-    """What was asked contradicts what the stream is."""
+    """The request contradicts the state or the configuration of the stream."""
 
 
 class StreamClosedError(StreamConflictError):
@@ -80,10 +80,10 @@ class ProducerFencedError(ProducerError):
 
 
 class SequenceGapError(ProducerError):
-    """The server misses what it had acknowledged.
+    """The server lacks a batch that it had acknowledged.
 
     :ivar expected: the number of the batch that the server waits for.
-    :ivar received: of the one that it got.
+    :ivar received: the number of the batch that it got.
     """
 
     def __init__(self, message: str, *, expected: int, received: int, url: str = "", detail: str = "") -> None:
@@ -95,7 +95,7 @@ class SequenceGapError(ProducerError):
 class SubscriptionError(StreamError):
     """A subscription refused a request.
 
-    :ivar code: the server's word for it, for programs.
+    :ivar code: the server's word for the reason, for programs.
     """
 
     def __init__(self, message: str, *, code: str, status: int | None = None, url: str = "", detail: str = "") -> None:
@@ -112,7 +112,7 @@ class SubscriptionConflictError(SubscriptionError):
 
 
 class AlreadyClaimedError(SubscriptionError):
-    """Another worker is at it.
+    """Another worker has claimed the work.
 
     :ivar holder: its name.
     """
@@ -129,15 +129,15 @@ class NoPendingWorkError(SubscriptionError):
 
 
 class WakeLostError(SubscriptionError):
-    """Whoever asked does not hold this wake any more. Nothing was acknowledged by this request."""
+    """The caller no longer holds this wake. Nothing was acknowledged by this request."""
 
 
 class WebhookError(StreamError):
-    """A request that says it is a webhook is not from this server, or too old. Nothing in it can be believed."""
+    """A request claims to be a webhook, but is not from this server, or is too old. Nothing in it can be trusted."""
 
 
 class RequestRefusedError(StreamError):
-    """The server will not do this, however often it is asked."""
+    """The server refuses this, and repeating it does not help."""
 
 
 class UnavailableError(StreamError):
@@ -145,10 +145,10 @@ class UnavailableError(StreamError):
 
 
 class OutcomeUnknownError(StreamError):
-    """The answer was lost, and the request is not one that can be repeated."""
+    """The response was lost, and the request cannot be repeated safely."""
 
 
 class ProtocolError(StreamError):
-    """The answer cannot be understood: a body that was cut off or is not what its headers say, a number that is none,
-    the page of a proxy. The message shows what came. Nothing of such an answer was given to the caller, so reading
-    can be repeated from the same offset; whether something was appended, only the stream says."""
+    """The response cannot be understood: the body was cut off or does not match its headers, a number is invalid, or it
+    is the page of a proxy. The message shows the response. Nothing of it was given to the caller, so reading can be
+    repeated from the same offset; whether something was appended can only be found out by reading the stream."""

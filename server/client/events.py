@@ -1,5 +1,5 @@
-"""Server-sent events, as they arrive in chunks (the parser of the WHATWG specification, as far as this protocol needs
-it, but for text that is not UTF-8: where a browser shows a replacement character, this refuses)."""
+"""Server-sent events, as they arrive in chunks. This is the parser of the WHATWG specification, as far as this protocol
+needs it, with one difference: text that is not UTF-8 is refused, where a browser shows a replacement character."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Event(NamedTuple):
 
 
 class EventParser:
-    """Takes text in chunks of any size, gives whole events. An event that was not ended is never given."""
+    """Takes text in chunks of any size, returns whole events. An unfinished event is never returned."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -23,7 +23,7 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """:raises UnicodeDecodeError: that is not UTF-8."""
+        """:raises UnicodeDecodeError: the chunk is not UTF-8."""
         text = self._decoder.decode(chunk)
         if self._after_return and text:
             # The second half of a CRLF that fell between two chunks.

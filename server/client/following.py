@@ -1,11 +1,11 @@
-"""Reading a stream, from an offset to its end: which request comes next, and what the chunks of its answer mean.
+"""Reading a stream, from an offset to its end: which request comes next, and the meaning of the chunks of a response.
 
-`Following` knows no network. Its driver asks for the `request`, passes it the answer's head (`opened`), each chunk of
-the body (`received`), and how the answer ended (`finished`, or `lost`), and passes on the batches that these give. It
-is through when `ended` is true. Between two requests the driver waits for `pause` seconds.
+`Following` knows no network. Its driver takes the `request`, passes it the response's head (`opened`), each chunk of
+the body (`received`), and how the response ended (`finished`, or `lost`), and passes on the batches that these return.
+The reading is done when `ended` is true. Between two requests the driver waits for `pause` seconds.
 
-A batch is given only together with the offset behind it, so whoever remembers the offset of the last batch and resumes
-there sees every byte exactly once, however often the connection breaks.
+A batch is only returned together with the offset behind it. So a reader that remembers the offset of the last batch and
+resumes there sees every byte exactly once, however often the connection breaks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from opslog.server.client.retrying import OVERLOADED, Lost, Retrying, asked_paus
 Live = Literal["sse", "long-poll"]
 
 
-# A live read that ends sooner, and brings nothing, did not wait.
+# A live read that ends sooner without data did not wait.
 _FRUITLESS_SECONDS = 0.05
 
-# So many of these in a row are nothing special.
+# This many of them in a row are normal.
 _FRUITLESS_FREE = 3
 
 
 class Following:
-    """:param live: how to wait for more once everything there is was read; None: do not wait, end there. "auto" takes
-        server-sent events, except for text, whose line ends do not survive them.
-    :ivar offset: up to where batches were given.
+    """:param live: how to wait for more once everything was read; None: do not wait, end there. "auto" takes
+        server-sent events, except for text, whose line ends they do not preserve.
+    :ivar offset: the end of the batches returned so far.
     :ivar pause: seconds to wait before the next request.
     """
 
@@ -59,11 +59,11 @@ class Following:
 
     @property
     def is_live(self) -> bool:
-        """Whether the request at hand waits for what comes."""
+        """Whether the current request waits for new data."""
         return self._live is not None
 
     def request(self) -> Request | None:
-        """What to ask next; None: this is through."""
+        """The next request; None: reading is done."""
         if self.ended:
             return None
         self._request = read(self._url, self.offset, live=self._live, cursor=self._cursor if self._live else None)
@@ -102,7 +102,7 @@ class Following:
                 return
 
     def finished(self) -> Iterator[Batch]:
-        """The answer ended as it should."""
+        """The response ended normally."""
         reply = self._reply._replace(content=bytes(self._body))
         if self._parser is not None:
             self._rest()  # servers end event streams every minute or so; the next request goes on
@@ -118,16 +118,16 @@ class Following:
     def lost(self, lost: Lost) -> None:
         """The connection could not be made, or broke.
 
-        :raises UnavailableError: for as long as the policy allows nothing came.
-        :raises ProtocolError: something came that cannot be read.
+        :raises UnavailableError: nothing came for as long as the retry policy allows.
+        :raises ProtocolError: a response came that cannot be read.
         """
         if lost.answered:
             give_up_reading(self._request, lost)
         self._try_again(None, str(lost))
 
     def _rest(self) -> None:
-        """Ask less often where answers come at once and bring nothing, as from a cache that keeps what it should not,
-        or a proxy that ends event streams."""
+        """Send requests less often if responses come at once without data, as from a cache that keeps too much, or a
+        proxy that ends event streams."""
         if self.ended:
             return
         if self._brought or self._policy.environment.monotonic() - self._asked_at >= _FRUITLESS_SECONDS:
@@ -154,7 +154,7 @@ class Following:
         up_to_date = closed or answers.is_up_to_date(reply)
         cursor = answers.checked_cursor(request, reply.status, reply.headers.get("stream-cursor"))
         data, messages = reply.content, None
-        # Where there is nothing new, some servers leave the brackets out.
+        # If there is nothing new, some servers leave the brackets out.
         if self._is_json and (data or offset != self.offset) and reply.status == 200:
             messages = answers.messages(request, reply.status, data)
             data = data if messages else b""
@@ -177,7 +177,7 @@ class Following:
             senseless(self._request, 200, f"with {found!r} after {self._content_type!r}", advice)
 
     def _advance(self, offset: str, data: bytes) -> None:
-        """:raises ProtocolError: what comes next would be what there was before."""
+        """:raises ProtocolError: the next offset would be the one before."""
         if self.offset not in {START, NOW}:
             if offset < self.offset:
                 advice = "another stream was made at this address; read it from the start"
@@ -214,7 +214,7 @@ class Following:
         if event.kind != "control":
             return None
         control = answers.control(self._request, event.data)
-        # A server may send several data events before it says how far they reach.
+        # A server may send several data events before it sends their end offset.
         data, messages = self._gathered()
         self._advance(control["streamNextOffset"], data)
         self._cursor = control.get("streamCursor") or self._cursor

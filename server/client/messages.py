@@ -1,5 +1,5 @@
-"""Requests and answers as values, and how requests are written. Section numbers are those of the protocol's
-specification. What answers mean: `opslog.server.client.answers`."""
+"""Requests and responses as values, and how requests are written. Section numbers are those of the protocol's
+specification. For the meaning of responses see `opslog.server.client.answers`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from urllib.parse import quote, urlencode, urlsplit
 from opslog.errors import UsageError
 from opslog.server.client import errors
 
-# The offset before everything (section 8).
+# The offset before the first byte (section 8).
 START = "-1"
 
-# The offset behind everything that there is when the server gets the request (section 8).
+# The offset of the end at the time when the server gets the request (section 8).
 NOW = "now"
 
 JSON = "application/json"
 
-# What is appended: bytes, or for a JSON stream any value that `json.dumps` takes.
+# The content of an append: bytes, or for a JSON stream any value that `json.dumps` takes.
 Content = Any
 
 
@@ -40,9 +40,9 @@ class Reply(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What a stream is (section 5.5).
+    """A stream's metadata (section 5.5).
 
-    :ivar next_offset: its end: where the next append will be.
+    :ivar next_offset: its end, where the next append begins.
     :ivar ttl: seconds that it lives without being used.
     :ivar expires_at: RFC 3339.
     """
@@ -56,7 +56,7 @@ class Metadata(NamedTuple):
 
 class Appended(NamedTuple):
     """:ivar next_offset: the end of the stream after this.
-    :ivar closed: nothing can follow.
+    :ivar closed: nothing can be appended any more.
     """
 
     next_offset: str
@@ -64,16 +64,16 @@ class Appended(NamedTuple):
 
 
 class UnreadableMessages(ValueError):
-    """JSON that this Python cannot hold, though nothing is wrong with it: numbers with thousands of digits, or arrays
-    within arrays by the thousand."""
+    """Valid JSON that this Python cannot represent: numbers with thousands of digits, or arrays nested a thousand
+    deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one response or event brought of a stream.
+    """The contents of one response or event of a stream.
 
-    :ivar data: bytes; of a JSON stream an array. Empty if there was nothing new to say.
-    :ivar next_offset: where to read on: what a reader remembers once it is done with this batch.
+    :ivar data: bytes; for a JSON stream an array. Empty if there was nothing new.
+    :ivar next_offset: where to read on; a reader remembers it once it is done with this batch.
     :ivar up_to_date: there was no more at that moment.
     :ivar closed: there will never be more.
     """
@@ -88,10 +88,10 @@ class Batch:
 
     @property
     def messages(self) -> list[Any]:
-        """The values in a batch of a JSON stream, decoded when it came.
+        """The values in a batch of a JSON stream, decoded when it arrived.
 
-        :raises UsageError: it is a stream of another type.
-        :raises ProtocolError: one of them is nothing that Python can hold; `data` has them all.
+        :raises UsageError: the stream has another type.
+        :raises ProtocolError: Python cannot represent one of them; `data` has them all.
         """
         if media_type(self.content_type) != JSON:
             raise UsageError(f"a stream of {self.content_type} has no messages, only bytes: use .data")
@@ -104,8 +104,8 @@ class Batch:
 def decoded(data: bytes) -> Any:
     """A value of JSON in UTF-8; its integers are exact.
 
-    :raises UnreadableMessages: it is one that Python cannot hold.
-    :raises ValueError: it is none.
+    :raises UnreadableMessages: Python cannot represent the value.
+    :raises ValueError: it is not JSON.
     """
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
@@ -130,7 +130,7 @@ def media_type(content_type: str) -> str:
 
 
 def stream_url(base: str, path: object) -> str:
-    """The address of the stream at `path`, whose segments may hold any characters.
+    """The address of the stream at `path`, whose segments may have any characters.
 
     :raises UsageError: a segment is empty, ``.`` or ``..``, which proxies would resolve to other streams.
     """
@@ -148,7 +148,7 @@ def encoded(content: Content, *, is_json: bool) -> bytes:
     :raises UsageError: bytes for a JSON stream, or anything else for another.
     """
     if is_json:
-        # In an array, because the server takes an array for the messages in it (section 9.1.2).
+        # In an array, because the server takes an array as the messages in it (section 9.1.2).
         return encoded_many([content])
     if not isinstance(content, bytes | bytearray | memoryview):
         raise UsageError(f"a stream that is not {JSON} takes bytes, not {type(content).__name__}: encode it first")

@@ -1,21 +1,21 @@
-"""An idempotent producer (section 5.2.1), without I/O: what to send next, what an answer to it means, and what whoever
-appends or sends waits for.
+"""An idempotent producer (section 5.2.1), without I/O: what to send next, the meaning of each response, and the
+conditions that appending and sending threads wait for.
 
-Messages are gathered into batches, each batch has a number, and several of them are under way at once. A batch whose
-answer was lost is sent again under its number, and the server drops what it already has: every message is appended
-exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor; the server refuses
-it, and it is sent again when the predecessor is settled.
+Messages are gathered into batches, each batch has a number, and several of them are under way at once. If the response
+to a batch is lost, the batch is sent again under its number, and the server drops the part that it already has: every
+message is appended exactly once, in order. Requests overtake each other, so a batch may arrive before its predecessor;
+the server refuses it, and it is sent again when the predecessor is settled.
 
-Two more things that this protocol leaves to clients:
+Two more rules that this protocol leaves to clients:
 
 - A number that the server has already seen, on a batch that was sent for the first time, means that another producer
   used this id and epoch before. The server calls that a success and drops the data; here it is an error.
-- The first batch goes alone. Until it is accepted nothing else depends on the epoch, so a producer that may claim its
-  id can start over with the next epoch, as long as no try of that batch can have been carried out.
+- The first batch goes alone. Until it is accepted nothing else depends on the epoch. So a producer that may claim its
+  id can start over with the next epoch, as long as no attempt of that batch can have been carried out.
 
 The calls and the workers of a producer are generators, as those of `retrying`, over one state. Their driver runs one of
-them at a time. It lets others run only while one waits `Until` a condition holds, or for the reply to a `Request`; and
-whenever it does, it checks the conditions that others wait for.
+them at a time. It lets others run only while one waits `Until` a condition holds, or for the reply to a `Request`; then
+it also checks the conditions that others wait for.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from opslog.server.client.errors import OutcomeUnknownError, ProducerFencedError
 from opslog.server.client.messages import Content, Reply, Request
 from opslog.server.client.retrying import OVERLOADED, Lost, Steps, Tries, asked_pause, give_up
 
-# So many epochs in a row are tried: more than that, and another process claims as stubbornly, or the server counts by
-# itself.
+# How many epochs in a row are tried. If that is not enough, another process keeps claiming the id, or the server counts
+# by itself.
 _CLAIMS_MAX = 10
 
 T = TypeVar("T")
@@ -58,9 +58,9 @@ class Options:
     :ivar id: the same one each time the producer is started.
     :ivar epoch: greater each time.
     :ivar claim: if others used the id before, shut them out with a newer epoch instead of failing.
-    :ivar max_in_flight: so many batches are under way at once.
+    :ivar max_in_flight: how many batches are under way at once.
     :ivar max_batch_bytes: of the messages in one; a larger message has a batch of its own.
-    :ivar max_buffered_bytes: whoever appends waits while so much is gathered and not yet acknowledged.
+    :ivar max_buffered_bytes: `append` waits while this much is gathered and not yet acknowledged.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Options:
     max_buffered_bytes: int = 8 << 20
 
     def __post_init__(self) -> None:
-        """:raises UsageError: one of them cannot be."""
+        """:raises UsageError: one of them is invalid."""
         arguments.header_value("the id of a producer", self.id)
         arguments.whole_number("epoch", self.epoch, 0)
         arguments.whole_number("max_in_flight", self.max_in_flight, 1)
@@ -85,10 +85,10 @@ class Sending:
 
     :ivar number: from 0 in its epoch.
     :ivar size: bytes of its messages.
-    :ivar uncertain: a try of it may have been carried out.
+    :ivar uncertain: an attempt of it may have been carried out.
     :ivar last: of its messages, as `Producing` counts them.
-    :ivar first: all its predecessors were settled when it was sent last.
-    :ivar waits: they come first.
+    :ivar first: all its predecessors were settled when it was last sent.
+    :ivar waits: its predecessors must be settled first.
     :ivar pause: seconds before it is sent again.
     """
 
@@ -111,8 +111,8 @@ class Producing:
     """The state of one producer.
 
     :ivar options: how it works.
-    :ivar failed: what ended this producer.
-    :ivar closed: nobody appends any more, so workers stop once there is nothing to send.
+    :ivar failed: the error that ended this producer.
+    :ivar closed: no more appends will come, so workers stop once there is nothing to send.
     """
 
     def __init__(self, calls: Calls, options: Options) -> None:
@@ -139,7 +139,7 @@ class Producing:
         self._content_type = yield from self._calls.typed()
 
     def append(self, *contents: Content) -> Waiting[None]:
-        """Returns at once, unless so much is unacknowledged that waiting is better; `flush` says when it is
+        """Returns at once, unless so much is unacknowledged that it has to wait; `flush` returns when it is
         durable."""
         self._check_open()
         for body in self._encoded(contents):
@@ -147,7 +147,7 @@ class Producing:
             self._add(body)
 
     def flush(self) -> Waiting[str | None]:
-        """Wait until all that was appended before is acknowledged, whatever others append meanwhile. Returns the end of
+        """Wait until everything appended before is acknowledged, whatever others append meanwhile. Returns the end of
         the stream, None if nothing was appended."""
         added = self._added
         if not self._content_type or self._acknowledged < added:
@@ -157,7 +157,7 @@ class Producing:
         return self._next_offset
 
     def end(self) -> Waiting[str | None]:
-        """Close the stream behind all that was appended, and wait for it."""
+        """Close the stream behind everything appended, and wait for it."""
         self._check_open()
         self._raise_failure()
         self._added += 0 if self._ending else 1
@@ -165,7 +165,7 @@ class Producing:
         return (yield from self.flush())
 
     def work(self) -> Waiting[None]:
-        """What each of the workers does: takes a batch and sends it until it is settled, as long as there are any."""
+        """Run one worker: take a batch and send it until it is settled, as long as there are any."""
         try:
             while True:
                 yield Until(lambda: self._can_take or self._over)
@@ -218,7 +218,7 @@ class Producing:
 
     @property
     def _can_end(self) -> bool:
-        # The end goes alone: a closed stream refuses even what it has, so no batch before may have to be sent again.
+        # The end goes alone: a closed stream refuses even repeated batches, so all batches before it must be settled.
         return self._ending and not (self._end_sent or self._waiting or self._flying)
 
     def _take(self) -> Sending:
@@ -240,7 +240,7 @@ class Producing:
         while not sending.settled:
             if sending.waits:
                 yield Until(lambda: self._flying[0] is sending or self._over)
-            if sending.pause:  # the answers to other batches do not shorten it
+            if sending.pause:  # responses to other batches do not shorten it
                 yield Until(lambda: self._over, sending.pause)
             if self.failed is not None or (self.closed and sending.attempts > 0):
                 return
@@ -253,7 +253,7 @@ class Producing:
                 self._judge(sending, reply)
 
     def _request(self, sending: Sending) -> Request:
-        """What to send: for every try anew, because the epoch may have changed."""
+        """The request to send, made anew for every attempt, because the epoch may have changed."""
         base = messages.append(self._calls.url, self._content_type, sending.body, close=sending.ends)
         triple = {
             "Producer-Id": self.options.id,
@@ -270,7 +270,7 @@ class Producing:
         match reply.status:
             case 200:
                 self._settle(sending, reply)
-            case 204 if sending.uncertain or not sending.body:  # to close without content is answered so
+            case 204 if sending.uncertain or not sending.body:  # also the response to closing without content
                 self._settle(sending, reply)
             case 204:
                 self._restart(sending, reply, "the server has this batch from another producer with this id and epoch")
@@ -289,7 +289,8 @@ class Producing:
                 refuse(sending.request, reply)
 
     def _refuse_after_a_lost_answer(self, sending: Sending, reply: Reply) -> NoReturn:
-        """The stream was closed or deleted by others, say, before this try of the batch, or before an earlier one."""
+        """Others closed or deleted the stream, for example, before this attempt of the batch, or before an earlier
+        one."""
         try:
             refuse(sending.request, reply)
         except StreamError as error:
@@ -303,7 +304,7 @@ class Producing:
 
     def _settle(self, sending: Sending, reply: Reply) -> None:
         request = sending.request
-        # Only a server that knows producers repeats these; a page that some proxy shows instead does not.
+        # Only a server that knows producers repeats these; the page of a proxy does not.
         number = whole_number(request, reply, "Producer-Seq")
         if whole_number(request, reply, "Producer-Epoch") != self.epoch or (number or 0) < sending.number:
             senseless(request, reply.status, "without this epoch and batch in Producer-Epoch and Producer-Seq")
@@ -318,7 +319,7 @@ class Producing:
             self._acknowledged = self._flying.popleft().last
 
     def _restart(self, sending: Sending, reply: Reply, why: str) -> None:
-        """Begin the next epoch, which is possible before anything of this one was accepted."""
+        """Begin the next epoch. This is possible before anything of the current one was accepted."""
         epoch = whole_number(sending.request, reply, "Producer-Epoch")
         if epoch is None or epoch < self.epoch or (reply.status == 403 and epoch == self.epoch):
             senseless(sending.request, reply.status, "without a Producer-Epoch that explains it")

@@ -1,8 +1,8 @@
-"""When a request is sent again. Without I/O: generators say what to send and how long to wait, and are sent the
-answers.
+"""When a request is sent again. Without I/O: generators yield the requests and the pauses, and are sent the
+responses.
 
-Whoever drives one sends each `Request` that it yields and gives it the `Reply`, waits for each `Pause`, and throws into
-it whatever goes wrong on the way, such as a `Lost`. That is all there is to a client, with threads or with tasks.
+The driver sends each `Request` that a generator yields and returns the `Reply` to it, waits for each `Pause`, and
+throws failures such as `Lost` into it. This is all that a client consists of, with threads or with tasks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Pause(NamedTuple):
 
 
 class Lost(Exception):
-    """No answer came, or none that can be read.
+    """No response came, or none that can be read.
 
     :ivar sent: whether the server may have got the request.
-    :ivar answered: something came, whole, but it is not what its headers say, as a compressed body that cannot be
+    :ivar answered: a whole response came, but it does not match its headers, such as a compressed body that cannot be
         decompressed.
     """
 
@@ -48,8 +48,8 @@ Steps = Generator[Request | Pause, Any, T]
 
 
 def described(call: Called, method: Callable[..., Steps[Any]]) -> Called:
-    """Give `call` the name, docstring and signature of the `method` it performs, with what comes of the steps as its
-    return type."""
+    """Give `call` the name, docstring and signature of the `method` that it performs, with the result of the steps as
+    its return type."""
     signature = inspect.signature(method, eval_str=True)
     _, _, result = get_args(signature.return_annotation)
     call.__name__, call.__doc__ = method.__name__, method.__doc__
@@ -57,10 +57,10 @@ def described(call: Called, method: Callable[..., Steps[Any]]) -> Called:
     return call
 
 
-# Answers that say that nothing was done.
+# Statuses that mean that nothing was done.
 OVERLOADED = frozenset({429, 503})
 
-# Answers after which nobody knows.
+# Statuses after which the outcome is unknown.
 _FAILED = frozenset({408, 500, 502, 504})
 
 # Methods that change nothing.
@@ -69,10 +69,11 @@ _SAFE = frozenset({"GET", "HEAD"})
 
 @dataclass(frozen=True)
 class Retrying:
-    """How patient a client is.
+    """The retry policy of a client.
 
     :ivar seconds: how long one request is tried again before its error is raised; 0: not at all; `math.inf`: for ever.
-    :ivar first: seconds before the second try, doubled for each further one up to `longest`; each varies by a quarter.
+    :ivar first: seconds before the second attempt, doubled for each further one up to `longest`; each varies by a
+        quarter.
     """
 
     seconds: float = 60.0
@@ -81,7 +82,7 @@ class Retrying:
     environment: Environment = REAL
 
     def __post_init__(self) -> None:
-        """:raises UsageError: one of them cannot be."""
+        """:raises UsageError: one of them is invalid."""
         arguments.seconds("seconds", self.seconds, above_zero=False)
         arguments.seconds("first", self.first, above_zero=True)
         arguments.seconds("longest", self.longest, above_zero=True)
@@ -93,7 +94,7 @@ class Retrying:
 
 
 class Tries:
-    """The tries of one request: counts them, and gives up in time."""
+    """The attempts of one request: counts them, and gives up in time."""
 
     def __init__(self, policy: Retrying) -> None:
         self._policy = policy
@@ -101,7 +102,7 @@ class Tries:
         self._failed = 0
 
     def again(self, asked: float = 0.0) -> Pause | None:
-        """How long to wait before the next try, at least as long as the server `asked`; None: give up."""
+        """How long to wait before the next attempt, at least as long as the server `asked`; None: give up."""
         policy = self._policy
         delay = min(policy.longest, policy.first * 2**self._failed)
         self._failed = min(self._failed + 1, 60)
@@ -111,7 +112,7 @@ class Tries:
 
 
 def asked_pause(reply: Reply | None, environment: Environment) -> float:
-    """Seconds that the server asked to wait, 0 if it did not, or not in a form that HTTP has."""
+    """How many seconds the server asked to wait; 0 if it did not, or not in a form that HTTP has."""
     value = "" if reply is None else reply.headers.get("retry-after", "")
     if value.isascii() and value.isdecimal():
         return float(value)
@@ -133,13 +134,14 @@ def call(
     done_anyway: Callable[[Reply], bool] = lambda reply: False,
     refused: Callable[[Request, Reply, bool], NoReturn] = lambda request, reply, uncertain: refuse(request, reply),
 ) -> Steps[T]:
-    """Send a request until an answer decides it.
+    """Send a request until a response decides it.
 
-    :param meaning: of a success.
-    :param repeatable: sending it twice does the same as once.
-    :param done_anyway: an error that means success where an earlier try may have been carried out.
-    :param refused: raises what an error means; its last argument says whether an earlier try may have been carried out.
-    :raises StreamError: what the answer means, or that none came.
+    :param meaning: the meaning of a success.
+    :param repeatable: sending it twice has the same effect as once.
+    :param done_anyway: an error that means success if an earlier attempt may have been carried out.
+    :param refused: raises the error for a refusal; its last argument says whether an earlier attempt may have been
+        carried out.
+    :raises StreamError: the response is an error, or none came.
     """
     tries = policy.tries()
     uncertain = False
@@ -180,5 +182,5 @@ def give_up(request: Request, reply: Reply | None, reason: str, *, uncertain: bo
 
 
 def give_up_reading(request: Request, lost: Lost) -> NoReturn:
-    """Raise the error of a request that changes nothing and has an answer that cannot be read."""
+    """Raise the error of a request that changes nothing and has a response that cannot be read."""
     senseless(request, None, f"with what cannot be read ({lost})", "a proxy, or the server, damages its answers")

@@ -1,8 +1,8 @@
-"""Subscriptions (sections 6 and 7 of the protocol), without I/O: what can be asked of one, and what its answers mean.
+"""Subscriptions (sections 6 and 7 of the protocol), without I/O: the requests to one, and the meaning of the responses.
 
-A subscription is a cursor for each of some streams. When one of them has more, a worker is woken: by a webhook, or by
-an event in a stream that workers follow, who then claim the work. Whoever holds a wake acknowledges offsets, which
-moves the cursors; a newer wake fences whoever held the one before.
+A subscription is a set of cursors, one for each of its streams. When one of the streams has more, a worker is woken: by
+a webhook, or by an event in a stream that workers follow, who then claim the work. The holder of a wake acknowledges
+offsets, which moves the cursors; a newer wake fences the holder of the one before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal["webhook", "pull-wake"]
 class LinkedStream(NamedTuple):
     """:ivar path: below the address of the client.
     :ivar link_type: "explicit", or "glob": matched by the pattern.
-    :ivar acked_offset: up to where it is processed.
+    :ivar acked_offset: everything before it is processed.
     """
 
     path: str
@@ -37,10 +37,10 @@ class LinkedStream(NamedTuple):
 
 
 class PendingStream(NamedTuple):
-    """A stream as a wake knows it: read it from `acked_offset`, acknowledge up to where you came.
+    """A stream in a wake: read it from `acked_offset`, and acknowledge what you have processed.
 
     :ivar tail_offset: its end when the wake was made.
-    :ivar has_pending: that is behind `acked_offset`.
+    :ivar has_pending: the end is behind `acked_offset`.
     """
 
     path: str
@@ -51,10 +51,10 @@ class PendingStream(NamedTuple):
 
 
 class SubscriptionInfo(NamedTuple):
-    """What a subscription is (section 6.3).
+    """The state of a subscription (section 6.3).
 
     :ivar created_at: RFC 3339.
-    :ivar status: "failed" while a webhook waits for its next try, else "active".
+    :ivar status: "failed" while a webhook waits for its next attempt, else "active".
     """
 
     id: str
@@ -71,10 +71,10 @@ class SubscriptionInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """What a worker holds: the right to acknowledge, until the lease ends or a newer wake comes.
+    """A worker's right to acknowledge, until the lease ends or a newer wake comes.
 
-    :ivar generation: that of the newest wake is the greatest.
-    :ivar lease_seconds: how long it is held without a word; of a webhook None: that of the subscription.
+    :ivar generation: the newest wake has the greatest.
+    :ivar lease_seconds: how long it is held without a request; None for a webhook: the subscription says it.
     :ivar token: a secret, shown with each acknowledgement.
     """
 
@@ -91,7 +91,7 @@ class Subscribing:
     """The calls on one subscription.
 
     :param root: the address of the server's stream root.
-    :raises UsageError: that can be no id.
+    :raises UsageError: the id is invalid.
     """
 
     def __init__(self, root: str, id: object, policy: Retrying) -> None:
@@ -111,13 +111,13 @@ class Subscribing:
         lease_seconds: float | None = None,
         description: str | None = None,
     ) -> Steps[SubscriptionInfo]:
-        """Make the subscription, or find that it is there with the same configuration (section 6.2).
+        """Create the subscription, or confirm that it exists with the same configuration (section 6.2).
 
-        :param pattern: of paths: ``*`` is one segment, ``**`` any number. Streams that exist are taken up at their end.
+        :param pattern: of paths: ``*`` is one segment, ``**`` any number. Existing streams are taken up at their end.
         :param streams: paths of streams, also ones that do not exist yet.
-        :param webhook_url: what the server posts wakes to.
-        :param wake_stream: or else the path of a JSON stream, to be created by you, in which the server writes an event
-            for each wake, for workers who `claim`.
+        :param webhook_url: the address to which the server posts wakes.
+        :param wake_stream: otherwise the path of a JSON stream, to be created by you, in which the server writes an
+            event for each wake, for workers who `claim`.
         :param lease_seconds: how long a worker may be silent, from 1 to 600; None: 30.
         :raises SubscriptionConflictError: it exists with another configuration.
         """
@@ -148,11 +148,11 @@ class Subscribing:
         return (yield from self._call(Request("GET", self.url), _info))
 
     def delete(self) -> Steps[None]:
-        """Whether it exists or not. Whoever holds a wake of it has lost it."""
+        """Delete it, whether it exists or not. The holder of a wake loses the wake."""
         return (yield from self._call(Request("DELETE", self.url), _nothing))
 
     def add(self, *paths: str) -> Steps[None]:
-        """Link streams by hand, at their present end (section 6.4)."""
+        """Link streams explicitly, at their present end (section 6.4)."""
         if not paths:
             raise UsageError("give at least one path of a stream")
         return (yield from self._call(_asking("POST", f"{self.url}/streams", {"streams": _paths(paths)}), _nothing))
@@ -163,7 +163,7 @@ class Subscribing:
         return (yield from self._call(Request("DELETE", url), _nothing))
 
     def claim(self, worker: object) -> Steps[Holding]:
-        """Take what there is to do (section 7.2). Repeatable: a claim whose answer was lost ends with its lease."""
+        """Take the pending work (section 7.2). Repeatable: if the response to a claim is lost, its lease ends."""
         if not isinstance(worker, str) or not worker:
             raise UsageError(f"a worker is a name, not {worker!r}")
 
@@ -180,9 +180,9 @@ class Subscribing:
 
 
 class Holding:
-    """The calls of whoever holds a wake.
+    """The calls of a wake's holder.
 
-    :ivar ended: it was given back, as done or by `release`.
+    :ivar ended: it was given back, by acknowledging it as done or by `release`.
     """
 
     def __init__(self, subscription: Subscribing, wake: Wake) -> None:
@@ -191,12 +191,12 @@ class Holding:
         self._subscription = subscription
 
     def acknowledge(self, offsets: Mapping[str, str] | None = None, *, done: bool = False) -> Steps[bool]:
-        """Move cursors, and hold on; or with `done` give the wake back (sections 7.1 and 7.2). Without arguments: a
-        sign of life. Returns whether there is more to do, for which workers are woken again.
+        """Move cursors, and keep the wake; or with `done` give it back (sections 7.1 and 7.2). Without arguments, this
+        only renews the lease. Returns whether there is more to do, for which workers are woken again.
 
-        :param offsets: by path, up to where each stream is processed.
+        :param offsets: by path, the end of the processed part of each stream.
         :raises WakeLostError: the lease ended, or a newer wake came.
-        :raises OutcomeUnknownError: the same, after an answer was lost: `Subscription.get` says what is acknowledged.
+        :raises OutcomeUnknownError: the same, after a response was lost: `Subscription.get` shows what is acknowledged.
         """
         offsets = offsets or {}
         for path, offset in offsets.items():
@@ -218,13 +218,13 @@ class Holding:
         return more
 
     def finish(self) -> Steps[bool]:
-        """Acknowledge all that the wake was about, as done."""
+        """Acknowledge everything in the wake, as done."""
         offsets = {stream.path: stream.tail_offset for stream in self.wake.streams if stream.has_pending}
         return (yield from self.acknowledge(offsets, done=True))
 
     def release(self) -> Steps[None]:
-        """Give a claim back without acknowledging; another worker is woken (section 7.2). Repeatable: whoever released
-        it does not hold it any more."""
+        """Give a claim back without acknowledging; another worker is woken (section 7.2). Repeatable: after a release
+        the caller does not hold it any more."""
         if self.wake.type != "pull-wake":
             raise UsageError("only a claim can be released: answer a webhook with an error, or acknowledge it as done")
 
@@ -237,7 +237,7 @@ class Holding:
     def leave(self, error: BaseException | None) -> Steps[None]:
         """Release what is still held at the end of a block.
 
-        :param error: what ended the block; a failure to release is noted there.
+        :param error: the error that ended the block; a failure to release is noted there.
         """
         if self.ended or self.wake.type != "pull-wake":
             return
@@ -262,18 +262,18 @@ class Holding:
 
 
 class Held:
-    """What a claim knows without asking."""
+    """The part of a claim that is known without a request."""
 
     _core: Holding
 
     @property
     def wake(self) -> Wake:
-        """What is held."""
+        """The held wake."""
         return self._core.wake
 
     @property
     def ended(self) -> bool:
-        """It was given back, as done or by `release`."""
+        """It was given back, by acknowledging it as done or by `release`."""
         return self._core.ended
 
     @property
@@ -285,7 +285,7 @@ class Held:
 def wake(  # noqa: PLR0917  (what one is made of)
     id: str, type: Kind, found: Mapping[str, Any], token: str, lease: float | None, request: Request, reply: Reply
 ) -> Wake:
-    """What the answer to a claim, or a webhook, says."""
+    """The wake in the response to a claim, or in a webhook."""
     streams = found.get("streams")
     if not isinstance(streams, list):
         senseless(request, reply.status, "without streams", _ADVICE)
@@ -304,9 +304,9 @@ class _Known(TypedDict):
 
 
 def refused(request: Request, reply: Reply, uncertain: bool) -> NoReturn:
-    """Raise what the refusal of a subscription means.
+    """Raise the error for a subscription's refusal.
 
-    :param uncertain: an earlier try of the request may have been carried out.
+    :param uncertain: an earlier attempt of the request may have been carried out.
     """
     error = _error(reply)
     code = error.get("code")
@@ -373,7 +373,7 @@ def _paths(paths: Sequence[str]) -> list[str]:
 
 
 def _error(reply: Reply) -> Mapping[str, Any]:
-    """What an answer says about itself, empty if it is not from a server with subscriptions."""
+    """A response's own explanation, empty if it is not from a server with subscriptions."""
     try:
         found = decoded(reply.content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The client for threads. Everything that it decides is decided by the core; this sends, waits, and counts threads."""
+"""The client for threads. The core makes all decisions; this sends, waits, and counts threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 
 
 def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
-    """Perform each step, and give or throw into it what comes of that."""
+    """Perform each step, and send or throw the result into it."""
     try:
         step = next(steps)
         while True:
@@ -43,7 +43,7 @@ def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
 
 
 class Connection:
-    """Performs what the calls on one server consist of."""
+    """Performs the steps of the calls on one server."""
 
     def __init__(self, endpoint: Endpoint, http: httpx.Client | None) -> None:
         self._endpoint = endpoint
@@ -97,7 +97,7 @@ class Connection:
 
 
 class Handle(Generic[Core]):
-    """What users call: the calls of the core, performed."""
+    """The base of the public classes: performs the calls of the core."""
 
     def __init__(self, connection: Connection, core: Core) -> None:
         self._connection = connection
@@ -128,15 +128,15 @@ class Client(Handle[Endpoint]):
             for batch in stream.follow():
                 print(batch.messages, batch.next_offset)
 
-    :param url: what all paths are below.
+    :param url: the address below which all paths are.
     :param token: sent as a bearer token.
-    :param retrying: how patient it is.
+    :param retrying: the retry policy.
     :param headers: sent with every request: names and values, where a value may be a function that is called for each
-        request, also for each retry and reconnection; or one function that gives all of them. What such a function
-        raises ends the call.
+        request, also for each retry and reconnection; or one function that returns all of them. An error of such a
+        function ends the call.
     :param params: likewise, in the address; errors do not show them.
-    :param http: an `httpx.Client` of one's own, for certificates, proxies and timeouts; it is not closed. Live reads
-        wait 90 seconds for a byte, or longer if it says so.
+    :param http: an `httpx.Client` of your own, for certificates, proxies and timeouts; it is not closed. Live reads
+        wait 90 seconds for a byte, or longer if its timeout is longer.
     """
 
     def __init__(
@@ -153,27 +153,27 @@ class Client(Handle[Endpoint]):
         super().__init__(Connection(endpoint, http), endpoint)
 
     def stream(self, path: str) -> Stream:
-        """A handle on a stream, whether it exists or not; asks nothing.
+        """A handle on a stream, whether it exists or not; sends no request.
 
-        :raises UsageError: that is no path.
+        :raises UsageError: the path is invalid.
         """
         return Stream(self._connection, self._core.stream(path))
 
     def subscription(self, id: str) -> Subscription:
-        """A handle on a subscription, whether it exists or not; asks nothing. The client's address must be that of the
-        server's stream root.
+        """A handle on a subscription, whether it exists or not; sends no request. The client's address must be that of
+        the server's stream root.
 
-        :raises UsageError: that is no id.
+        :raises UsageError: the id is invalid.
         """
         return Subscription(self._connection, self._core.subscription(id))
 
     def verify_webhook(self, body: bytes, signature: str) -> Claim:
-        """The wake that a webhook brings, if it is from this server; needs ``opslog[webhooks]``. The keys that the
-        server publishes are asked for when they are needed, and kept for five minutes.
+        """The wake in a webhook, if the webhook is from this server; needs ``opslog[webhooks]``. The server's public
+        keys are requested when they are needed, and kept for five minutes.
 
         :param body: of the request, byte by byte.
         :param signature: its header ``Webhook-Signature``.
-        :raises WebhookError: it is not, or older than five minutes: answer with 401.
+        :raises WebhookError: it is not from the server, or older than five minutes: answer with 401.
         """
         return Claim(self._connection, self._run(self._core.verified(body, signature)))
 
@@ -190,7 +190,7 @@ class Client(Handle[Endpoint]):
 
 
 class Stream(Handle[Calls]):
-    """One stream of a `Client`. What each call raises: see `opslog.server.client.errors`."""
+    """One stream of a `Client`. For the errors of each call see `opslog.server.client.errors`."""
 
     @property
     def url(self) -> str:
@@ -211,20 +211,20 @@ class Stream(Handle[Calls]):
         ttl: int | None = None,
         expires_at: str | None = None,
     ) -> Stream:
-        """A new stream at `path` that begins with what this one has before the offset `at`: everything, if None.
+        """A new stream at `path` that begins with the contents of this one before the offset `at`: all of it, if None.
 
-        :param sub_offset: so many more messages (of a JSON stream) or bytes behind `at`.
+        :param sub_offset: how many more messages (of a JSON stream) or bytes behind `at`.
         """
         return Stream(self._connection, self._run(self._core.fork(path, at, sub_offset, ttl, expires_at)))
 
     def read(self, offset: str = START) -> Iterator[Batch]:
-        """Everything there is behind `offset`, one batch per request; the last one is up to date, and may be empty."""
+        """Everything behind `offset`, one batch per request; the last one is up to date, and may be empty."""
         return self._connection.read(self._core.read(offset))
 
     def follow(self, offset: str = START, live: Live | Literal["auto"] = "auto") -> Iterator[Batch]:
-        """Like `read`, and then what comes, until the stream is closed: the last batch then says `closed`.
+        """Like `read`, and then new data, until the stream is closed: the last batch then has `closed`.
 
-        Broken connections are made again and nothing is given twice. To resume later, start at the `next_offset` of
+        Broken connections are made again and nothing is returned twice. To resume later, start at the `next_offset` of
         the last batch that you are done with.
 
         :param live: how to wait for more. Server-sent events do not keep the line ends of text, so "auto" takes long
@@ -247,11 +247,12 @@ class Stream(Handle[Calls]):
 
         :param id: of the producer, the same one each time it is started.
         :param epoch: greater each time it is started.
-        :param claim: find a newer epoch than all before by asking, which shuts out whoever uses this id now.
-        :param max_in_flight: so many batches are under way at once, each with a thread of its own.
+        :param claim: find an epoch newer than all before by requests to the server, which shuts out other users of this
+            id.
+        :param max_in_flight: how many batches are under way at once, each with a thread of its own.
         :param max_batch_bytes: of the messages in one batch; a larger message has one of its own. Servers have limits.
-        :param max_buffered_bytes: `append` waits while so much is not yet acknowledged.
-        :raises UsageError: one of these cannot be.
+        :param max_buffered_bytes: `append` waits while this much is not yet acknowledged.
+        :raises UsageError: one of these is invalid.
         """
         options = Options(id, epoch, claim, max_in_flight, max_batch_bytes, max_buffered_bytes)
         core = Producing(self._core, options)
@@ -327,7 +328,7 @@ class Producer(Handle[Producing]):
 
 
 class Subscription(Handle[Subscribing]):
-    """A handle on a subscription, whether it exists or not. What each call raises: see
+    """A handle on a subscription, whether it exists or not. For the errors of each call see
     `opslog.server.client.errors`."""
 
     @property
@@ -341,7 +342,7 @@ class Subscription(Handle[Subscribing]):
     remove = blocking(Subscribing.remove)
 
     def claim(self, worker: str) -> Claim:
-        """Take what there is to do; of a subscription with a wake_stream.
+        """Take the pending work of a subscription with a wake_stream.
 
         :param worker: a name that shows others who has it.
         :raises AlreadyClaimedError: another worker has it; wait for the next wake.
@@ -351,8 +352,8 @@ class Subscription(Handle[Subscribing]):
 
 
 class Claim(Held, Handle[Holding]):
-    """What a worker holds, by a claim or by a webhook. Leaving its ``with`` block releases a claim that is not done, so
-    that another worker gets it."""
+    """The wake that a worker holds, by a claim or by a webhook. Leaving its ``with`` block releases a claim that is not
+    done, so that another worker gets it."""
 
     acknowledge = blocking(Holding.acknowledge)
     finish = blocking(Holding.finish)

@@ -1,1 +1,1 @@
-"""Durable Streams: every decision of the protocol, and what it needs of a storage. Pure."""
+"""Durable Streams: every decision of the protocol, and its contract with the storage. Pure."""

@@ -1,4 +1,4 @@
-"""Appending to a stream and closing it: what is taken, and in which order reasons against it count."""
+"""Appending to a stream and closing it: what is accepted, and in which order refusals count."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from opslog.server.protocol.producers import Stamp
 from opslog.server.protocol.refusals import Refused, closed
 from opslog.server.protocol.transaction import Transaction
 
-# Retention waits until this part of what is to be kept has come on top of it.
+# Retention trims a stream once it exceeds the bytes to keep by one part in this many.
 _TRIM_PART = 4
 
 
 class Append(msgspec.Struct):
-    """What a client wants to append.
+    """A client's append.
 
     :ivar content_type: of the body; None only without one.
     :ivar data: as it will be stored.
     :ivar problem: why the body cannot be stored; it counts only after everything else.
-    :ivar close: the stream takes nothing more after this; without data, that is all.
+    :ivar close: close the stream after this; without data, only close it.
     :ivar seq: Stream-Seq, bytes as latin-1.
     """
 
@@ -37,7 +37,7 @@ class Append(msgspec.Struct):
 
 class Appended(msgspec.Struct, frozen=True):
     """:ivar stream: as it is afterwards.
-    :ivar stamp: the highest accepted one of this producer, if it named itself.
+    :ivar stamp: the highest accepted one of this producer, if the request named one.
     :ivar duplicate: it had been appended before.
     """
 
@@ -49,9 +49,9 @@ class Appended(msgspec.Struct, frozen=True):
 def append(transaction: Transaction, request: Append, accesses: Accesses, retain_bytes: int | None = None) -> Appended:
     """Append, or close, or both.
 
-    :param retain_bytes: how much of a stream is kept at the least; what is older may be deleted.
+    :param retain_bytes: how much of a stream is kept at the least; older data may be deleted.
 
-    Reasons against it count in this order: no such stream, closed, another content type, what the producer said,
+    Refusals count in this order: no such stream, closed, another content type, the producer's stamp,
     Stream-Seq, the body.
 
     :raises Refused: nothing was changed.
@@ -107,7 +107,7 @@ def _changed(stream: Stream, request: Append, transaction: Transaction) -> Strea
 
 
 def _trimmed(stream: Stream, retain_bytes: int, transaction: Transaction) -> Stream:
-    """Let go of the oldest records, now and then, and never of what a fork may read."""
+    """Remove the oldest records, now and then, and never those that a fork may read."""
     goal = stream.tail - retain_bytes
     if stream.forks or goal - max(stream.earliest, stream.base) < retain_bytes // _TRIM_PART:
         return stream

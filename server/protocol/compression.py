@@ -1,13 +1,13 @@
-"""Compressed answers for those who take them."""
+"""Compressed responses for clients that accept them."""
 
 from __future__ import annotations
 
 import zlib
 
-# Below it, an answer would hardly get smaller.
+# Below this, a response would hardly get smaller.
 MIN_BYTES = 1024
 
-# From here on compressing takes longer than handing it to another thread.
+# Above this, compressing takes longer than handing it to another thread.
 IN_THREAD_BYTES = 64 * 1024
 
 _PACKED = ("audio/", "image/", "video/", "application/gzip", "application/zip", "application/zstd")
@@ -15,7 +15,7 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def choose(accept_encoding: str | None, media_type: str) -> str | None:
-    """``gzip`` or ``deflate`` if the client takes one and the content is worth it. ``q=0`` means no."""
+    """``gzip`` or ``deflate`` if the client accepts one and the content is worth it. ``q=0`` means no."""
     if not accept_encoding or media_type.startswith(_PACKED):
         return None
     quality: dict[str, float] = {}

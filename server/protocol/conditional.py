@@ -1,4 +1,4 @@
-"""Entity tags, conditional requests, and how long caches may keep an answer."""
+"""Entity tags, conditional requests, and how long caches may keep a response."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _MAX_AGE, _STALE = 60, 300
 
 
 def entity_tag(storage: str, stream_id: int, start: int, stop: int, *, closed: bool) -> str:
-    """The tag of a range, without its quotes; differs between streams that had the same path one after the other, and
-    for the end of a stream before and after it was closed."""
+    """The tag of a range, without its quotes. It differs between streams that had the same path one after the other,
+    and for the end of a stream before and after it was closed."""
     return f"{storage}-{stream_id}:{start}:{stop}{':c' if closed else ''}"
 
 
@@ -27,9 +27,9 @@ def matches(if_none_match: str, tag: str) -> bool:
 
 
 def cache_control(expires_in: float | None, *, private: bool) -> bytes:
-    """For an answer whose bytes never change: as the protocol says, but never beyond the stream's life.
+    """For a response whose bytes never change: as the protocol says, but never beyond the stream's life.
 
-    :param private: the answer depends on who asked.
+    :param private: the response depends on the client.
     """
     scope = "private" if private else "public"
     if expires_in is None:

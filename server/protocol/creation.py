@@ -1,4 +1,4 @@
-"""Creating streams and forks, or finding that they are there already."""
+"""Creating streams and forks, or confirming that they exist."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ForkOf(msgspec.Struct):
 
 
 class Create(msgspec.Struct):
-    """What a client wants to create.
+    """A client's request to create a stream.
 
-    :ivar content_type: None if it gave none that can be one.
+    :ivar content_type: None if the client gave no valid one.
     :ivar data: first content, as it will be stored.
-    :ivar problem: why the body cannot be stored; it does not matter if the stream is there already.
+    :ivar problem: why the body cannot be stored; it does not matter if the stream exists already.
     """
 
     path: str
@@ -44,16 +44,16 @@ class Create(msgspec.Struct):
 
 
 class Created(msgspec.Struct, frozen=True):
-    """:ivar new: it was not there before."""
+    """:ivar new: it did not exist before."""
 
     stream: Stream
     new: bool
 
 
 def create(transaction: Transaction, request: Create, accesses: Accesses) -> Created:
-    """Create a stream, or confirm that it is there as asked for.
+    """Create a stream, or confirm that it exists as requested.
 
-    :raises Refused: 409 if another one is there; for forks also 404, 409 and 400. Nothing was changed.
+    :raises Refused: 409 if another one exists; for forks also 404, 409 and 400. Nothing was changed.
     """
     there = transaction.stream(request.path)
     if there is not None and not end_if_over(transaction, there, accesses):
@@ -73,7 +73,7 @@ def create(transaction: Transaction, request: Create, accesses: Accesses) -> Cre
 
 
 def _keep(transaction: Transaction, stream: Stream, request: Create) -> Stream:
-    """Nothing was changed until here."""
+    """Store a new stream. Nothing was changed before this."""
     stream = replace(stream, id=transaction.new_id())
     if request.data:
         transaction.append(stream.id, stream.tail, request.data)

@@ -1,4 +1,4 @@
-"""Cursors: numbers that live reads echo, so that a cache in between never answers the same request for ever."""
+"""Cursors: numbers that live reads echo, so that a cache in between does not answer the same request for ever."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _JITTER_SECONDS = 3600
 @dataclass(frozen=True, slots=True)
 class Cursors:
     """:ivar interval_seconds: how long a cursor stays the same.
-    :ivar epoch: seconds since 1970 of interval 0, which is also the one of all times before.
+    :ivar epoch: seconds since 1970 of interval 0, which also covers all times before.
     """
 
     interval_seconds: float = 20.0
     epoch: float = _EPOCH
 
     def next(self, given: str | None, now: float, random: Callable[[int], int]) -> str:
-        """The cursor to answer with: the number of the interval, or, if the client's is not smaller, one that is
+        """The cursor of a response: the number of the interval, or, if the client's is not smaller, one that is
         greater than the client's.
 
-        :param random: a number from 0 up to its argument.
+        :param random: returns a number from 0 up to its argument.
         """
         current = max(0, int((now - self.epoch) // self.interval_seconds))
         if given is None or not given.isdecimal() or len(given) > 18 or int(given) < current:

@@ -1,7 +1,7 @@
-"""Streams of JSON messages: their text is kept as it came, every digit of every number.
+"""Streams of JSON messages: their text is stored unchanged, every digit of every number.
 
-An append of messages is one record: each message's text, followed by a comma. So what a range of records holds becomes
-a JSON array by putting brackets around it and leaving out the last comma.
+An append of messages is one record: each message's text, followed by a comma. So the contents of a range of records
+become a JSON array by putting brackets around them and leaving out the last comma.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def record(body: bytes) -> bytes:
     """
     text = body.strip(_SPACE)
     try:
-        text.decode()  # the decoder leaves strings unread
+        text.decode()  # the decoder does not check strings
         if not text.startswith(b"["):
             return bytes(_message.decode(text)) + b","
         return b"".join([b"%b," % message for message in _messages.decode(text)])
@@ -40,7 +40,7 @@ def array(records: Sequence[bytes]) -> bytes:
 
 
 def boundaries(record: bytes) -> Iterable[int]:
-    """Where, in a record, its messages begin, and where it ends."""
+    """The positions in a record at which its messages begin, and its end."""
     end = 0
     yield end
     for message in _messages.decode(array([record])):

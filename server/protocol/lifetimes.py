@@ -16,7 +16,7 @@ Accesses = Mapping[int, float]
 
 
 def deadline(stream: Stream, accesses: Accesses) -> float | None:
-    """When the stream ends unless somebody uses it, or never."""
+    """When the stream ends unless a client uses it; None: never."""
     if stream.ttl is not None:
         return max(stream.accessed, accesses.get(stream.id, 0.0)) + stream.ttl
     if stream.expires_at is not None:
@@ -25,7 +25,7 @@ def deadline(stream: Stream, accesses: Accesses) -> float | None:
 
 
 def is_over(stream: Stream, now: float, accesses: Accesses) -> bool:
-    """Whether its time has come."""
+    """Whether its lifetime is over."""
     end = deadline(stream, accesses)
     return end is not None and now >= end
 
@@ -45,7 +45,7 @@ def check(stream: Stream | None, now: float, accesses: Accesses) -> Stream:
 
 
 def end(transaction: Transaction, stream: Stream) -> None:
-    """Delete the stream: at once, or, while there are forks of it, for clients only. A deleted
+    """Delete the stream: at once or, while there are forks of it, only for clients. A deleted
     stream is removed with its last fork, and so on along the chain."""
     transaction.events.deleted.append(stream)
     if stream.forks:
@@ -63,7 +63,7 @@ def end(transaction: Transaction, stream: Stream) -> None:
 
 
 def end_if_over(transaction: Transaction, stream: Stream, accesses: Accesses) -> bool:
-    """End the stream if its time has come; whether it is over for clients, now or since earlier."""
+    """End the stream if its lifetime is over; returns whether it is over for clients, now or since earlier."""
     if not stream.deleted and is_over(stream, transaction.now, accesses):
         end(transaction, stream)
         return True
@@ -71,7 +71,7 @@ def end_if_over(transaction: Transaction, stream: Stream, accesses: Accesses) ->
 
 
 def delete(transaction: Transaction, path: str, accesses: Accesses) -> None:
-    """What a client asked for.
+    """Delete a stream at the request of a client.
 
     :raises Refused: 404, or 410 if it was deleted before and forks need it.
     """

@@ -1,4 +1,4 @@
-"""What is kept of a stream: its metadata, its producers, and where its bytes come from."""
+"""The stored state of a stream: its metadata, its producers, and the sources of its bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JSON = "application/json"
 
 @lru_cache(maxsize=1024)
 def media_type(content_type: str) -> str:
-    """The type alone, as it is compared: ``Text/Plain; charset=utf-8`` is ``text/plain``."""
+    """Only the type, as it is compared: ``Text/Plain; charset=utf-8`` is ``text/plain``."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -24,12 +24,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """How a stream was forked, as it was asked for: what a repeated PUT is compared with.
+    """How a stream was forked, as requested: a repeated PUT is compared with this.
 
     :ivar source: path of the source; no other stream gets that path while a fork of it exists.
-    :ivar position: where the source was to be left, before the sub-offset was added.
+    :ivar position: the position in the source, before the sub-offset was added.
     :ivar sub_offset: messages of a JSON stream, bytes of any other.
-    :ivar inherits_expiry: no lifetime was asked for, so that it has the source's.
+    :ivar inherits_expiry: no lifetime was requested, so that it has the source's.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Closer(msgspec.Struct, frozen=True, array_like=True):
-    """The append of an idempotent producer that closed a stream; when it comes again, it is a duplicate."""
+    """The append of an idempotent producer that closed a stream; a repetition of it is a duplicate."""
 
     producer: str
     epoch: int
@@ -56,23 +56,23 @@ class Closer(msgspec.Struct, frozen=True, array_like=True):
 class Stream(msgspec.Struct, frozen=True, array_like=True):
     """A stream's metadata. Immutable: a change is a new one (``msgspec.structs.replace``).
 
-    A position is a number of bytes: of the stream's content as it is stored, from its beginning, also through what a
-    fork inherited. Offsets are positions as clients see them.
+    A position is a number of bytes: of the stream's content as it is stored, from its beginning, including the content
+    that a fork inherited. Clients see positions as offsets.
 
-    :ivar id: never used again in this storage, also not for a stream that is created under the same path.
+    :ivar id: never used again in this storage, not even for a stream that is created under the same path.
     :ivar path: relative to the stream root, percent-decoded: ``events/abc``.
-    :ivar content_type: as it was given at creation.
+    :ivar content_type: as given at creation.
     :ivar created: seconds since 1970, as all times here.
-    :ivar accessed: the last read or write that was recorded.
+    :ivar accessed: the last recorded read or write.
     :ivar tail: the position behind the last byte.
     :ivar seq: the last Stream-Seq; bytes as latin-1, so that comparing them compares bytes.
     :ivar ttl: seconds after the last access.
-    :ivar expires_at: the RFC 3339 text that was given.
-    :ivar inherited: where a fork's bytes before its own come from, in order and without gaps, flattened: no lookup of
-        the source is needed to read.
+    :ivar expires_at: the RFC 3339 text as given.
+    :ivar inherited: the sources of a fork's bytes before its own, in order and without gaps, flattened: reading needs
+        no lookup of the source.
     :ivar forks: streams that were forked from this one and still exist.
     :ivar deleted: it was deleted or has expired, but `forks` of it still read its bytes.
-    :ivar earliest: the position of the first byte that retention has left.
+    :ivar earliest: the position of the first byte that retention has not deleted.
     """
 
     id: int
@@ -102,5 +102,5 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
         return media_type(self.content_type) == JSON
 
     def segments(self) -> tuple[Segment, ...]:
-        """Where all its bytes are, in order: what it inherited, then its own."""
+        """The sources of all its bytes, in order: the inherited ones, then its own."""
         return (*self.inherited, Segment(self.id, self.base, self.tail))

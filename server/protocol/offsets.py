@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What a client may say instead of an offset: the beginning of the stream, and its end, wherever that is.
+# A client may send these instead of an offset: the beginning of the stream, and its end, wherever that is.
 BEGINNING, NOW = "-1", "now"
 
 _OFFSET = re.compile(r"[0-9]{16}_([0-9]{16})", re.ASCII)
@@ -16,9 +16,9 @@ def format_offset(position: int) -> str:
 
 
 def parse_offset(text: str) -> int | None:
-    """The position, or None if this is no offset that a server could have given."""
+    """The position, or None if no server can have given out this offset."""
     match = _OFFSET.fullmatch(text)
     if match is None:
         return None
-    # Nothing was ever given out with another first half; such an offset is behind the end of any stream.
+    # No server gave out another first half; such an offset is behind the end of any stream.
     return int(match[1]) if text.startswith("0000000000000000_") else 10**16

@@ -1,4 +1,4 @@
-"""Idempotent producers: which append is new, which came before, and which comes from a producer that was replaced."""
+"""Idempotent producers: whether an append is new, a repetition, or from a producer that was replaced."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import msgspec
 from opslog.server.protocol.model import Producer
 from opslog.server.protocol.refusals import Refused
 
-# The greatest epoch or sequence number: what every number of JavaScript can hold exactly.
+# The greatest epoch or sequence number: the greatest integer that JavaScript's numbers represent exactly.
 MAX_INTEGER = 2**53 - 1
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What an append says of where it comes from."""
+    """The origin of an append, as it names it."""
 
     producer: str
     epoch: int
@@ -20,7 +20,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 def admit(known: Producer | None, stamp: Stamp) -> Producer | None:
-    """What is known of the producer once this append is taken; None if it was taken before.
+    """The producer's state after this append; None if the append is a repetition.
 
     :raises Refused: 403 for an epoch that a newer one has replaced, 409 if an append in between is missing, 400 for a
         new epoch that does not begin at 0.

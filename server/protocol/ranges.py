@@ -1,4 +1,4 @@
-"""Reading a range of a stream: through what it inherited, in chunks of limited size."""
+"""Reading a range of a stream, including its inherited part, in chunks of limited size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class VanishedError(CorruptError):
-    """Records of a stream are not there: it was deleted while it was read, or the storage is damaged."""
+    """Records of a stream are missing: it was deleted while it was read, or the storage is damaged."""
 
 
 def check_position(stream: Stream, position: int) -> None:
@@ -41,8 +41,8 @@ def check_position(stream: Stream, position: int) -> None:
 
 
 def read(records: Records, stream: Stream, position: int, limit: int) -> Range:
-    """The stream's bytes from `position`, about `limit` of them: of a JSON stream all messages of the records that it
-    takes, of any other at most so many.
+    """The stream's bytes from `position`, about `limit` of them: for a JSON stream all messages of the records read,
+    for any other at most this many.
 
     :raises Refused: 400 for a position of a JSON stream inside a message.
     :raises VanishedError: see there.

@@ -1,4 +1,4 @@
-"""What a client is refused, as the status and the headers of the answer."""
+"""Refusals of a client's request, with the status and the headers of the response."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from opslog.errors import OpslogError
 from opslog.server.protocol.model import Stream
 from opslog.server.protocol.offsets import format_offset
 
-# Of an answer; the names in lower case, as ASGI wants them.
+# Of a response; the names in lower case, as ASGI requires.
 Headers = list[tuple[bytes, bytes]]
 
 
 class Refused(OpslogError):
-    """The request cannot be done; nothing was changed.
+    """The request cannot be carried out; nothing was changed.
 
-    :ivar status: of the answer; its text is the message.
-    :ivar headers: of the answer, beside the usual ones.
+    :ivar status: of the response; its text is the message.
+    :ivar headers: of the response, beside the usual ones.
     """
 
     def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
@@ -32,6 +32,6 @@ def gone() -> Refused:
 
 
 def closed(stream: Stream) -> Refused:
-    """The stream takes nothing more; sent with where it ends, so that clients need not parse the text."""
+    """The stream is closed. The response has its end, so that clients need not parse the text."""
     headers = [(b"stream-closed", b"true"), (b"stream-next-offset", format_offset(stream.tail).encode())]
     return Refused(409, "the stream is closed", headers)

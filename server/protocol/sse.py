@@ -12,7 +12,7 @@ from opslog.server.protocol.offsets import format_offset
 
 
 def is_text(stream: Stream) -> bool:
-    """Whether its data is written as it is; of other streams in base64."""
+    """Whether its data is written unchanged; that of other streams is written in base64."""
     return stream.is_json or media_type(stream.content_type).startswith("text/")
 
 
@@ -25,7 +25,8 @@ def data_event(stream: Stream, chunks: list[bytes]) -> bytes:
 
 
 def control_event(position: int, *, cursor: str, up_to_date: bool, closed: bool) -> bytes:
-    """Where the reader is. Behind the end of a closed stream there is nothing to come back for, so no cursor."""
+    """The reader's position. Without a cursor at the end of a closed stream, since there is nothing to come back
+    for."""
     fields: dict[str, object] = {"streamNextOffset": format_offset(position)}
     if closed:
         fields["streamClosed"] = True
@@ -37,8 +38,8 @@ def control_event(position: int, *, cursor: str, up_to_date: bool, closed: bool)
 
 
 def _event(name: bytes, payload: bytes) -> bytes:
-    """Every line end of the payload begins a line of the event, so that a payload cannot end it. Readers drop one space
-    after the colon: a line that begins with one gets another."""
+    """Every line end of the payload begins a line of the event, so that a payload cannot end the event. Readers drop
+    one space after the colon, so a line that begins with a space gets another."""
     lines = b"\n" + payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     return b"event: %b%b\n\n" % (name, lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:"))
 

@@ -1,12 +1,13 @@
-"""The contract between the server and what keeps its streams.
+"""The contract between the server and the storage of its streams.
 
-A storage consists of shards. Each shard is a small ordered database with one writer: all changes of a moment are
-collected in one `Changes` and committed at once, atomically and durably. What is decided is decided before, on the
+A storage consists of shards. Each shard is a small ordered database with one writer: all simultaneous changes are
+collected in one `Changes` and committed at once, atomically and durably. Decisions are made before, on the
 committed state, so a shard only reads and commits: it knows nothing of the protocol. `opslog.server.storage.memory` and
-`opslog.server.storage.lmdb_shard` are two; `tests/server/test_storage.py` holds both to what is written here.
+`opslog.server.storage.lmdb_shard` implement it; `tests/server/test_storage.py` checks both against this contract.
 
-Keys of the free key space (`value`, `values`, `Changes.values`) belong to whoever uses them; begin them with a word of
-your own and a slash, as in ``subscriptions/…``. They commit in the same transaction as everything else of their shard.
+Keys of the free key space (`value`, `values`, `Changes.values`) belong to the code that uses them; begin them with a
+word of your own and a slash, as in ``subscriptions/…``. They commit in the same transaction as everything else of their
+shard.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Record = tuple[int, bytes]
 
 @dataclass(slots=True)
 class Changes:
-    """What one commit changes. Whatever is not named stays.
+    """The changes of one commit. Everything not named stays unchanged.
 
     :ivar streams: by path; None removes it.
     :ivar producers: by stream id and producer id.
     :ivar records: (stream id, position, bytes) in the order of positions per stream; never empty bytes, and each begins
         where the stream's last one ended.
-    :ivar dropped: ids of streams whose records and producers nobody needs any more.
+    :ivar dropped: ids of streams whose records and producers are no longer needed.
     :ivar trimmed: by stream id, the position before which whole records are no longer needed.
     :ivar values: of the free key space; None removes.
     :ivar next_id: the smallest stream id that was never used, or 0 if unchanged.
@@ -50,8 +51,8 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """:ivar streams: how many, also the deleted ones that forks need.
-    :ivar bytes: of content, once for all forks.
-    :ivar stored_bytes: what the storage takes, as far as it knows.
+    :ivar bytes: of content, counted once for all forks.
+    :ivar stored_bytes: the size of the storage, as far as it is known.
     """
 
     streams: int
@@ -62,8 +63,8 @@ class Usage:
 class Shard(Protocol):
     """One ordered database.
 
-    `commit` is called by one thread at a time, the rest by any thread, also during a commit: then they see the state
-    before it or the state after it, each call for itself. After a commit returned, everybody sees what it changed.
+    `commit` is called by one thread at a time, the rest by any thread, also during a commit: then each call sees either
+    the state before it or the state after it. After a commit has returned, all calls see its changes.
 
     :ivar durable: commits survive a crash of the machine, and take as long as the disk takes; otherwise they are
         instant.
@@ -73,12 +74,12 @@ class Shard(Protocol):
     def durable(self) -> bool: ...
 
     def stream(self, path: str) -> Stream | None:
-        """The stream at this path, deleted ones that forks still need among them."""
+        """The stream at this path, including deleted ones that forks still need."""
         ...
 
     def streams(self, after: str = "") -> Iterator[Stream]:
         """All streams, by path in the order of its UTF-8 bytes, behind the path `after`. Streams that are created or
-        removed meanwhile may be there or not; cost is that of what is taken."""
+        removed meanwhile may be missing or not; the cost is that of the streams taken."""
         ...
 
     def producer(self, stream_id: int, producer_id: str) -> Producer | None: ...
@@ -89,7 +90,7 @@ class Shard(Protocol):
 
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
         """The stream's own records that have bytes in the range from `start` up to `stop`, whole and in order, up to
-        the one with which they come to `limit` bytes or more (counted from `start`). Cost is that of what is
+        the one that reaches `limit` bytes (counted from `start`). The cost is that of the records
         returned."""
         ...
 
@@ -107,16 +108,16 @@ class Shard(Protocol):
         """Make all these changes, or none of them; on return they are as durable as this shard can be.
 
         :raises WriteFailedError: nothing was changed.
-        :raises CommitUnknownError: it is unknown whether.
+        :raises CommitUnknownError: it is unknown whether they were made.
         """
         ...
 
     def problem(self) -> str | None:
-        """Why a commit would be refused now, as far as is known without trying; None if it would not."""
+        """Why a commit would be refused now, as far as this is known without trying; None if it would not."""
         ...
 
     def tidy(self) -> bool:
-        """Do a bounded part of the work that `dropped` and `trimmed` left, if any; whether there is more.
+        """Do a bounded part of the work that `dropped` and `trimmed` left, if any; returns whether there is more.
 
         Called by the thread that commits."""
         ...
@@ -124,14 +125,14 @@ class Shard(Protocol):
     def usage(self) -> Usage: ...
 
     def close(self) -> None:
-        """Let go of everything; calling it again does nothing."""
+        """Release everything; calling it again does nothing."""
         ...
 
 
 class Storage(Protocol):
-    """Some shards, and which path is in which.
+    """Some shards, and the assignment of paths to them.
 
-    :ivar name: changes whenever stream ids begin anew: two streams are the same if `name` and id are.
+    :ivar name: changes whenever stream ids begin anew: two streams are the same if both `name` and id are.
     """
 
     @property
@@ -141,7 +142,7 @@ class Storage(Protocol):
     def shards(self) -> Sequence[Shard]: ...
 
     def home(self, path: str) -> int:
-        """The index of the shard that a stream with this path belongs to by its name."""
+        """The index of the shard to which a stream with this path belongs by its name."""
         ...
 
     def close(self) -> None: ...

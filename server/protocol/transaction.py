@@ -14,7 +14,7 @@ from opslog.server.protocol.storage import Changes, Record, Shard
 
 @dataclass(slots=True)
 class Events:
-    """What a commit did, for those who are notified after it.
+    """The effects of a commit, for those who are notified after it.
 
     :ivar created: new streams, as they were created.
     :ivar appended: by path, streams that got bytes or were closed, as they are now (new ones too).
@@ -30,7 +30,7 @@ class Events:
 
 
 class Transaction:
-    """What a work reads and changes. Nothing of it is kept until it is committed.
+    """The reads and changes of a work. None of the changes is stored before the commit.
 
     :ivar now: the time of this transaction, seconds since 1970.
     """
@@ -50,7 +50,7 @@ class Transaction:
         self.changes.streams[stream.path] = stream
 
     def remove(self, stream: Stream) -> None:
-        """Forget the stream, its records and its producers."""
+        """Remove the stream, its records and its producers."""
         self.changes.streams[stream.path] = None
         self.changes.dropped.append(stream.id)
 
@@ -70,7 +70,7 @@ class Transaction:
         self.changes.records.append((stream_id, position, data))
 
     def records(self, stream_id: int, start: int, stop: int, limit: int) -> Sequence[Record]:
-        """As `Shard.records`, with what this transaction appended."""
+        """As `Shard.records`, including the records that this transaction appended."""
         found = list(self._shard.records(stream_id, start, stop, limit))
         size = sum(len(data) - max(0, start - position) for position, data in found)
         for id, position, data in self.changes.records:
@@ -85,7 +85,7 @@ class Transaction:
         return self._shard.value(key)
 
     def values(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As `Shard.values`, with what this transaction changed."""
+        """As `Shard.values`, including the changes of this transaction."""
         found: dict[bytes, bytes | None] = dict(self._shard.values(prefix))
         found.update((key, value) for key, value in self.changes.values.items() if key.startswith(prefix))
         for key in sorted(found):

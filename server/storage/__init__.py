@@ -1,1 +1,1 @@
-"""Where streams are kept: in LMDB files of a directory, or in memory."""
+"""The storages of streams: LMDB files in a directory, or memory."""

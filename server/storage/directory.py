@@ -1,14 +1,14 @@
-"""Streams in a directory: shards in LMDB, and the manifest that says how they are laid out.
+"""Streams in a directory: shards in LMDB, and a manifest with their layout.
 
 ::
 
     <directory>/
       layout.json     format, version, number of shards, how a path finds its shard, the storage's name
-      lock            locked by the one process that serves the directory, and says which one that is
+      lock            locked by the one process that serves the directory, and names that process
       shard-000/      data.mdb: see `opslog.server.storage.lmdb_shard`
 
-The process locks the directory itself, too, so that nobody else gets in after somebody has removed the file. It then
-refuses to write, because no other process can find out any more who it is.
+The process locks the directory itself, too, so that no other process gets in after the file was removed. It then
+refuses to write, because no other process can find out any more which process serves the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from opslog.format.prepared import prepare
 from opslog.server.protocol.storage import Shard
 from opslog.server.storage.lmdb_shard import LmdbShard
 
-# What `layout.json` says; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of shards.
+# The contents of `layout.json`; the hash: BLAKE2b of the path in UTF-8, 8 bytes big-endian, modulo the number of
+# shards.
 FORMAT, VERSION, HASH = "opslog-streams", 1, "blake2b-64-mod"
 
 SHARDS, SHARDS_MAX = 1, 256
@@ -53,14 +54,14 @@ prepare(Layout)
 
 
 class DirectoryStorage:
-    """The streams in a directory, which is made if it is not there.
+    """The streams in a directory, which is created if it does not exist.
 
-    :param shards: into how many databases streams are divided; None for what is there, or `SHARDS`. It cannot be
-        changed.
+    :param shards: the number of databases among which streams are divided; None for the existing number, or `SHARDS`.
+        It cannot be changed.
     :param map_bytes: how large each database may become.
-    :param wait_seconds: how long to wait for another process that still has the directory.
+    :param wait_seconds: how long to wait for another process that still serves the directory.
     :raises LockedError: another process serves it.
-    :raises UsageError: it is laid out in another way, or holds something else.
+    :raises UsageError: it has another layout, or contains something else.
     :raises FormatVersionError: a newer opslog wrote it.
     :raises CorruptError: it cannot be read.
     """
@@ -151,8 +152,8 @@ def _layout(path: Path, shards: int | None, environment: Environment) -> Layout:
 
 
 def _create(path: Path, layout: Layout) -> None:
-    """Lay out a new directory. The manifest comes last. Without it there is nothing in a directory yet; with it every
-    shard has its database, so that one that was lost is not taken for a new one."""
+    """Lay out a new directory. The manifest comes last. Without it the directory counts as empty; with it every
+    shard must have its database, so that a lost one is not taken for a new one."""
     new = path / "layout.json.new"
     others = sorted(entry.name for entry in path.iterdir() if entry.name not in {"lock", new.name})
     if any(not name.startswith("shard-") or not (_is_new(path / name) or new.exists()) for name in others):
@@ -160,7 +161,7 @@ def _create(path: Path, layout: Layout) -> None:
             f"{path} has no layout.json, but is not empty ({others[0]}): name an empty directory or a new one"
         )
     _write(new, msgspec.json.format(msgspec.json.encode(layout)) + b"\n")
-    fsync_directory(str(path))  # what is in the shards counts for nothing as long as this file is there
+    fsync_directory(str(path))  # the contents of the shards do not count until this file exists
     for number in range(layout.shards):
         shard = path / _shard_name(number)
         shard.mkdir(exist_ok=True)

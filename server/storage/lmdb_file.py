@@ -1,4 +1,4 @@
-"""Whether an LMDB data file is as long as its newest commit needs.
+"""Whether an LMDB data file is as long as its newest commit requires.
 
 LMDB maps its file and does not check the file's length. In a truncated file (an interrupted copy, a disk that filled up
 while a backup was restored) the first access to a missing page kills the process with SIGBUS. So the length is checked

@@ -1,16 +1,16 @@
-"""Streams in LMDB: one database file per shard, in which everything that belongs together commits together.
+"""Streams in LMDB: one database file per shard, in which related changes commit together.
 
 Five tables. `streams`: path to metadata. `records`: stream id and position (both 8 bytes, big-endian, so that they
 sort) to the bytes of an append. `producers`: stream id and producer id to epoch and sequence number. `values`: the
-free key space. `shard`: what is known of the whole: the next stream id, the bytes of content, and, under ``doomed``
-and a stream id, what is still to be removed, up to which position.
+free key space. `shard`: data about the whole: the next stream id, the bytes of content, and, under ``doomed``
+and a stream id, the position up to which data is still to be removed.
 
 LMDB writes pages to new places and then switches to them, so a crash leaves the last commit; a commit returns after two
 fdatasync. Readers see one commit's state and wait for nobody.
 
-LMDB maps its two files, and an access to a part that somebody has cut off would end the process with SIGBUS. So before
-each transaction their lengths are checked, and nothing is read any more once one is too short. What is cut off while
-a transaction is under way is not seen.
+LMDB maps its two files, and an access to a part that was truncated would end the process with SIGBUS. So before
+each transaction their lengths are checked, and nothing is read any more once one is too short. A truncation during a
+transaction is not noticed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opslog.server.protocol.storage import Changes, Record, Usage
 from opslog.server.storage.lmdb_file import missing_page
 from opslog.server.storage.opened_files import Length, OpenedFiles
 
-# How much one step of removing takes away: commits wait for it.
+# How much one step removes: commits wait for it.
 _TIDY_RECORDS, _TIDY_BYTES = 5_000, 16 * 1024 * 1024
 
 _PAGE_STREAMS = 256
@@ -49,8 +49,8 @@ class LmdbShard:
     """A shard in the directory `path`, which exists.
 
     :param map_bytes: how large the file may become; address space, not memory.
-    :param lock: a file that has to stay in place, too: that of the lock of the whole storage.
-    :raises CorruptError: the file there is no database, or is too short for what it should hold.
+    :param lock: another file that has to stay in place: the lock of the whole storage.
+    :raises CorruptError: the file is no database, or is shorter than its contents require.
     """
 
     durable = True
@@ -77,8 +77,7 @@ class LmdbShard:
         return None if found is None else self._decoded(_stream, found, path)
 
     def streams(self, after: str = "") -> Iterator[Stream]:
-        # In pages: whoever asked may take his time, and an old state that is being read keeps pages from being used
-        # again.
+        # In pages: the caller may take its time, and reading an old state keeps pages from being used again.
         key = after.encode()
         while True:
             page: list[tuple[bytes, bytes]] = []
@@ -146,7 +145,7 @@ class LmdbShard:
         return self._truncation() or self._opened_files.problem()
 
     def _truncation(self) -> str | None:
-        """Which of the mapped files was truncated, if one was. Whoever accesses them asks first."""
+        """The mapped file that was truncated, if one was. Call this before accessing them."""
         return self._data.problem() or self._locks.problem()
 
     def _note_lengths(self) -> None:
@@ -178,7 +177,7 @@ class LmdbShard:
         try:
             txn.commit()
         except lmdb.Error as error:
-            # The new state is written last. Only where that step failed, LMDB begins no other transaction.
+            # The new state is written last. LMDB refuses further transactions only if that step failed.
             if not self._writes():
                 message = f"{self.path}: writing failed: {error}; start the server again"
                 raise CommitUnknownError(message) from error
@@ -230,7 +229,7 @@ class LmdbShard:
         return True
 
     def _remove_records(self, txn: Any, id: bytes, stop: int) -> bool:
-        """Some of the records that end at `stop` or before; whether that was the last one."""
+        """Remove some of the records that end at `stop` or before; returns whether these were the last."""
         removed = count = 0
         done = True
         with txn.cursor(self._records) as cursor:
@@ -269,14 +268,14 @@ class LmdbShard:
         return Usage(streams, size, (info["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     def close(self) -> None:
-        self._locks.restore()  # LMDB notes there that it lets go
+        self._locks.restore()  # LMDB notes there that it has closed
         self._environment.close()
-        # Not before that: a process that closes any descriptor of a file gives back all its record locks.
+        # Not earlier: a process that closes any descriptor of a file releases all its record locks.
         self._locks.close()
         self._data.close()
 
     def _check_length(self) -> None:
-        """Reading a page that the file does not have would end the process."""
+        """Check the length: reading a page that the file does not have would end the process."""
         path = self.path / "data.mdb"
         last, page_bytes = self._environment.info()["last_pgno"], self._environment.stat()["psize"]
         try:
@@ -338,7 +337,7 @@ class LmdbShard:
 
 
 def _seek(cursor: Any, stream_id: int, start: int) -> bool:
-    """Put the cursor on the record that contains `start`, or else on the stream's first one behind it."""
+    """Move the cursor to the record that contains `start`, or else to the stream's first one behind it."""
     key = _record_key.pack(stream_id, start)
     if cursor.set_range(key):
         if cursor.key() == key:

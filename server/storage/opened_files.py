@@ -1,8 +1,8 @@
-"""Whether files are still where they were opened, and as long.
+"""Whether files are still where they were opened, and still as long.
 
-A process that has a file open does not notice that somebody deletes, moves or replaces it, or a directory above it: it
-goes on writing, and nobody will ever read it. If it has mapped the file, and somebody truncates that, the first access
-to a page that is gone ends the process with SIGBUS.
+A process that has a file open does not notice that the file, or a directory above it, is deleted, moved or replaced: it
+goes on writing, and nobody will ever read that. If it has mapped the file, and the file is truncated, the first access
+to a missing page ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OpenedFiles:
         self._files = {path: identity(os.stat(path)) for path in map(os.path.abspath, paths)}
 
     def problem(self) -> str | None:
-        """What happened to one of the files, if anything did. Costs one system call for each file."""
+        """The change to one of the files, if there was one. Costs one system call for each file."""
         for path, known in self._files.items():
             try:
                 status = os.stat(path)
@@ -39,10 +39,10 @@ class OpenedFiles:
 
 
 class Length:
-    """The length of a file that is mapped into memory, and never shrinks unless somebody truncates it. Once it was seen
-    to be too short it counts as truncated for good: whoever makes it longer does not bring back what it had.
+    """The length of a file that is mapped into memory, and never shrinks unless it is truncated. Once it was found
+    to be too short, it counts as truncated for good: making it longer again does not bring its contents back.
 
-    Safe to use from many threads, but for `note` and `close`.
+    Safe to use from many threads, except `note` and `close`.
 
     :raises OSError: it cannot be opened.
     """
@@ -56,19 +56,19 @@ class Length:
         self.note()
 
     def problem(self) -> str | None:
-        """That it was truncated, if it was. Costs the cheapest system call that shows it, since it is made for each
-        read."""
+        """Reports that the file was truncated, if it was. Uses the cheapest system call that shows it, since each read
+        makes it."""
         known = self._known  # first: the file may grow meanwhile
         if self._problem is None and (size := self._size()) < known:
             self._problem = f"{self._path} was truncated to {size} bytes{_ADVICE}"
         return self._problem
 
     def note(self) -> None:
-        """It may have grown. To be called by the one thread that writes."""
+        """Note that it may have grown. Called by the one thread that writes."""
         self._known = max(self._known, self._size())
 
     def restore(self) -> None:
-        """Make it as long as it was, so that it can be accessed; what was cut off is zeros."""
+        """Make it as long as it was, so that it can be accessed; the truncated part is zeros."""
         if self.problem() is not None:
             os.ftruncate(self._file.number, self._known)
 

@@ -1,4 +1,4 @@
-"""Group commit: what asks for a change while a commit is under way is committed together in the next one."""
+"""Group commit: changes requested while a commit is under way are committed together in the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from opslog.server.protocol.storage import Changes, Shard
 from opslog.server.protocol.transaction import Events, Transaction
 
 T = TypeVar("T")
-# Reads and changes in a transaction, on the event loop: short, and no change before the last thing that can raise.
+# Reads and changes in a transaction, on the event loop: short, and with no change before the last statement that can
+# raise.
 Work = Callable[[Transaction], T]
 
 _Pending = tuple[Work[Any], "asyncio.Future[Any]"]
@@ -23,9 +24,9 @@ _Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Writer:
-    """The one writer of a shard. Works run on the event loop, one after the other, on what is committed and what the
-    works before them in the same group changed; then their changes are committed at once, in a thread of its own if
-    that takes time. A work is answered when its group is durable.
+    """The one writer of a shard. Works run on the event loop, one after the other, on the committed state and the
+    changes of the works before them in the same group; then their changes are committed at once, in a thread of its own
+    if that takes time. A work is answered when its group is durable.
 
     :ivar failure: after a commit of unknown outcome: what is on disk may not be what is known here.
     :param notify: called on the event loop with what each commit did, after those who asked for it were answered.
@@ -57,7 +58,7 @@ class Writer:
     async def run(self, work: Work[T]) -> T:
         """Run the work in the next group.
 
-        :raises Exception: what the work raised; then it changed nothing, except where it says so.
+        :raises Exception: the error of the work; then it changed nothing, unless it says so.
         :raises WriteFailedError: the group could not be committed.
         :raises CommitUnknownError: see `Shard.commit`.
         """
@@ -72,7 +73,7 @@ class Writer:
         return await future
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call `function` where commits are made, between two of them."""
+        """Call `function` in the thread that commits, between two commits."""
         if not self._shard.durable:
             return function()
         future: asyncio.Future[T] = self._loop.create_future()
@@ -89,7 +90,7 @@ class Writer:
         return await future
 
     async def close(self) -> None:
-        """Wait for what was asked for, and end the thread."""
+        """Wait for the requested changes, and end the thread."""
         while self._busy:
             await self._idle.wait()
         if self._shard.durable:
@@ -119,7 +120,7 @@ class Writer:
         began = self._environment.monotonic()
         try:
             self._shard.commit(changes)
-            # In here: what ended the thread would leave all who come waiting for ever.
+            # Inside the `try`: an error that ended the thread would leave all later callers waiting for ever.
             self._metrics.commits.observe(self._environment.monotonic() - began)
         except Exception as error:  # noqa: BLE001  (those who wait get it)
             if not isinstance(error, WriteFailedError):
@@ -136,9 +137,9 @@ class Writer:
             self._metrics.failed_commits += 1
         else:
             self._metrics.changes += len(answers)
-        # The loop resumes tasks in the order of these calls: those who wait for an answer before all followers.
+        # The loop resumes tasks in the order of these calls: callers that wait for a response before all followers.
         for future, value, error in answers:
-            if future.done():  # whoever asked has gone
+            if future.done():  # the caller has gone
                 continue
             if failure is not None or error is not None:
                 future.set_exception(failure or error or AssertionError)

@@ -1,1 +1,1 @@
-"""Subscriptions: who is notified of new messages, by a webhook or by waiting, and how that is retried."""
+"""Subscriptions: notifying workers of new messages, by a webhook or a wake stream, with retries."""

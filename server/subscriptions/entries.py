@@ -1,4 +1,4 @@
-"""The subscriptions of a running server in memory, and which of them a stream concerns."""
+"""The subscriptions of a running server in memory, and those that a stream concerns."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from opslog.server.subscriptions import globs
 from opslog.server.subscriptions.subscription import Link, Subscription
 
-# Paths of which it is remembered who is interested; then all is forgotten, and found again.
+# For how many paths the interested subscriptions are cached; then the cache is emptied.
 _INTERESTED_MAX = 100_000
 
 
 class Entry:
-    """A subscription in memory: as committed, and what came since.
+    """A subscription in memory: the committed state, and later events.
 
     :ivar pending: paths whose streams have more.
-    :ivar news: paths at which something happened that no commit has taken in.
+    :ivar news: paths with changes that no commit has taken in.
     :ivar stirred: a step is about to take them in.
-    :ivar lock: held by whoever takes a step of it.
-    :ivar timer: until it has something to do by itself.
+    :ivar lock: held while a step of it is taken.
+    :ivar timer: until it has to act by itself.
     """
 
     def __init__(self, subscription: Subscription, links: dict[str, Link]) -> None:
@@ -44,7 +44,7 @@ class Entry:
 
 
 class Entries:
-    """All of them, by id."""
+    """All subscriptions, by id."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Entry] = {}
@@ -69,11 +69,12 @@ class Entries:
         self.links_changed()
 
     def links_changed(self) -> None:
-        """A subscription was made, deleted, or linked with other streams by hand: others are interested now."""
+        """Note that a subscription was created, deleted, or linked explicitly with other streams, so interests
+        changed."""
         self._interested.clear()
 
     def interested_in(self, path: str) -> tuple[Entry, ...]:
-        """Those that a stream with this path is linked with, or would be."""
+        """The subscriptions that a stream with this path is linked with, or would be."""
         found = self._interested.get(path)
         if found is None:
             found = tuple(entry for entry in self if path in entry.links or entry.matches(path))

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """As one regular expression over the path with a slash behind each segment. A run of ``**`` means what one means,
-    so matching takes no more than the square of the path's length for each ``**`` in it."""
+    """The pattern as one regular expression over the path with a slash behind each segment. A run of ``**`` means the
+    same as one, so matching takes at most the square of the path's length for each ``**`` in it."""
     parts: list[str] = []
     for segment in pattern.split("/"):
         if segment == "**":

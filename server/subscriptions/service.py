@@ -1,8 +1,8 @@
-"""Subscriptions at work: what clients ask of them, and what streams report to them.
+"""The service of subscriptions: handles requests of clients, and changes of streams.
 
-A subscription is kept in the storage and in memory (`opslog.server.subscriptions.entries`); it changes by steps, each
+A subscription is kept in the storage and in memory (`opslog.server.subscriptions.entries`). It changes by steps, each
 of them one commit (`opslog.server.subscriptions.steps`), and workers are notified of its wakes
-(`opslog.server.subscriptions.wakes`). Nothing is lost by a crash between an append and the wake it causes: at the start
+(`opslog.server.subscriptions.wakes`). A crash between an append and the wake it causes loses nothing: at the start
 all cursors are compared with the ends of their streams, and matching streams without a link can only be new ones.
 """
 
@@ -43,7 +43,7 @@ class Subscriptions:
     """All subscriptions of a server. For one event loop, between `start` and `stop`.
 
     :param rotate_keys: begin to replace the key that signs webhooks, see `opslog.server.subscriptions.webhook_keys`.
-    :ivar keys: sign webhooks; known after `start`.
+    :ivar keys: the keys that sign webhooks; known after `start`.
     """
 
     keys: Keys
@@ -62,7 +62,7 @@ class Subscriptions:
         self._steps = self._wakes.steps
 
     async def start(self) -> None:
-        """Load everything and go on where the last process stopped. Reads each stream's metadata once if there are
+        """Load everything and continue where the last process stopped. Reads each stream's metadata once if there are
         subscriptions."""
         fresh = "".join(self._environment.nonce() for _ in range(4))
         secrets = await self._streams.transact(
@@ -82,7 +82,7 @@ class Subscriptions:
             self._background.spawn(self._take_up(entry))
 
     async def stop(self) -> None:
-        """Begin nothing more; what is under way is given up, and taken up again by the next start."""
+        """Begin nothing more. Running work is cancelled, and taken up again by the next start."""
         for entry in self._entries:
             entry.disarm()
         await self._background.stop()
@@ -93,7 +93,7 @@ class Subscriptions:
             if entry.deleted:
                 return
             if entry.subscription.waits_for_claim:
-                # Perhaps again: it is not known whether they were notified.
+                # Possibly again: it is unknown whether they were notified.
                 self._background.spawn(self._wakes.notify_workers(entry))
             await self._steps.commit(entry, subscriptions.taken_up(entry.subscription, self._environment.time()))
 
@@ -110,10 +110,10 @@ class Subscriptions:
         for entry in self._entries:
             entry.news.update(path for path, link in entry.links.items() if link.stream_id and path not in there)
 
-    # What clients ask for
+    # Requests of clients
 
     async def create(self, id: str, config: Config, base_url: str) -> tuple[Entry, bool]:
-        """The subscription, and whether it is a new one.
+        """Create a subscription, or confirm that it exists. Returns it, and whether it is new.
 
         :raises SubscriptionRefused: it exists with another configuration, or its webhook may not be called.
         """
@@ -121,7 +121,7 @@ class Subscriptions:
             return await self._confirm(known, config), False
         if config.webhook_url is not None:
             await self._delivery.check(config.webhook_url)
-            if (known := self._entries.get(id)) is not None:  # made while the name was resolved
+            if (known := self._entries.get(id)) is not None:  # created while the name was resolved
                 return await self._confirm(known, config), False
         entry = Entry(Subscription(id, config, format_ts(self._environment.time()), base_url), {})
         async with entry.lock:
@@ -188,9 +188,9 @@ class Subscriptions:
                 self._entries.links_changed()
 
     async def claim(self, id: str, worker: str) -> tuple[Subscription, str, list[dict[str, object]]]:
-        """The claimed wake, the token to speak for it, and what there is to do.
+        """The claimed wake, the token that acknowledges it, and the pending streams.
 
-        :raises SubscriptionRefused: somebody else has it, or there is nothing to do.
+        :raises SubscriptionRefused: another worker has it, or there is nothing to do.
         """
         entry = self._pull_wake(id)
         async with entry.lock:
@@ -206,7 +206,7 @@ class Subscriptions:
             return entry.subscription, self.keys.token(id, claimed.generation, now), self.infos(entry)
 
     async def acknowledge(self, id: str, token: str, body: Mapping[str, object], *, pull_wake: bool) -> bool:
-        """Move cursors, and extend or, with ``done``, end the lease. Whether that caused the next wake.
+        """Move cursors, and extend or, with ``done``, end the lease. Returns whether that caused the next wake.
 
         :raises SubscriptionRefused: nothing was changed.
         """
@@ -228,14 +228,14 @@ class Subscriptions:
             await self._steps.commit(entry, subscriptions.released(entry.subscription))
 
     def followers(self, path: str) -> Iterator[tuple[Subscription, Link]]:
-        """The subscriptions that have seen a stream, with up to where each has acknowledged it."""
+        """The subscriptions of a stream, each with its acknowledged position."""
         for entry in self._entries.interested_in(path):
             link = entry.links.get(path)
             if link is not None:
                 yield entry.subscription, link
 
     def infos(self, entry: Entry) -> list[dict[str, object]]:
-        """What a worker learns about the streams of a subscription."""
+        """The description of a subscription's streams that a worker gets."""
         return subscriptions.infos(entry.links.values(), {path: self._steps.tail(path) for path in entry.links})
 
     def _pull_wake(self, id: str) -> Entry:
@@ -263,7 +263,7 @@ class Subscriptions:
         tails = {path: self._steps.tail(path) for path, _ in acks}
         return {**subscriptions.acknowledged(entry.links, tails, acks)}
 
-    # What streams report
+    # Changes of streams
 
     def _observe(self, events: Events) -> None:
         if not self._entries:
@@ -278,7 +278,7 @@ class Subscriptions:
                 self._note(entry, path, events.appended.get(path))
 
     def _note(self, entry: Entry, path: str, stream: Stream | None) -> None:
-        """Something happened to a stream. This runs with every append, so it begins as little as possible."""
+        """Note a change of a stream. This runs with every append, so it begins as little work as possible."""
         link = entry.links.get(path)
         known = stream is not None and link is not None and link.stream_id == stream.id
         if path in entry.news or (known and path in entry.pending):

@@ -1,7 +1,7 @@
-"""Steps of subscriptions, made true: what `opslog.server.subscriptions.subscription` says becomes so once the storage
-has it.
+"""Carries out the steps of subscriptions: a step that `opslog.server.subscriptions.subscription` defines takes effect
+once the storage has it.
 
-Whoever takes a step holds the entry's lock. Every step is one commit, which also takes in what happened to the
+The caller holds the entry's lock. Every step is one commit, which also takes in the changes of the
 streams since the last one, and begins a wake if there is work and none is under way.
 """
 
@@ -19,7 +19,7 @@ from opslog.server.subscriptions import subscription as subscriptions
 from opslog.server.subscriptions.entries import Entry
 from opslog.server.subscriptions.subscription import ZERO, Link, Subscription, behind
 
-# Called with each step that was committed, and whether it began a wake.
+# Called with each committed step, and whether it began a wake.
 After = Callable[[Entry, bool], None]
 
 
@@ -42,7 +42,7 @@ class Steps:
         *,
         new: bool = False,
     ) -> bool:
-        """Make a step true: with what happened since the last one, and with a new wake if it is idle and has work.
+        """Carry out a step: with all changes since the last one, and with a new wake if it is idle and has work.
 
         :param links: those that change; None removes.
         :param new: the storage does not have the subscription yet.
@@ -77,14 +77,14 @@ class Steps:
         return woken
 
     async def take_in(self, entry: Entry) -> None:
-        """The step that takes in what happened, and nothing else."""
+        """The step that only takes in changes of streams."""
         async with entry.lock:
             entry.stirred = False
             if not entry.deleted:
                 await self.commit(entry, entry.subscription)
 
     def _with_news(self, entry: Entry, links: dict[str, Link | None], news: Iterable[str]) -> dict[str, Link | None]:
-        """The links to change. Those of streams at which something happened are there in any case if they exist."""
+        """The links to change. Links of changed streams are always included if they exist."""
         for path in news:
             known = links.get(path, entry.links.get(path))
             stream = self.stream(path)
@@ -103,6 +103,6 @@ class Steps:
             return None
 
     def tail(self, path: str) -> str:
-        """Where the stream ends; the beginning, if there is none."""
+        """The end of the stream; the beginning, if there is none."""
         stream = self.stream(path)
         return ZERO if stream is None else format_offset(stream.tail)

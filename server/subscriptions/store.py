@@ -30,7 +30,8 @@ def _link_key(id: str, path: str) -> bytes:
 
 
 def secrets(transaction: Transaction, fresh: str, *, rotate: bool) -> tuple[Secret, ...]:
-    """Those of this storage; with a new one, made of `fresh`, if there are none yet, or they are to be rotated."""
+    """The secrets of this storage; with a new one, made of `fresh`, if there are none yet, or they are to be
+    rotated."""
     value = transaction.value(_KEYS)
     found = () if value is None else msgspec.json.decode(value, type=tuple[Secret, ...])
     if found and not rotate:

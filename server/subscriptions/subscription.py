@@ -1,17 +1,16 @@
-"""Subscriptions: what one is, and every step from one state to the next. Time, names and chance are passed in; nothing
-is kept here.
+"""Subscriptions: their state, and every step from one state to the next. Time, names and random numbers are passed in;
+nothing is stored here.
 
 A subscription is a cursor per stream that wakes a worker when a stream has more. It is in one of four states:
 
     idle       nothing to do, or about to be woken
-    woken      `wake_id` is set, nobody has it yet: a pull-wake event is in its stream, or a webhook waits for its next
-               try
-    leased     `wake_id` and `lease_until` are set: a worker is at it (a pull-wake worker is named in `holder`), or a
-               webhook is being posted, and it is not known yet whether it has arrived (`taken` is not set)
+    woken      `wake_id` is set, no worker has it yet: a pull-wake event is in its stream, or a webhook waits for its
+    next attempt leased     `wake_id` and `lease_until` are set: a worker is working on it (`holder` names a
+    pull-wake worker), or a webhook is being posted, and it is not yet known whether it has arrived (`taken` is not set)
     deleted
 
-Every wake has the next `generation`, which fences whoever held one before. A step never goes back in `generation`, and
-never moves a cursor back.
+Every wake has the next `generation`, which fences the holder of the one before. A step never decreases `generation`,
+and never moves a cursor back.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ WEBHOOK, PULL_WAKE = "webhook", "pull-wake"
 
 
 class SubscriptionRefused(Refused):
-    """:ivar code: what went wrong, as a word for programs.
-    :ivar known: what else the answer says.
+    """:ivar code: the reason, as a word for programs.
+    :ivar known: further fields of the response.
     """
 
     def __init__(self, status: int, code: str, message: str, **known: object) -> None:
@@ -50,7 +49,8 @@ def invalid(message: str) -> SubscriptionRefused:
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What was asked for. Two subscriptions are the same if these are equal: `streams` is sorted, nothing twice."""
+    """The requested configuration. Two subscriptions are the same if these are equal: `streams` is sorted, without
+    duplicates."""
 
     type: Literal["webhook", "pull-wake"]
     pattern: str | None
@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True):
 class Link(msgspec.Struct, frozen=True):
     """A stream of a subscription, and how far it is processed.
 
-    :ivar stream_id: that of the stream the cursor is about, 0 if there is none; another stream with its path begins
+    :ivar stream_id: that of the cursor's stream, 0 if there is none; another stream with the same path begins
         anew.
     """
 
@@ -81,7 +81,7 @@ class Link(msgspec.Struct, frozen=True):
 
 class Subscription(msgspec.Struct, frozen=True):
     """:ivar created_at: RFC 3339.
-    :ivar base_url: where its creator reached this server.
+    :ivar base_url: the address at which its creator reached this server.
     :ivar generation: of the newest wake.
     :ivar wake_id: of the wake under way.
     :ivar snapshot: the ends of its streams when it was sent.
@@ -114,7 +114,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
     @property
     def due(self) -> float | None:
-        """When it has something to do by itself."""
+        """When it has to act by itself."""
         return self.lease_until if self.next_attempt_at is None else self.next_attempt_at
 
 
@@ -127,12 +127,13 @@ class Ack(NamedTuple):
 
 
 def behind(acked: str, tail: str) -> bool:
-    """Whether there is something between the two. An empty stream has nothing, also for who has seen nothing of it."""
+    """Whether there is something between the two. An empty stream has nothing, even for a subscription that has seen
+    nothing of it."""
     return tail > max(acked, ZERO)
 
 
 def wake(subscription: Subscription, wake_id: str, snapshot: Mapping[str, str], now: float) -> Subscription:
-    """The next generation. A webhook has its lease from now on, a pull-wake worker from its claim."""
+    """The next generation. The lease of a webhook begins now, that of a pull-wake worker with its claim."""
     woken = replace(
         _idle(subscription), generation=subscription.generation + 1, wake_id=wake_id, snapshot=dict(snapshot)
     )
@@ -146,7 +147,7 @@ def extended(subscription: Subscription, now: float) -> Subscription:
 
 
 def released(subscription: Subscription) -> Subscription:
-    """Idle. The count of retries stays: only a delivery that succeeds forgets it."""
+    """The idle state. The count of retries stays: only a successful delivery resets it."""
     return replace(_idle(subscription), retries=subscription.retries)
 
 
@@ -197,7 +198,7 @@ def _impossible(message: str) -> SubscriptionRefused:
 
 
 def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dict[str, Link]:
-    """The links that are moved to where the streams ended when the wake was sent."""
+    """The links, moved to the ends of the streams when the wake was sent."""
     return {
         path: replace(links[path], acked_offset=tail)
         for path, tail in subscription.snapshot.items()
@@ -206,12 +207,12 @@ def snapshot_acked(subscription: Subscription, links: Mapping[str, Link]) -> dic
 
 
 def delivered(subscription: Subscription) -> Subscription:
-    """A worker has the wake: it has answered, or called back."""
+    """A worker has the wake: it has answered the webhook, or called back."""
     return replace(subscription, taken=True, retries=0, next_attempt_at=None)
 
 
 def failed(subscription: Subscription, now: float, chance: float) -> Subscription:
-    """The webhook did not take the wake: it is tried again after 1 to 60 seconds, doubled each time.
+    """The webhook was not accepted: it is tried again after 1 to 60 seconds, doubled each time.
 
     :param chance: from 0 to 1; varies that by a fifth.
     """
@@ -220,22 +221,22 @@ def failed(subscription: Subscription, now: float, chance: float) -> Subscriptio
 
 
 def taken_up(subscription: Subscription, now: float) -> Subscription:
-    """As a new process finds it. A webhook that was being posted may have arrived or not, so it is due again: its
-    worker would else not hear of it before the lease is over, for up to ten minutes."""
+    """The state for a new process. A webhook that was being posted may or may not have arrived, so it is due again:
+    otherwise its worker would not be notified before the lease is over, for up to ten minutes."""
     webhook = subscription.config.type == WEBHOOK
     posting = webhook and subscription.lease_until is not None and not subscription.taken
     return replace(subscription, lease_until=None, next_attempt_at=now) if posting else subscription
 
 
 def new_link(path: str, *, explicit: bool, stream_id: int, tail: str) -> Link:
-    """A link that is made on demand: what is in the stream now counts as processed."""
+    """A link that is made on request: the present contents of the stream count as processed."""
     return Link(path, explicit, not explicit, tail, stream_id)
 
 
 def refreshed(known: Link | None, path: str, *, matched: bool, stream_id: int | None) -> Link | None:
-    """What becomes of a link when its stream was created, appended to, or deleted; None: there is none.
+    """A link after its stream was created, appended to, or deleted; None: there is none.
 
-    :param matched: the pattern takes this path.
+    :param matched: the pattern matches this path.
     :param stream_id: None if there is no such stream now.
     """
     glob = matched and stream_id is not None
@@ -256,7 +257,7 @@ def normalised(path: str) -> str:
 
 
 def parse_config(body: object) -> Config:
-    """:raises SubscriptionRefused: it is not one."""
+    """:raises SubscriptionRefused: the body is invalid."""
     if not isinstance(body, dict):
         raise invalid("the body is not a JSON object")
     kind = body.get("type")
@@ -308,7 +309,7 @@ def _text(body: Mapping[str, object], name: str) -> str | None:
 
 
 def infos(links: Iterable[Link], tails: Mapping[str, str]) -> list[dict[str, object]]:
-    """What a worker learns about the streams, in the order of their paths."""
+    """The description of the streams for a worker, in the order of their paths."""
     return [
         {
             "path": link.path,

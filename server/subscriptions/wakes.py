@@ -1,4 +1,4 @@
-"""Notifying workers of wakes, when they begin and when their time has come: webhooks, events in wake streams, retries,
+"""Notifying workers of wakes, when they begin and when they are due: webhooks, events in wake streams, retries,
 and the ends of leases."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _log = logging.getLogger("opslog.server.subscriptions.subscription")
 
 
 class Wakes:
-    """:ivar steps: by which subscriptions change; what follows from each is done here.
-    :ivar keys: sign webhooks; to be set before the first step."""
+    """:ivar steps: carries out the steps of subscriptions; the actions that follow from each are done here.
+    :ivar keys: sign webhooks; must be set before the first step."""
 
     keys: Keys
 
@@ -47,7 +47,7 @@ class Wakes:
             self._background.spawn(self._deliver(entry) if webhook else self.notify_workers(entry))
 
     def arm(self, entry: Entry) -> None:
-        """Set the timer of an entry for what it has to do by itself."""
+        """Set the timer of an entry for the next time it has to act by itself."""
         entry.disarm()
         due = entry.subscription.due
         if due is not None and not self._background.stopping:
@@ -67,7 +67,7 @@ class Wakes:
                 await self.steps.commit(entry, subscriptions.released(subscription))
 
     async def _deliver(self, entry: Entry) -> None:
-        """Post the wake under way; again, if it was tried before."""
+        """Post the wake under way, for the first time or again."""
         async with entry.lock:
             if entry.deleted or entry.subscription.wake_id is None:
                 return
@@ -101,7 +101,7 @@ class Wakes:
 
     def _body(self, entry: Entry) -> bytes:
         subscription = entry.subscription
-        # What `done` acknowledges is what was sent, so nothing is sent that came after the snapshot.
+        # `done` acknowledges what was sent, so nothing is sent that came after the snapshot.
         tails = {**{path: max(link.acked_offset, ZERO) for path, link in entry.links.items()}, **subscription.snapshot}
         return msgspec.json.encode(
             {

@@ -1,5 +1,5 @@
-"""Posting a webhook: to an address that was judged, without following redirects, without reading more than a
-little."""
+"""Posting a webhook: to a checked address, without following redirects, and reading only a little of the
+response."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ANSWER_BYTES_MAX = 64 * 1024
 async def resolve(host: str, port: int) -> list[Address]:
     """Every address of a name.
 
-    :raises OSError: it has none, or nobody can say at the moment.
+    :raises OSError: it has none, or it cannot be resolved at the moment.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A scope, as in fe80::1%eth0, is no part of the address that is judged.
+    # A scope, as in fe80::1%eth0, is no part of the address that is checked.
     addresses = [literal(str(entry[4][0]).partition("%")[0]) for entry in found]
     return [address for address in addresses if address is not None]
 
@@ -37,7 +37,7 @@ class Delivery:
     def __init__(self, *, allow_loopback: bool, resolve: Resolve = resolve) -> None:
         self._allow_loopback = allow_loopback
         self._resolve = resolve
-        # No proxy and no password file of this machine has a say in where this goes.
+        # No proxy and no password file of this machine may change where this goes.
         self._http = httpx.AsyncClient(
             trust_env=False,
             follow_redirects=False,
@@ -46,7 +46,8 @@ class Delivery:
         )
 
     async def check(self, url: str) -> None:
-        """Whether webhooks may go there, as far as is known now. A name that cannot be resolved now may be later.
+        """Check that webhooks may go there, as far as is known now. A name that cannot be resolved now may be resolved
+        later.
 
         :raises SubscriptionRefused: they may not.
         """
@@ -57,7 +58,7 @@ class Delivery:
             return
 
     async def post(self, url: str, body: bytes, signature: str) -> bool:
-        """Whether the receiver is done with the wake already (it answered ``{"done": true}``).
+        """Post a webhook. Returns whether the receiver is done with the wake already (it answered ``{"done": true}``).
 
         :raises SubscriptionRefused: the name leads to where no webhook may go by now.
         :raises OSError: it was not delivered, for want of a connection, or of an answer in time.
@@ -77,7 +78,7 @@ class Delivery:
                     "Webhook-Signature": signature,
                     "User-Agent": "opslog",
                 },
-                # The certificate is that of the name, not of the address.
+                # The certificate is for the name, not for the address.
                 extensions={"sni_hostname": target.host},
             )
             answer = await self._http.send(request, stream=True)
@@ -115,5 +116,5 @@ def _is_done(answer: bytes) -> bool:
     try:
         parsed = json.loads(answer)
     except ValueError:
-        return False  # any answer that is a success will do
+        return False  # any successful response is enough
     return isinstance(parsed, dict) and parsed.get("done") is True

@@ -1,8 +1,8 @@
 """The secrets of subscriptions: the keys that sign webhooks, and the tokens that callbacks carry.
 
-A key is replaced in three steps, each at its time, so that whoever verifies has the public key when it is needed:
+A key is replaced in three steps, at these times, so that receivers have the public key when they need it:
 
-    rotated            the new key is published; the old one signs on, while caches have a copy without the new one
+    rotated            the new key is published; the old one still signs, while caches have a copy without the new one
     + `JWKS_SECONDS`   the new key signs
     + `TOKEN_SECONDS`  the old key is no longer published, and tokens under it have expired
 
@@ -27,14 +27,14 @@ from opslog.server.subscriptions.subscription import SubscriptionRefused
 # How long caches may keep the published keys.
 JWKS_SECONDS = 300
 
-# How long tokens are valid, and how long a key stays published that signs no more. Receivers are advised to refuse
-# webhooks that are older than five minutes; this leaves room for those that are more patient.
+# How long tokens are valid, and how long a key stays published after it stopped signing. Receivers are advised to
+# refuse webhooks that are older than five minutes; this leaves room for receivers that accept older ones.
 TOKEN_SECONDS = 3600
 
 
 class Secret(msgspec.Struct, frozen=True):
     """:ivar seed: 32 bytes, from which a key and that of its tokens are derived.
-    :ivar since: when it signs.
+    :ivar since: the time from which it signs.
     """
 
     seed: bytes
@@ -45,7 +45,7 @@ prepare(Secret)
 
 
 def rotated(secrets: Sequence[Secret], seed: bytes, now: float) -> tuple[Secret, ...]:
-    """The secrets with one more, and without those that are over. As long as two are in use, they stay as they are: so
+    """The secrets with one more, and without expired ones. While two are in use, they stay as they are, so
     there are never more."""
     if not secrets:
         return (Secret(seed, now),)
@@ -54,7 +54,7 @@ def rotated(secrets: Sequence[Secret], seed: bytes, now: float) -> tuple[Secret,
 
 
 def _in_use(secrets: Sequence[Secret], now: float) -> list[Secret]:
-    """In the order in which they sign."""
+    """The secrets in use, in the order in which they sign."""
     followed = [secret for secret, successor in pairwise(secrets) if now <= successor.since + TOKEN_SECONDS]
     return [*followed, secrets[-1]]
 
@@ -80,7 +80,7 @@ class Keys:
         return f"t={int(now)},kid={key.kid},ed25519={key.sign(b'%d.' % int(now) + body)}"
 
     def token(self, subscription_id: str, generation: int, now: float) -> str:
-        """What a worker shows to speak for this wake. Valid for an hour; fencing ends it earlier."""
+        """The token with which a worker acknowledges this wake. Valid for an hour; fencing ends it earlier."""
         payload = {"sub": subscription_id, "generation": generation, "exp": int(now) + TOKEN_SECONDS}
         encoded = _base64url(json.dumps(payload).encode())
         return f"{encoded}.{self._signing(now).mac(encoded)}"
@@ -105,11 +105,11 @@ class Keys:
 
     def _signing(self, now: float) -> _Key:
         begun = [secret for secret in self._secrets if secret.since <= now]
-        return self._keys[begun[-1] if begun else self._secrets[0]]  # a clock may have been put back
+        return self._keys[begun[-1] if begun else self._secrets[0]]  # the clock may have been set back
 
 
 class _Key:
-    """What is derived from one seed.
+    """The values derived from one seed.
 
     :ivar kid: its name, made of the public key.
     :ivar jwk: the public key.

@@ -1,7 +1,8 @@
-"""Where webhooks may go. A server that posts to addresses which others name must not be led into its own network.
+"""The permitted targets of webhooks. A server that posts to addresses given by others must not be led into its own
+network.
 
-A name is judged by every address it resolves to, and the connection goes to an address that was judged, not to the
-name: what a name resolves to can change between two lookups.
+A name is checked by every address it resolves to, and the connection goes to a checked address, not to the
+name: the addresses of a name can change between two lookups.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NOT_PUBLIC = tuple(
         "3fff::/20",  # documentation
     )
 )
-# What the registries of special-purpose addresses of IANA say (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
+# The entries of IANA's registries of special-purpose addresses (RFC 6890, as of 2025). Not `ipaddress.is_global`, which
 # changed several times: Python 3.11 takes 192.0.0.8 for public.
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
@@ -67,7 +68,7 @@ def rejected(reason: str) -> SubscriptionRefused:
 
 
 def parse_target(url: str, *, allow_loopback: bool) -> Target:
-    """What the text of a URL says. https only; with `allow_loopback` also http, to this machine.
+    """The target in a URL. https only; with `allow_loopback` also http, to this machine.
 
     :raises SubscriptionRefused: no webhook may go there.
     """
@@ -100,7 +101,7 @@ def literal(host: str) -> Address | None:
 
 def check_address(target: Target, address: Address, *, allow_loopback: bool) -> None:
     """:raises SubscriptionRefused: no webhook may go to this address."""
-    # IPv4 inside IPv6 first: Pythons differ in what they say of such an address as it is.
+    # IPv4 inside IPv6 first: Python versions differ in how they classify such an address itself.
     address = embedded(address)
     if address.is_loopback and allow_loopback:
         return
@@ -117,7 +118,7 @@ def _is_public(address: Address) -> bool:
 
 
 def embedded(address: Address) -> Address:
-    """The IPv4 address that packets to this IPv6 address end up at, if it is one of those."""
+    """The IPv4 address that packets to this IPv6 address reach, if it is one of those."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
