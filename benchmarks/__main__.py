@@ -44,7 +44,7 @@ from benchmarks.runner import SMALL, Scale
 
 GROUPS = (writing, transactions, reading, finding, opening, tails, feed, tables, elsewhere, amplification, maintenance)
 
-# What `--check` holds a run against.
+# The report that `--check` compares a run with.
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 

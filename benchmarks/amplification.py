@@ -15,7 +15,7 @@ SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
 class Grown(NamedTuple):
-    """:ivar written: bytes written per byte of ids and documents, when the store had so many documents."""
+    """:ivar written: bytes written per byte of ids and documents, when the store had this many documents."""
 
     path: Path
     written: dict[int, float]
@@ -23,7 +23,7 @@ class Grown(NamedTuple):
 
 @cache
 def grown(count: int) -> Grown:
-    """A store that got so many documents in random order, a thousand with each commit, and compacted itself."""
+    """A store that got this many documents in random order, a thousand with each commit, and compacted itself."""
     written: dict[int, float] = {}
 
     def fill(folder: Path) -> None:
@@ -43,12 +43,12 @@ def grown(count: int) -> Grown:
                     written[min(first + 1000, count)] = (_written() - before) / data
         with opslog.open(folder, compact_after=None) as store:
             settle(store)
-            store.compact()  # what is opened later has a short tail, as a smaller store has
+            store.compact()  # so that later opens find a short tail, as in a smaller store
 
     return Grown(prepared(f"grown to {count}", fill), written)
 
 
 def _written() -> int:
-    """What this process has passed to write calls so far, in bytes."""
+    """How many bytes this process has passed to write calls so far."""
     fields = dict(field.split(": ") for field in Path("/proc/self/io").read_text().splitlines())
     return int(fields["wchar"])

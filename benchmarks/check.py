@@ -1,7 +1,8 @@
-"""A run held against the committed page: what became slower by more than the noise of its rounds. Pure.
+"""Compares a run with the committed page: finds figures that became slower by more than the noise of their rounds.
+Pure.
 
-Figures of two machines, or of two days, cannot be compared as they are. Where a workload has a floor, which does the
-bare work in the same rounds, a figure is taken as so many times that floor; elsewhere as it is.
+Figures of two machines, or of two days, cannot be compared directly. If a workload has a floor, which does the
+bare work in the same rounds, a figure is taken as a multiple of that floor; otherwise directly.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from benchmarks.runner import Result
 
 
 class Slower(NamedTuple):
-    """What became slower, or takes more.
+    """A figure that became slower, or takes more.
 
     :ivar before, now: the medians, in `unit`.
     """
@@ -34,9 +35,9 @@ class Slower(NamedTuple):
 
 
 def slower(before: Report, now: Report) -> list[Slower]:
-    """What opslog needs more for now than before, and by more than its rounds vary: the new median is beyond all rounds
-    of before, and all new rounds are beyond the median of before. What only one of the two has measured says
-    nothing."""
+    """The figures for which opslog needs more now than before, and by more than its rounds vary: the new median is
+    beyond all rounds of before, and all new rounds are beyond the median of before. A figure that only one of the two
+    has measured is left out."""
     known = {(result.workload, result.contender): result for result in before.results}
     found = []
     for result in now.results:

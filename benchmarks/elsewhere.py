@@ -1,4 +1,4 @@
-"""The workloads of stores elsewhere: what calls take through a server, against an append to one of its streams."""
+"""The workloads of stores elsewhere: the cost of calls through a server, beside an append to one of its streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload of the feed: what changed since a token, with one new document, in a small store and in a large one."""
+"""The workload of the feed: changes since a token, with one new document, in a small store and in a large one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE, SMALL = "opslog, 1,000,000 documents", "opslog, 100,000 documents"
 
 
 def _changes(documents: Callable[[Scale], int]) -> Start:
-    """The writer has made it durable. The call makes sure of that by an fdatasync, which is part of the figure."""
+    """The writer has made it durable. The call ensures this by an fdatasync, which is part of the figure."""
 
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
         path = compacted(documents(scale))

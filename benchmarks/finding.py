@@ -1,5 +1,5 @@
-"""Workloads that ask questions: 100 documents by equality and the top 10 by a field, beside a plain filter, and beside
-SQLite with indexes on what `json_extract` gives."""
+"""Workloads of queries: 100 documents by equality and the top 10 by a field, beside a plain filter, and beside
+SQLite with indexes on the results of `json_extract`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOP = workload("find the top 10 of 200,000 documents by a field", rounds=5)
 READS = "reads only"
 FIND, FILTER, SQLITE = "opslog, find", "opslog, filter", "SQLite, index on json_extract"
 FOUND, TOP_COUNT, SEED = 100, 10, 7
-# What takes seconds is asked once a round, and the rest so often.
+# Queries that take seconds run once a round, and the others this often.
 REPEATS = 20
 
 Store = opslog.Store[dict[str, Any]]
@@ -105,7 +105,7 @@ def on_database(
 
 
 def first_question(**question: Any) -> Callable[..., Iterator[Round]]:
-    """Of a store that was just opened: it makes the index."""
+    """The first query of a store that was just opened: it makes the index."""
 
     def start(folder: Path, scale: Scale) -> Iterator[Round]:
         def run(timer: Timer) -> int:

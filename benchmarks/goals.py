@@ -1,4 +1,4 @@
-"""What opslog wants to reach, held against what a run measured."""
+"""The goals of opslog, compared with the results of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """:ivar measure: what a run says of it, None if it did not measure that. :ivar why_missed: said where it is."""
+    """:ivar measure: the result of a run, None if it did not measure that. :ivar why_missed: said if the goal is
+    missed."""
 
     text: str
     measure: Callable[[list[Result]], Measured | None]
@@ -41,7 +42,7 @@ def _median(results: list[Result], place: Place) -> float | None:
 def _times(
     text: str, smaller: Place, greater: Place, *, least: float | None = None, most: float | None = None, why: str = ""
 ) -> Goal:
-    """How many times as much the second takes as the first: at least so much, or at most."""
+    """How many times as much the second takes as the first: at least this much, or at most."""
 
     def measure(results: list[Result]) -> Measured | None:
         low, high = _median(results, smaller), _median(results, greater)
@@ -57,7 +58,7 @@ def _times(
 def _at_most(
     text: str, place: Place, most: float, unit: str, *, beyond: Place | None = None, why: str = "", digits: int = 1
 ) -> Goal:
-    """At most so much, or so much more than what is `beyond`."""
+    """At most this much, or this much more than `beyond`."""
 
     def measure(results: list[Result]) -> Measured | None:
         value = _median(results, place)
@@ -78,9 +79,9 @@ _LARGE = "get, random, large snapshot"
 
 @dataclass(frozen=True)
 class KernelGoal:
-    """A figure with a goal of its own for each of the two ways in which opslog runs.
+    """A figure with a separate goal for each of the two ways in which opslog runs.
 
-    :ivar over: what it is divided by, or, with `is_rate`, what is divided by it; None: it is the figure itself.
+    :ivar over: its divisor or, with `is_rate`, its dividend; None: the figure itself counts.
     :ivar on, off: the limit with the kernel in C, and without it; None: there is none.
     """
 
@@ -93,7 +94,7 @@ class KernelGoal:
     unit: str = "x"
 
     def measure(self, results: list[Result], limit: float | None) -> Measured | None:
-        """What a run says of it; None if it did not measure that."""
+        """The result of a run; None if it did not measure that."""
         value = _median(results, self.place)
         other = 1.0 if self.over is None else _median(results, self.over)
         if value is None or other is None:
@@ -133,7 +134,7 @@ KERNEL_GOALS = (
     KernelGoal("memory of a log of 1,000,000 documents, opened", (LOG_MEMORY, "opslog"), 250, None, unit="MB"),
 )
 
-# The workloads that say how these stand.
+# The workloads whose results decide these goals.
 KERNEL_WORKLOADS = frozenset(goal.place[0] for goal in KERNEL_GOALS)
 
 GOALS = (

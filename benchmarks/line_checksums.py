@@ -1,8 +1,8 @@
-"""What a checksum in each line of a log would cost: ``python -m benchmarks.line_checksums``.
+"""The cost that a checksum in each line of a log would have: ``python -m benchmarks.line_checksums``.
 
-Lines are compared as they are, with a CRC-32 of their own, with an XXH3 of 64 bits, and with a CRC-32 that runs through
-the segment: each line carries that of all bytes before it, so that a reader of many lines computes one, over all of
-them. Written is what `docs/decisions/checksums.md` rests on.
+Compared are plain lines, lines with a CRC-32 of their own, with an XXH3 of 64 bits, and with a CRC-32 that runs through
+the segment: each line has that of all bytes before it, so that a reader of many lines computes one, over all of
+them. `docs/decisions/checksums.md` rests on the printed figures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _load_plain(lines: bytes) -> list[Commit]:
 
 
 def _own(digest: Callable[[bytes], bytes], length: int) -> Kind:
-    """Each line ends with a checksum of what stands before it."""
+    """Each line ends with a checksum of the bytes before it."""
     tail = length + len(b',"sum":""}')
 
     def write(commits: Sequence[Commit]) -> bytes:
@@ -112,7 +112,7 @@ def _op(op: dict[str, object]) -> SetOp | DeleteOp:
 
 
 def measure(name: str, commits: Sequence[Commit], rounds: int) -> None:
-    """The quickest of many short rounds, the kinds in turn: everything that is slower was somebody else's."""
+    """The quickest of many short rounds, the kinds in turn: all slower rounds were disturbed by other processes."""
     works: dict[tuple[str, str], Callable[[], object]] = {}
     sizes: dict[str, float] = {}
     for kind, (write, load) in kinds().items():

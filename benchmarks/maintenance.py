@@ -1,4 +1,4 @@
-"""Workloads of upkeep: compaction, and how long it holds writers up."""
+"""Workloads of upkeep: compaction, and how long it delays writers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compact_new_npm(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 def compact_new_npm_synced(folder: Path, scale: Scale) -> Iterator[Round]:
-    """What opslog promises, too: it is on disk when the call returns."""
+    """The same durability as opslog's: it is on disk when the call returns."""
 
     def run(timer: Timer) -> int:
         with Npm(folder / str(timer.number)) as peer:
@@ -125,7 +125,7 @@ def compact_npm(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 def compact_npm_synced(folder: Path, scale: Scale) -> Iterator[Round]:
-    """What opslog promises, too: it is on disk when the call returns."""
+    """The same durability as opslog's: it is on disk when the call returns."""
     with Npm(folder) as peer:
 
         def run(timer: Timer) -> int:
@@ -155,8 +155,8 @@ def slowest_in_a_thousand(seconds: list[float]) -> float:
 
 
 def beside(call: Callable[[int], object], running: Callable[[], bool]) -> float:
-    """Of calls that are due every `_DUE_SECONDS` while something is running: milliseconds from when it is due to its
-    end, in the slowest of a thousand. So whatever holds up one call holds up all that are due meanwhile."""
+    """For calls that are due every `_DUE_SECONDS` while something is running: milliseconds from the due time to the
+    end, in the slowest of a thousand. So a delay of one call counts for all that are due meanwhile."""
     took: list[float] = []
     due = time.perf_counter()
     while running():

@@ -1,4 +1,4 @@
-"""What contenders work on: the documents, the lines that opslog writes for them, and the peers' databases."""
+"""The material of the contenders: the documents, the lines that opslog writes for them, and the peers' databases."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PACKAGES = ("@backloghq/opslog@0.8.1", "@backloghq/opslog-s3@0.4.1", "node@22")
 
 @cache
 def npm_modules() -> Path | None:
-    """Where the packages are installed, with the Node.js that they ask for; None where they cannot be had."""
+    """The folder of the packages, with the Node.js that they require; None if they cannot be installed."""
     if shutil.which("npm") is None:
         print("without the npm package: there is no npm here", file=sys.stderr)
         return None
@@ -34,7 +34,7 @@ def npm_modules() -> Path | None:
 
 
 def node() -> str:
-    """The Node.js that the packages ask for, or that of the system."""
+    """The Node.js that the packages require, or that of the system."""
     own = _FOLDER / "node_modules" / "node" / "bin" / "node"
     return str(own) if own.exists() else "node"
 

@@ -1,4 +1,4 @@
-"""Workloads of opening: a long log, a large snapshot, what it takes in memory, and from the command line."""
+"""Workloads of opening: a long log, a large snapshot, the memory taken, and from the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def log_opslog(folder: Path, scale: Scale) -> Iterator[Round]:
 
 
 def _decoded(path: Path) -> Iterator[list[Commit]]:
-    """A segment in chunks that fit into the caches of a processor; nothing of them is kept."""
+    """A segment in chunks that fit into the caches of a processor; none of them is kept."""
     rest = b""
     with path.open("rb", buffering=0) as file:
         while data := file.read(_CHUNK_BYTES):
@@ -169,7 +169,7 @@ contender(HUGE, "opslog with 1,000,000", READS)(_snapshot_opslog(lambda s: compa
 
 
 class Use(NamedTuple):
-    """What is done with an open store of so many documents before its memory is measured."""
+    """The work on an open store of this many documents before its memory is measured."""
 
     count: Callable[[Scale], int]
     gets: int = 0

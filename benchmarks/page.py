@@ -47,7 +47,7 @@ _PEERS = """Not every peer does everything:
 def write_page(report: Report, page: Path, *, keep: bool) -> None:
     """:param page: the Markdown file; a folder of the same name, without ``.md``, gets plots and raw figures.
 
-    :param keep: what was measured earlier of other workloads stays in it.
+    :param keep: keep earlier results of other workloads in it.
     """
     mpl.use("svg")  # needs no screen
     folder = page.with_suffix("")
@@ -98,7 +98,7 @@ def _table(results: list[Result]) -> str:
 
 
 def _kernel_goals(report: Report) -> str:
-    """The goals that opslog has with its kernel in C and without it, each beside what was measured so."""
+    """The goals that opslog has with its kernel in C and without it, each beside its figure."""
     lines = [
         "## Goals with the kernel in C, and without it",
         "",

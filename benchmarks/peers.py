@@ -1,7 +1,7 @@
 """The peers: other embedded stores, each behind the same few calls, with the settings its makers recommend.
 
 Each call does its work and returns the seconds that took, measured where the work is done: those of the npm package in
-its own process, so that nothing of the way there counts.
+its own process, so that the communication with it does not count.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Tinydb(_PythonPeer):
 
 
 NPM = "npm @backloghq/opslog 0.8.1"
-# With a copy (structuredClone) of what it is given, or gives: then that is the caller's own, as opslog's is.
+# With a copy (structuredClone) of its arguments and results, which then belong to the caller, as with opslog.
 NPM_COPIES = "copies: npm @backloghq/opslog 0.8.1"
 # With an fsync of each of its files.
 NPM_SYNCED = "synced: npm @backloghq/opslog 0.8.1"
@@ -223,11 +223,11 @@ class Npm(Peer):
         self.opening = self.open({"agentId": agent} if agent else {"readOnly": True} if reads else {"writeMode": mode})
 
     def open(self, options: dict[str, Any]) -> float:
-        """Open the store, also once more with other options; what is called afterwards is called of this one."""
+        """Open the store, also a second time with other options; later calls go to this one."""
         return self.call("open", self._folder, options)
 
     def call(self, *command: Any) -> float:
-        """A command of `npm_peer.mjs`, and what it measured."""
+        """A command of `npm_peer.mjs`, and its measured time."""
         measured: float = self._driver.call(*command)
         return measured
 
@@ -251,7 +251,7 @@ class Npm(Peer):
         self.call("use", number)
 
     def fill(self, count: int, ids: int) -> float:
-        """Set so many documents, over so many ids; documents as `material.document` makes them."""
+        """Set this many documents, over this many ids; documents as `material.document` makes them."""
         return self.call("fill", count, ids)
 
     def undo(self) -> float:
@@ -264,7 +264,7 @@ class Npm(Peer):
         return self.call("compact")
 
     def sets_beside_compact(self, interval: float) -> list[float]:
-        """The seconds that each set took which was due every so many seconds beside a compaction."""
+        """The seconds of each set, with one set due at every `interval` beside a compaction."""
         took: list[float] = self._driver.call("setsBesideCompact", interval * 1000)
         return took
 
@@ -277,8 +277,8 @@ class Npm(Peer):
 
 
 def own_memory(process: str = "self") -> float:
-    """Megabytes that a process holds itself. Pages of files that it has mapped are not among them: the system takes
-    those back when it wants."""
+    """Megabytes of a process's own memory. Pages of mapped files do not count: the system can take
+    those back at any time."""
     fields = dict(line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024 / 1e6
 
@@ -305,7 +305,7 @@ if npm_modules() is not None:
 
 
 Work = Callable[[Peer, Scale, Timer], int]
-"""What a peer does in a round; returns how many operations that was."""
+"""The work of a peer in a round; returns the number of operations."""
 
 
 def contend(

@@ -147,7 +147,7 @@ TOUCHED = workload("get, random, of 200,000 documents, and read a field")
 
 
 def _touched_ids(scale: Scale, timer: Timer) -> list[str]:
-    """Others in each round, so that nobody gets along with what was read in the round before."""
+    """Different ids in each round, so that documents read in the round before are of no use."""
     numbers = random.Random(SEED + timer.number)
     return [f"task-{numbers.randrange(scale.questions)}" for _ in range(scale.questions)]
 

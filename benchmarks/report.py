@@ -20,9 +20,9 @@ from opslog import kernel
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything that a run measured, and what the figures depend on.
+    """All results of a run, and the circumstances that they depend on.
 
-    :ivar without_kernel: what another run measured that had the kernel switched off.
+    :ivar without_kernel: the results of another run with the kernel switched off.
     """
 
     environment: dict[str, str]
@@ -33,7 +33,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on, besides the code. `load` is of the minute before: others may be using the machine."""
+    """The circumstances, besides the code. `load` is of the minute before: others may be using the machine."""
     return {
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
         "load": f"{os.getloadavg()[0]:.2f}",
@@ -96,11 +96,11 @@ def run(
     finish: Callable[[Report], None] = lambda report: None,
     chosen: Container[str] | None = None,
 ) -> None:
-    """Measure what is registered, as the command line says, and print it. Exits with an error if a workload failed,
-    after the others.
+    """Measure the registered workloads, as the command line says, and print the results. Exits with an error if a
+    workload failed, after the others.
 
-    :param sizes: what is measured; `least`: with ``--small``. :param extra: what else the figures depend on.
-    :param finish: called with everything that was measured. :param chosen: no other workloads than these.
+    :param sizes: of the workloads; `least`: with ``--small``. :param extra: further circumstances.
+    :param finish: called with all results. :param chosen: only these workloads.
     """
     scale, rounds = (least, 2) if arguments.small else (sizes, arguments.rounds)
     environment = machine() | (extra or {})

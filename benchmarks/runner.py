@@ -17,12 +17,12 @@ import msgspec
 class Scale(msgspec.Struct, frozen=True):
     """How much work a round is.
 
-    :ivar writes: single writes; `sets`: of those workloads that do nothing else, all threads or tasks together;
-        `threads`: that write at once; `documents`: of a store that is read from memory.
+    :ivar writes: single writes; `sets`: of workloads that do nothing else, all threads or tasks together;
+        `threads`: how many write at once; `documents`: of a store that is read from memory.
     :ivar log: commits of a long log, over a fifth as many documents; a short log has a tenth as many.
     :ivar snapshot: documents of a large snapshot; `huge`: of a very large one.
     :ivar agents: each with a log of a thousandth of `log`.
-    :ivar questions: documents of a store that is asked questions.
+    :ivar questions: documents of a store that is queried.
     """
 
     writes: int = 300
@@ -67,7 +67,7 @@ Start = Callable[[Path, Scale], Iterator[Round]]
 
 @dataclass(frozen=True)
 class Contender:
-    """:ivar durability: what is safe when an operation returns."""
+    """:ivar durability: the guarantee when an operation returns."""
 
     name: str
     durability: str
@@ -75,9 +75,9 @@ class Contender:
 
 
 class Workload(NamedTuple):
-    """What contenders do.
+    """The task of some contenders.
 
-    :ivar rounds: at most so many, for what takes long; then the first one counts, too. :ivar unit: of the figures.
+    :ivar rounds: at most this many, for slow workloads; then the first one counts, too. :ivar unit: of the figures.
     """
 
     contenders: list[Contender]
@@ -106,9 +106,9 @@ def contender(workload: str, name: str, durability: str) -> Callable[[Start], St
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a contender measured in each round, in `unit`; in microseconds: per operation.
+    """A contender's figure in each round, in `unit`; in microseconds: per operation.
 
-    :ivar ratio: how many times as much that is for opslog, as the median of the ratios within a round.
+    :ivar ratio: opslog's figure as a multiple of this one, as the median of the ratios within a round.
     """
 
     workload: str
@@ -137,7 +137,7 @@ def measure(name: str, scale: Scale, rounds: int) -> list[Result]:
             running.append(stack.enter_context(entry.start(folder, scale)))
         for number in range(warming + min(rounds, at_most or rounds)):
             for turn in range(len(running)):
-                place = (turn + number) % len(running)  # nobody always comes first
+                place = (turn + number) % len(running)  # so that no contender always comes first
                 timer = Timer(number)
                 operations = running[place](timer)
                 value = timer.seconds / operations * 1e6 if timer.measured is None else timer.measured
@@ -150,5 +150,5 @@ def measure(name: str, scale: Scale, rounds: int) -> list[Result]:
 
 
 def _ratio(opslog: list[float], theirs: list[float]) -> float:
-    """Nothing is as much as nothing, for what counts requests."""
+    """The median of the ratios; equal figures count as 1, also if both are 0, as counts of requests may be."""
     return statistics.median(1.0 if ours == other else ours / other for ours, other in zip(opslog, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""What clients do to a stream server that is measured, in a process of its own: one workload as JSON on the command
+"""The clients of a stream server that is measured, in a process of their own: one workload as JSON on the command
 line, its figures as JSON on standard output.
 
 Requests are written as bytes and answers are taken apart by httptools, so that the clients cost as little as possible:
@@ -183,7 +183,7 @@ async def follow(url: str, *, followers: int, messages: int, live: str) -> Figur
 
 
 async def append_followed(url: str, *, followers: int, appends: int, live: str, pause: float) -> Figures:
-    """What one append after the other waits for its answer while others follow the stream, in a process of their own.
+    """The response times of one append after the other while others follow the stream, in a process of their own.
     A pause after each lets all followers get it."""
     writer = await Connection.open(url)
     await writer.request("PUT", "followed")

@@ -1,4 +1,4 @@
-"""What `benchmarks.server` measured, as a page: goals, a table for each workload, and the raw figures beside it."""
+"""The results of `benchmarks.server` as a page: goals, a table for each workload, and the raw figures beside it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def write_page(report: Report, page: Path) -> None:
 
 
 def goals(results: list[Result]) -> str:
-    """A table of what was wanted and what came out, for what was measured."""
+    """A table of goals and results, for the measured workloads."""
     rows = [row for goal in GOALS if (row := _row(goal, results)) is not None]
     if not rows:
         return ""

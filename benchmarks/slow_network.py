@@ -1,4 +1,4 @@
-"""A proxy in front of a server that lets every answer arrive so much later, as a network would.
+"""A proxy in front of a server that delays every response, as a network would.
 
 Servers on the machine itself answer within a millisecond or two; Amazon S3 takes ten times as long, and clients
 differ in how many requests they have under way meanwhile. Runs as a process of its own, and ends with its standard

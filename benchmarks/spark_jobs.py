@@ -1,6 +1,6 @@
-"""The contenders of `benchmarks.spark`, each in a process of its own, which prints what it took as a line of JSON.
+"""The contenders of `benchmarks.spark`, each in a process of its own, which prints its figures as a line of JSON.
 
-What they all do: find the newest document of every id, and say how many there are and the sum of their checksums.
+They all find the newest document of every id, and print how many there are and the sum of their checksums.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ opslog would take."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What one contender took, once everything it needs had started.
+    """One contender's figures, after everything it needs had started.
 
     :ivar wall: seconds; `jvm`, `python`: seconds of processor time. :ivar shuffle, peak: bytes; `peak`: of all
-        processes together. :ivar documents, checksum: what it found.
+        processes together. :ivar documents, checksum: its result.
     """
 
     contender: str
@@ -108,7 +108,7 @@ def _name(pid: int) -> str:
 
 
 def _memory() -> int:
-    """Bytes of memory of this process and all below it; what they share counts once."""
+    """Bytes of memory of this process and all below it; shared memory counts once."""
     total = 0
     for pid in _family():
         try:
@@ -120,7 +120,7 @@ def _memory() -> int:
 
 
 class _Samples:
-    """What was seen of the memory. :ivar most: bytes; `cost`: seconds of processor time that sampling took."""
+    """Samples of the memory. :ivar most: bytes; `cost`: seconds of processor time that sampling took."""
 
     most = 0
     cost = 0.0
@@ -159,7 +159,7 @@ def _by_python(store: Path) -> tuple[int, int]:
 
 
 def _files_by_python(store: Path) -> tuple[int, int]:
-    """What `opslog replay --engine python` does."""
+    """As `opslog replay --engine python`."""
     backend = open_backend(store, create=False)
     with tempfile.TemporaryDirectory(prefix="opslog-bench-") as place:
         documents = write_state(Loader(backend).load(), Path(place) / "out", "jsonl", REAL)
@@ -184,8 +184,8 @@ def _by_opslog(spark: SparkSession, store: Path) -> DataFrame:
 
 
 def _lines(spark: SparkSession, store: Path) -> DataFrame:
-    """The sets and deletes of all logs. Batches and undos, which the stores of this benchmark have not, would need more
-    than a line by itself can say."""
+    """The sets and deletes of all logs. The stores of this benchmark have no batches and undos, which would need more
+    than one line at a time."""
     return (
         spark.read.schema("ts string, clock long, agent string, op string, id string, data string, _corrupt string")
         .option("lineSep", "\n")
@@ -278,7 +278,7 @@ def _run_spark(works: list[tuple[str, Path]], cores: int) -> list[Job]:
     with tempfile.TemporaryDirectory(prefix="opslog-events-") as folder:
         events = Path(folder)
         spark = _session(cores, events)
-        # What starts at first use, workers included, is not what is measured.
+        # Starting workers and other work of the first use is not measured.
         spark.range(10).mapInArrow(lambda batches: batches, "id long").count()
         jobs = []
         for place, (name, store) in enumerate(works):

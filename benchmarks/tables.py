@@ -1,6 +1,6 @@
 """Workloads of questions in SQL, beside DuckDB over the exported JSON Lines and SQLite over a column of JSON.
 
-The store is open, the file written and the database filled before; what is measured is the way to the answer.
+The store is open, the file written and the database filled before; only the query is measured.
 """
 
 from __future__ import annotations

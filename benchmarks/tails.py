@@ -1,4 +1,5 @@
-"""Workloads that must cost what is new, and not what exists: refresh and undo over long tails; and many agents."""
+"""Workloads whose cost must depend on what is new, not on what exists: refresh and undo over long tails; many
+agents."""
 
 from __future__ import annotations
 

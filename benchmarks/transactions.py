@@ -180,7 +180,7 @@ Durability = Literal["fsync", "buffered"]
 
 def _with_snapshot(url: str, scale: Scale, *, guarded: bool) -> list[str]:
     """A store whose documents are in its snapshot, each hundredth of them guarded, or none. Returns the ids of the
-    others."""
+    unguarded ones."""
     count = scale.log // 10
     ids = [f"task-{number}" for number in range(count)]
     with opslog.open(
@@ -198,7 +198,7 @@ def _with_snapshot(url: str, scale: Scale, *, guarded: bool) -> list[str]:
 
 
 def _beside_guarded(durability: Durability, folder: Path, scale: Scale) -> Iterator[Round]:
-    """The two stores take turns, a few sets each, so that whatever else the machine does concerns both."""
+    """The two stores take turns, a few sets each, so that other work on the machine affects both."""
     places = {guarded: str(folder / ("guarded" if guarded else "plain")) for guarded in (True, False)}
     ids = {guarded: _with_snapshot(place, scale, guarded=guarded) for guarded, place in places.items()}[True]
     with ExitStack() as stack:

@@ -201,7 +201,7 @@ contend("set, buffered", QUICK, _set)
 
 
 def buffered_npm_copies(folder: Path, scale: Scale) -> Iterator[Round]:
-    """What opslog promises, too: the caller may go on changing what it has set."""
+    """The same promise as opslog's: the caller may go on changing the object that it has set."""
     with Npm(folder, mode="async") as peer:
 
         def run(timer: Timer) -> int:
