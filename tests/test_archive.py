@@ -191,7 +191,7 @@ def change(store: Store, other: Store, kind: str) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("moment", ["while chosen", "when written"])
-def test_what_changed_meanwhile_stays(
+def test_documents_changed_meanwhile_stay(
     url: str, monkeypatch: pytest.MonkeyPatch, kind: str, durability: Any, moment: str
 ) -> None:
     """By another thread, at the two moments between which a document is read for the archive and deleted."""

@@ -66,7 +66,7 @@ def test_it_runs_when_the_tail_is_long_enough(url: str, ran: list[str]) -> None:
     assert compacted(url) <= 140 - 32
 
 
-def test_what_is_written_during_a_compaction_counts_towards_the_next(
+def test_commits_during_a_compaction_count_towards_the_next(
     url: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = compaction.compact
@@ -115,9 +115,7 @@ def test_a_store_that_only_writes_forgets_what_was_compacted(
         assert (len(store), "4-99" in store) == (504, False)
 
 
-def test_what_a_refresh_that_failed_had_read_is_handed_out_by_the_next(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_refresh_hands_out_what_a_failed_one_had_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_WINNERS_MAX", 50)
     with (
         opslog.open(url, agent="a", compact_after=None) as store,

@@ -129,7 +129,7 @@ def test_a_good_run_ends_the_trying(make: Callable[..., Worker], caplog: pytest.
     assert len(caplog.records) == 1
 
 
-def test_what_ends_a_thread_does_not_end_the_worker(
+def test_an_exception_that_ends_a_thread_does_not_end_the_worker(
     make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)

@@ -141,7 +141,7 @@ def test_an_undo_says_what_it_gave_back(url: str) -> None:
         assert [(effect.op, effect.ids, effect.won) for effect in changes.commits] == [("undo", ("x", "y"), True)]
 
 
-def test_what_an_undo_took_back_has_not_won_and_is_as_it_was(url: str) -> None:
+def test_an_undone_change_has_not_won_and_the_document_is_as_it_was(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["x"] = {"n": 1}
         token = b.changes().token
@@ -358,7 +358,9 @@ def test_a_buffered_store_is_flushed(tmp_path: Path) -> None:
         assert open_backend(str(tmp_path)).list("ops/a/")[0].size > 0
 
 
-def test_what_others_wrote_is_durable_before_it_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_of_others_are_durable_before_they_are_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     persisted: list[str] = []
     real = FsBackend.persist
 
@@ -382,7 +384,7 @@ def test_what_others_wrote_is_durable_before_it_is_handed_out(tmp_path: Path, mo
 # -- tokens
 
 
-def test_what_is_no_token_is_refused(url: str) -> None:
+def test_an_invalid_token_is_refused(url: str) -> None:
     with open_writer(url, "a") as store:
         token = store.changes().token
         for wrong in ("", "x", "ä", token[:-4], token + "AAAA", token[4:], "!" + token[1:]):

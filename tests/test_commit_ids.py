@@ -103,7 +103,7 @@ def test_an_undo_that_came_in_while_the_store_was_loaded_anew(url: str) -> None:
         assert shown(reader.refresh()) == [("undo", ("x",))]
 
 
-def test_what_is_no_longer_kept_is_not_known() -> None:
+def test_ids_of_commits_no_longer_kept_are_unknown() -> None:
     with open_store(f"bucket://ids-{next(_numbers)}", "a", undo_window=2) as writer:
         writer["x"] = {}
         assert writer.undo()
@@ -128,7 +128,7 @@ def test_ids_are_no_part_of_a_line() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_who_merges_and_who_only_reads_say_the_same(seed: int) -> None:
+def test_merging_and_reading_give_the_same_ids(seed: int) -> None:
     choices = random.Random(seed)
     window = choices.randrange(5)
     merge, reachable = Merge(window), Reachable(window)

@@ -97,7 +97,7 @@ commits = st.one_of(
 
 
 @given(st.lists(commits, max_size=5))
-def test_what_is_written_is_read_back(written: list[Commit]) -> None:
+def test_written_commits_are_read_back(written: list[Commit]) -> None:
     lines = [encode_commit(commit) for commit in written]
     assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
     assert decode_commits(b"".join(lines), "p", 0) == written
@@ -210,7 +210,7 @@ def test_a_document_that_decoders_could_read_differently_is_not_handed_out(text:
     ],
     ids=["spaces", "limits", "zeros", "escapes", "254 levels"],
 )
-def test_what_other_programs_write_is_read_as_it_is_meant(text: bytes, document: dict[str, object] | None) -> None:
+def test_lines_of_other_programs_are_read_as_they_are_meant(text: bytes, document: dict[str, object] | None) -> None:
     found = Set(TS, 1, "a", "x", msgspec.Raw(text)).document
     assert repr(found) == repr(document) if document is not None else str(found).count("{") == 254
 

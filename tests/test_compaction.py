@@ -97,7 +97,7 @@ def test_the_newest_commits_of_each_log_stay_out(url: str, backend: Backend, win
     assert manifest.clock == 50, "the greatest that was read, not the greatest that was compacted"
 
 
-def test_what_an_undo_cancels_is_not_compacted(url: str, backend: Backend) -> None:
+def test_cancelled_commits_are_not_compacted(url: str, backend: Backend) -> None:
     with open_store(url, undo_window=2) as store:
         store["kept"] = {}
         store["undone"] = {}
@@ -310,7 +310,7 @@ def test_a_live_agent_is_never_sealed(url: str, backend: Backend, clock: list[fl
         assert live.undo()
 
 
-def test_who_wrote_while_its_log_was_read_is_not_sealed(
+def test_an_agent_that_wrote_while_its_log_was_read_is_not_sealed(
     url: str, backend: Backend, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(url, "idle") as idle:

@@ -164,7 +164,7 @@ def test_another_store_is_refused(tmp_path: Path) -> None:
     assert read(str(tmp_path / "copy")).keys() == {"one", "copy"}
 
 
-def test_what_is_no_store_and_what_is_being_copied(tmp_path: Path) -> None:
+def test_copying_refuses_a_missing_store_and_a_target_in_use(tmp_path: Path) -> None:
     source, target = open_backend(tmp_path / "source"), open_backend(tmp_path / "target")
     with pytest.raises(opslog.NotFoundError):
         copy(source, target)

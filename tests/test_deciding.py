@@ -96,7 +96,7 @@ def test_tasks_share_appends_and_lose_nothing(url: str) -> None:
     asyncio.run(main())
 
 
-def test_what_is_news_to_others_is_none_to_its_author(url: str) -> None:
+def test_a_commit_is_no_news_to_its_author(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a.create("x", {})
         b.create("y", {})
@@ -130,7 +130,7 @@ def test_an_interrupt_in_a_function_leaves_nothing_and_others_go_on(url: str) ->
 
 
 @pytest.mark.parametrize("call", ["modify", "set", "close"])
-def test_who_is_refreshing_waits_for_nobody_who_decides(url: str, call: str) -> None:
+def test_a_refresh_does_not_wait_for_a_deciding_thread(url: str, call: str) -> None:
     """A signal's handler that comes into a refresh has to be refused: whoever decides may be waiting for its end."""
     with open_writer(url, "a") as a:
         a.create("n", {"n": 0})

@@ -103,7 +103,7 @@ def test_a_delayed_seal_is_not_taken_for_the_end_of_the_log(world: World, live: 
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_who_meets_a_delayed_seal_reads_the_newest_manifest_in_any_case(world: World, write: Write) -> None:
+def test_a_writer_that_meets_a_delayed_seal_always_reads_the_newest_manifest(world: World, write: Write) -> None:
     """Also where the one that it knows counts as recent, by a monotonic clock that does not count pauses."""
     with world.open("a", environment=world.unaware) as live:
         live["one"] = {}

@@ -188,7 +188,7 @@ def paused(monkeypatch: pytest.MonkeyPatch, owner: type, call: str, url: str) ->
 
 
 @pytest.mark.parametrize("refreshed", [False, True])
-def test_who_was_paused_while_another_process_took_over_its_name_is_fenced(
+def test_a_process_paused_while_another_took_over_its_name_is_fenced(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch, refreshed: bool
 ) -> None:
     """Also where all that the other one wrote is collected; and nothing is written."""
@@ -306,7 +306,7 @@ def test_a_refresh_that_was_paused_does_not_take_in_a_delayed_write(
     assert [commit for commit in commits if commit.clock > 100] == []
 
 
-def test_what_a_reload_hands_out_was_read_while_nothing_was_collected(
+def test_a_reload_hands_out_only_what_was_read_before_any_collection(
     bucket_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compaction collects, and delayed writes come, between the listing of a log and its reading."""

@@ -211,7 +211,7 @@ def test_a_manifest_of_the_same_number_and_clock_but_another_one_is_a_reset(tmp_
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["nothing is left", "others were written since"])
-def test_what_was_collected_after_the_store_had_read_it_is_not_passed_over(
+def test_commits_collected_after_the_store_read_them_are_not_skipped(
     later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"bucket://resets-{next(_numbers)}"

@@ -204,7 +204,7 @@ def test_the_past_does_not_move_and_cannot_be_written(url: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["yesterday", "2026-11-20T12:00:00", datetime(2026, 1, 1), True, 1.5, ""])  # noqa: DTZ001
-def test_what_is_no_point(url: str, point: Any) -> None:
+def test_invalid_points_are_refused(url: str, point: Any) -> None:
     with opslog.open(url, agent="a"):
         pass
     with pytest.raises(opslog.UsageError, match="as_of takes a clock"):
@@ -223,7 +223,7 @@ def gone(url: str) -> opslog.Settings:
     return settings
 
 
-def test_what_was_compacted_away_says_how_far_back_one_can_go(url: str) -> None:
+def test_an_error_about_compacted_history_names_the_oldest_point(url: str) -> None:
     gone(url)
     for point in (0, 5, 29, "2000-01-01T00:00:00Z"):
         with pytest.raises(opslog.HistoryGoneError, match="the oldest that can be had is at clock 30") as caught:

@@ -85,7 +85,7 @@ def test_a_commit_without_a_time_gets_the_time_of_the_import(backend: Backend) -
     assert [commit.ts for commit in commits(backend)] == ["1970-01-02T00:00:00.500000Z"]
 
 
-def test_what_is_imported_comes_after_everything_in_the_store(backend: Backend, root: Path) -> None:
+def test_imported_commits_come_after_everything_in_the_store(backend: Backend, root: Path) -> None:
     with opslog.open(root, agent="zoe", compact_after=None) as store:
         for number in range(50):
             store["a"] = {"old": number}
@@ -172,7 +172,7 @@ def test_a_source_that_ends_in_an_error_leaves_nothing_of_its_last_chunk(backend
         (put("a", "no/such"), opslog.InvalidNameError, "file:a: agent 'no/such'"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_source(
+def test_documents_that_cannot_be_stored_are_refused_with_their_source(
     backend: Backend, commit: ImportedCommit, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -49,7 +49,7 @@ def commits(store: Store[Documents]) -> int:
     return len(list(store.ops()))
 
 
-def test_who_loses_the_race_for_the_end_to_its_own_repetition_writes_nothing(stores: list[Store[Documents]]) -> None:
+def test_a_call_that_loses_the_race_to_its_own_repetition_writes_nothing(stores: list[Store[Documents]]) -> None:
     first, second = stores
     key, backend = key_made(), replica_of(first).backend
     append_at, stamps = backend.append_at, list[str | None]()
@@ -130,7 +130,7 @@ def test_an_append_whose_outcome_nobody_knew_is_found_by_its_key(stores: list[St
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_what_was_done_is_known_to_every_process(stores: list[Store[Documents]], url: str, reopened: bool) -> None:
+def test_every_process_knows_the_keys_that_were_used(stores: list[Store[Documents]], url: str, reopened: bool) -> None:
     first, second = stores
     key = key_made()
     operations, _ = asking(first, key)
@@ -186,7 +186,7 @@ def test_old_keys_are_forgotten_and_then_refused(
     assert commits(store) == count
 
 
-def test_what_another_program_calls_a_key_does_no_harm(tmp_path: Path) -> None:
+def test_a_key_of_another_program_does_no_harm(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="server", log="shared", version=None) as store:
         store["x"] = {"key": 1}
     (log,) = (tmp_path / "ops" / "transactions").iterdir()

@@ -115,7 +115,9 @@ LOST: list[tuple[type, dict[str, Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("kind", "old", "new", "place"), LOST)
-def test_what_a_write_would_delete(kind: type, old: dict[str, Any], new: dict[str, Any], place: str | None) -> None:
+def test_fields_that_a_write_would_delete(
+    kind: type, old: dict[str, Any], new: dict[str, Any], place: str | None
+) -> None:
     assert lost_field(kind, old, new) == place
 
 

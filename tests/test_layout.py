@@ -100,12 +100,12 @@ def test_a_name_that_begins_like_a_temporary_file_is_refused() -> None:
         ("manifests/00000000000000000007.json.tmp-1\n", Kind.FOREIGN),
     ],
 )
-def test_what_a_path_is(path: str, kind: Kind) -> None:
+def test_the_kind_of_a_path(path: str, kind: Kind) -> None:
     assert kind_of(path) is kind
 
 
 @pytest.mark.parametrize("nonce", ["0", "0123456789abcdef", "n1", "A"])
-def test_what_is_being_created_is_temporary_until_it_has_its_name(nonce: str) -> None:
+def test_a_file_being_created_is_temporary_until_it_has_its_name(nonce: str) -> None:
     paths = [path for path, kind in own_files("a.tmp-1").items() if kind is not Kind.LOCK]
     for path in (*paths, manifest_path(7), part_path(run_name(7, "abc"), 0), "staging/abc/x", "odd\nname"):
         temporary = temporary_path(path, nonce)

@@ -156,7 +156,7 @@ def test_each_renewal_begins_the_time_anew(one: Worker, two: Worker) -> None:
     assert not other.claim()
 
 
-def test_who_was_stopped_between_two_sights_does_not_count_that_time(one: Worker, two: Worker) -> None:
+def test_time_while_a_worker_was_paused_between_two_sights_does_not_count(one: Worker, two: Worker) -> None:
     mine, other = one.lease(), two.lease()
     assert mine.claim()
     assert not other.claim()
@@ -240,7 +240,7 @@ def test_the_token_only_grows(one: Worker, two: Worker) -> None:
     assert tokens == sorted(set(tokens), key=lambda token: token or 0)
 
 
-def test_what_is_held_can_be_claimed_again(one: Worker, two: Worker) -> None:
+def test_a_held_lease_can_be_claimed_again(one: Worker, two: Worker) -> None:
     """It is a renewal, also where the document is not one any more that would be claimed."""
     mine = one.lease()
     assert mine.claim(is_open)
@@ -286,7 +286,7 @@ def test_a_claim_goes_on_by_its_key_in_another_process(one: Worker, two: Worker)
         opslog.Lease(two.store, "task", 60, key="unknown").release()
 
 
-def test_what_is_observed_counts_as_what_a_claim_has_seen(one: Worker, two: Worker) -> None:
+def test_an_observed_lease_counts_as_seen_by_a_claim(one: Worker, two: Worker) -> None:
     lease, waiting = one.lease(seconds=10), two.lease()
     assert lease.observe()
     assert waiting.observe(), "nobody has it"
@@ -315,7 +315,7 @@ def test_the_next_claim_may_last_longer(one: Worker, two: Worker) -> None:
             lease.seconds = wrong
 
 
-def test_what_it_writes_is_with_it_in_one_transaction(one: Worker, two: Worker) -> None:
+def test_the_writes_of_a_lease_are_in_one_transaction_with_it(one: Worker, two: Worker) -> None:
     mine = one.lease()
     assert mine.claim()
 
@@ -372,7 +372,7 @@ def test_no_duration(one: Worker, seconds: float) -> None:
         opslog.Lease(one.store, "task", seconds)
 
 
-def test_what_cannot_be_claimed(one: Worker, url: str) -> None:
+def test_these_claims_are_refused(one: Worker, url: str) -> None:
     with pytest.raises(opslog.InvalidNameError):
         opslog.Lease(one.store, "\ud800")
     one.store["lease/task"] = {"mine": True}

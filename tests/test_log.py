@@ -148,7 +148,7 @@ def test_lines_longer_than_a_read(backend: Backend, read: Read, monkeypatch: pyt
         (b"nonsense\n", "this line cannot be read"),
     ],
 )
-def test_what_cannot_be_the_next_commit(
+def test_commits_that_cannot_be_the_next_one(
     backend: Backend, read: Read, monkeypatch: pytest.MonkeyPatch, *, read_bytes: int, second: bytes, text: str
 ) -> None:
     monkeypatch.setattr(log_module, "_READ_BYTES", read_bytes)
@@ -177,7 +177,7 @@ def test_segments_that_are_not_each_others_next(backend: Backend, read: Read) ->
     assert cursor == Cursor("a", 2, clock=3), "it can be tried again"
 
 
-def test_what_is_missing(backend: Backend, read: Read) -> None:
+def test_missing_segments_are_named(backend: Backend, read: Read) -> None:
     for number in (1, 2, 4):
         segment(backend, number, line(number))
     with pytest.raises(MissingFileError, match="is missing, though the log goes on") as caught:
@@ -377,7 +377,7 @@ def test_an_unknown_outcome_ends_writing(log: Log) -> None:
     assert log.applied == []
 
 
-def test_what_was_queued_behind_an_unknown_outcome_is_not_written(log: Log) -> None:
+def test_commits_queued_behind_an_unknown_outcome_are_not_written(log: Log) -> None:
     log.disk.may_go.clear()
     log.disk.outcomes.append(CommitUnknownError("fdatasync failed"))
     caught: list[OpslogError] = []
@@ -440,7 +440,7 @@ def test_closing_writes_what_is_queued(log: Log) -> None:
         log.queue()
 
 
-def test_what_an_interrupted_leader_had_only_taken_is_written_by_the_next(
+def test_the_next_leader_writes_what_an_interrupted_one_had_only_taken(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C takes the leading thread away between taking the queue and writing it."""

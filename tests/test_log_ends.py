@@ -71,7 +71,7 @@ class TestRemoved:
                 list(reader.ops(since=0))
 
 
-def test_what_came_after_the_newest_manifest_nothing_names(root: Path) -> None:
+def test_nothing_names_commits_after_the_newest_manifest(root: Path) -> None:
     """As the README says."""
     with opslog.open(root, agent="worker") as worker, opslog.open(root, agent="late") as late:
         worker["worker-3"] = late["late"] = {}

@@ -194,7 +194,7 @@ def _recent(merge: Merge, agent: str) -> list[tuple[Commit, tuple[Record, ...], 
     return [(entry.commit, tuple(entry.records), bool(entry.records) and entry.cancelled) for entry in recent]
 
 
-def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
+def test_loaded_records_do_not_hold_the_bytes_they_came_in() -> None:
     lines = b"".join(encode_commit(put(clock, "a", f"id-{clock}")) for clock in range(1, 51))
     batch = encode_commit(Batch(TS, 51, "a", [SetOp("b", msgspec.Raw(b"{}"))]))
     merge = Merge(2)
@@ -208,7 +208,7 @@ def test_what_is_loaded_does_not_hold_the_bytes_it_came_in() -> None:
 
 
 @given(data=st.data())
-def test_what_is_settled_is_what_no_undo_can_reach(data: Any) -> None:
+def test_settled_commits_are_those_that_no_undo_can_reach(data: Any) -> None:
     window = 3
     written = data.draw(logs(window))
     merge = Merge(window)

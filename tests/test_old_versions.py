@@ -87,7 +87,7 @@ print(json.dumps([str(problem) for problem in report.problems if problem.severit
     assert printed == [], "and it finds nothing wrong"
 
 
-def test_what_the_old_version_writes_and_compacts_stays_right(old: Path, tmp_path: Path) -> None:
+def test_stores_written_and_compacted_by_the_old_version_stay_right(old: Path, tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="a", settings=opslog.Settings(undo_window=2)) as a:
         for number in range(6):
             a.create(f"claim-{number}", {"n": number})

@@ -76,7 +76,7 @@ def packages(folder: Path) -> tuple[griffe.Module, griffe.Module]:
 
 
 @pytest.mark.long
-def test_what_breaks_programs_is_intended(tmp_path: Path) -> None:
+def test_breaking_changes_are_intended(tmp_path: Path) -> None:
     listed = tomllib.loads(CHANGES.read_text(encoding="utf-8"))["change"]
     assert all(len(entry["reason"]) > 20 for entry in listed), "a reason is a sentence"
     intended = [path for entry in listed for path in entry["objects"]]
@@ -101,7 +101,7 @@ def test_what_breaks_programs_is_intended(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_a_difference(
+def test_these_changes_are_differences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, expected: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr("tests.test_public_api.MODULES", [""])

@@ -258,7 +258,7 @@ def test_a_store_in_the_past_has_no_news(url: str) -> None:
 # -- views that got old
 
 
-def test_who_has_not_refreshed_for_long_refreshes_before_it_writes(url: str) -> None:
+def test_a_store_not_refreshed_for_long_refreshes_before_it_writes(url: str) -> None:
     """A tombstone may leave the snapshot after its time; a set with a view from before that would raise the dead."""
     now = [0.0]
     environment = opslog.Environment(monotonic=lambda: now[0])

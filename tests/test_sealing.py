@@ -142,7 +142,7 @@ def test_where_nobody_is_idle_no_lock_is_taken(url: str, monkeypatch: pytest.Mon
     assert taken == ["compaction"]
 
 
-def test_what_was_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_to_be_sealed_was_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By other compactions, while this one was paused before it took the name: it was not the first, and that is no
     error."""
     settings = opslog.Settings(undo_ttl_seconds=0, grace_seconds=0)

@@ -228,7 +228,7 @@ def test_memory_follows_the_number_of_agents_in_small_steps(tmp_path: Path) -> N
 # What is not protected
 
 
-def test_whoever_may_write_can_forge_everything(tmp_path: Path) -> None:
+def test_a_writer_can_forge_everything(tmp_path: Path) -> None:
     """Checksums find accidents. They are no signatures: anybody can compute them."""
     with opslog.open(tmp_path, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:
         store["x"] = {"owner": "ann"}
@@ -247,7 +247,7 @@ def test_whoever_may_write_can_forge_everything(tmp_path: Path) -> None:
         assert store["x"] == {"owner": "eve"}
 
 
-def test_whoever_may_write_can_speak_in_anybodys_name(tmp_path: Path) -> None:
+def test_a_writer_can_write_in_the_name_of_any_agent(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="ann") as store:
         store["x"] = {"by": "ann"}
     line = commits.Set("2026-11-20T12:00:00.000000Z", 99, "ann", "x", msgspec.Raw(b'{"by":"eve"}'))

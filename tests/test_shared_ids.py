@@ -105,7 +105,7 @@ def test_hashes_come_back(ids: set[str]) -> None:
         (b"\0\0\0\1\0\0\0\2", 1, "2 hashes of 1 ids"),
     ],
 )
-def test_what_is_no_list_of_hashes(data: bytes, most: int, fault: str) -> None:
+def test_invalid_lists_of_hashes(data: bytes, most: int, fault: str) -> None:
     assert fault in (hashes_fault(data, most) or "")
     part = Part("snapshots/00000000000000000002-ab/part-00000.jsonl", most, most, 100, "a", "b", "00", data)
     run = opslog.format.manifest.Run("00000000000000000002-ab", [part])
@@ -202,7 +202,7 @@ def test_plain_sets_of_other_documents_wait_for_no_thread_in_asyncio(monkeypatch
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("unknown", [None, msgspec.UNSET])
-def test_what_is_not_listed_is_looked_up(unknown: Any) -> None:
+def test_unlisted_ids_are_looked_up(unknown: Any) -> None:
     """As parts that opslog 0.1 wrote, or those with too many."""
     url = f"bucket://lists-{next(_numbers)}"
     others = fill(url)

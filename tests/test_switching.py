@@ -46,7 +46,7 @@ def test_shorter_ones_stay_as_they_are() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.0001, rel=0.02)
 
 
-def test_what_somebody_else_sets_meanwhile_stays() -> None:
+def test_a_value_set_by_others_meanwhile_stays() -> None:
     with short_switch_interval():
         sys.setswitchinterval(0.003)
     assert sys.getswitchinterval() == pytest.approx(0.003, rel=0.02)

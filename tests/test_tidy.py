@@ -275,7 +275,7 @@ def test_import_is_light() -> None:
     assert not loaded & (SLOW_TO_IMPORT | NOT_FOR_READING), "likewise: these take time, and few programs use them"
 
 
-def test_what_is_imported_later_is_there() -> None:
+def test_late_imports_exist() -> None:
     """Also what `import opslog` does not load is a name of the page, once it is asked for."""
     for name in opslog.__all__:
         assert getattr(opslog, name) is getattr(opslog, name)

@@ -200,9 +200,7 @@ def test_a_tombstone_of_an_older_program_ages_from_when_it_is_merged_first(
         assert "0001" not in snapshot_of(backend)
 
 
-def test_what_a_log_says_of_when_a_delete_was_compacted_counts_for_nothing(
-    url: str, seconds: list[float], backend: Backend
-) -> None:
+def test_the_compaction_time_of_a_delete_in_a_log_is_ignored(url: str, seconds: list[float], backend: Backend) -> None:
     with open_store(url, undo_window=0) as store:
         fill(store, 10)
     line = encode_commit(Delete(format_ts(0.0), 100, "b", "0001", folded=format_ts(0.0)))
@@ -223,7 +221,7 @@ def test_without_a_ttl_a_full_compaction_drops_all_tombstones(url: str, backend:
     assert "0001" not in snapshot_of(backend)
 
 
-def test_what_waited_in_a_buffer_for_most_of_the_ttl_is_not_written(url: str, backend: Backend) -> None:
+def test_commits_buffered_for_most_of_the_ttl_are_not_written(url: str, backend: Backend) -> None:
     """The tombstone that would hide it may be gone."""
     now = [1000.0]
     environment = Environment(time=lambda: 1_800_000_000.0 + now[0], monotonic=lambda: now[0])

@@ -124,7 +124,7 @@ def test_a_function_that_ends_its_thread_ends_nobody_else(url: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["take_own", "appended", "between_refreshes"])
-def test_what_was_appended_before_an_interrupt_is_not_decided_again(
+def test_a_transaction_appended_before_an_interrupt_is_not_decided_again(
     url: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_writer(url, "a") as store:
@@ -430,7 +430,7 @@ def test_an_undo_by_which_something_else_was_read_is_durable_first(
 
 @pytest.mark.parametrize("is_written", [True, False])
 @pytest.mark.parametrize("storage", ["directory", "bucket"])
-def test_what_another_thread_has_buffered_is_durable_before_a_transaction_that_read_it(
+def test_buffered_commits_are_durable_before_a_transaction_that_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, is_written: bool
 ) -> None:
     """It comes after the transaction has flushed the store's queue, and before it reads."""

@@ -385,7 +385,7 @@ def test_undo_takes_back_the_newest_commit_wherever_it_stands(url: str) -> None:
         assert len(b) == 0
 
 
-def test_what_others_have_built_on_is_not_taken_back(url: str) -> None:
+def test_commits_that_others_built_on_are_not_taken_back(url: str) -> None:
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         a["older"] = {}
         a.create("x", {"n": 1})
@@ -534,9 +534,7 @@ def test_ts_of_the_shared_log_never_goes_back(url: str) -> None:
         assert len({commit.tx for commit in shared(a)}) == 4
 
 
-def test_what_a_transaction_has_read_is_durable_before_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_of_a_transaction_are_durable_before_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     persisted: list[str] = []
     persist = FsBackend.persist
 

@@ -147,7 +147,7 @@ def test_a_compaction_does_not_seal_while_somebody_appends(tmp_path: Path) -> No
         assert store.compact().sealed == ("transactions",)
 
 
-def test_who_appends_waits_for_a_seal_and_decides_again_behind_it(
+def test_an_append_waits_for_a_seal_and_decides_again_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name is taken for the seal; meanwhile another thread begins its transaction."""

@@ -17,7 +17,7 @@ MARK = "@@ end of a command @@"
 
 
 @pytest.mark.timeout(240)
-def test_whoever_follows_the_tutorial_sees_what_it_shows(tmp_path: Path) -> None:
+def test_the_tutorial_shows_the_real_output(tmp_path: Path) -> None:
     script, expected = [f"cd '{tmp_path}'"], []
     for block in blocks(TUTORIAL):
         if block.language == "python":

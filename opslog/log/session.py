@@ -10,14 +10,14 @@ document. The test that shows an invariant stands after it:
    sealed. (tests/test_ingest.py: test_an_agent_that_wrote_meanwhile_is_not_written_over, tests/test_sealing.py:
    test_a_name_is_waited_for_while_its_log_is_sealed)
 2. **Durable first.** A session rests only on a durable log: `Backend.appender` makes the existing part durable.
-   (tests/backends/test_fs_order.py: test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it)
+   (tests/backends/test_fs_order.py: test_commits_of_a_killed_session_are_on_disk_before_the_next_can_rest_on_them)
 3. **End.** A session begins behind everything that the cut and a listing show, so it uses no number again.
    (tests/test_ingest.py: test_a_log_that_came_and_was_collected_meanwhile_is_not_begun_anew)
 4. **Stamp.** A commit's clock is above everything that its session has read and written, so the clocks of a log grow.
    (tests/test_delayed_seals.py: test_an_idle_agent_goes_on_after_its_seal_was_collected)
 5. **Age.** A commit that rests on a read most of a tombstone TTL ago does not enter the log.
    (tests/test_delayed_writes.py: test_an_import_paused_for_long_brings_nothing_back,
-   tests/store/test_sealed_writers.py: test_what_was_buffered_for_too_long_is_not_stamped_anew)
+   tests/store/test_sealed_writers.py: test_commits_buffered_for_too_long_are_not_stamped_anew)
 6. **Number.** Before an append, the cut of a recent manifest (`opslog.log.freshness`) shows that the next
    number was not used. (tests/test_session.py: test_a_used_number_is_found_before_the_append)
 7. **Confirmation.** After an append, the cut of such a manifest is not beyond it. Otherwise it may be that nobody ever
@@ -29,7 +29,7 @@ document. The test that shows an invariant stands after it:
 9. **Going on.** A session goes on behind a seal. Stamped commits keep their stamps, unless the log demands greater
    clocks: a commit must not outrank a transaction that its writer has not seen.
    (tests/store/test_seals_and_transactions.py:
-   test_what_was_written_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal)
+   test_a_commit_stamped_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal)
 10. **Stopping.** If anything but a seal came, a session whose owner has the log in memory never writes again.
     (tests/test_session.py: test_only_a_session_without_memory_goes_on_behind_another_process)
 

@@ -76,6 +76,6 @@ def test_a_store_from_end_to_end(place: tuple[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("url", ["gs://", "az:///x", "gs://bucket/x?y=1", "az://container/x#y"])
-def test_what_names_no_prefix(url: str) -> None:
+def test_urls_without_a_prefix_are_refused(url: str) -> None:
     with pytest.raises(InvalidNameError, match="://"):
         opslog.open(url, agent="a")

@@ -41,7 +41,7 @@ def test_of_many_files_some_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [".gitignore", ".git", ".nfs0001", "lost+found", "README", "readme.txt", "LICENSE", "CACHEDIR.TAG"]
 )
-def test_what_people_and_systems_put_anywhere_does_not_hinder_a_store(tmp_path: Path, name: str) -> None:
+def test_files_that_people_and_systems_put_anywhere_do_not_hinder_a_store(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}

@@ -25,7 +25,7 @@ from tests.support.faults import failing
 from tests.support.files import files
 
 
-def test_what_a_short_write_left_is_durable_and_admitted(
+def test_bytes_of_a_short_write_are_durable_and_admitted(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appender = backend.appender("a")

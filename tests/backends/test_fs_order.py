@@ -118,7 +118,7 @@ def test_a_directory_above_the_store_that_another_process_just_made_gets_its_nam
     assert trace.index("fsync ..") < trace.index("mkdir x")
 
 
-def test_what_a_killed_session_left_is_on_disk_before_the_next_can_rest_on_it(
+def test_commits_of_a_killed_session_are_on_disk_before_the_next_can_rest_on_them(
     root: Path, trace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = FsBackend(root).appender("a")
@@ -155,7 +155,7 @@ def test_an_append_to_a_shared_log_costs_one_fdatasync(root: Path, trace: list[s
             assert len(trace) == 2
 
 
-def test_what_a_killed_append_left_is_on_disk_before_the_next_one_writes(
+def test_bytes_of_a_killed_append_are_on_disk_before_the_next_one_writes(
     root: Path, trace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, killed_at in enumerate(["datasync", "sync_directory"]):
@@ -183,7 +183,7 @@ def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path
     assert "fsync ." in trace
 
 
-def test_what_a_compaction_read_is_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
+def test_commits_read_by_a_compaction_are_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
     """Another agent's commit can be seen before it is durable; nothing may be compacted that a power cut could take."""
     with (
         opslog.open(root, agent="a", compact_after=None, settings=opslog.Settings(undo_window=0)) as store,

@@ -243,7 +243,7 @@ def test_a_pipe_is_not_waited_for(root: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077], ids=oct)
-def test_what_is_made_is_never_writable_for_everybody(tmp_path: Path, umask: int) -> None:
+def test_new_files_are_never_writable_for_everybody(tmp_path: Path, umask: int) -> None:
     """Directories, manifests, parts, indexes, segments, archives, locks and the clock; the umask takes more away."""
     code = f"""
 import os, opslog

@@ -82,7 +82,7 @@ def test_local_filesystems_are_taken_as_they_are(root: Path, mounted: Mounted, k
         store["y"] = {}
 
 
-def test_what_the_system_does_not_say_is_no_reason_to_refuse(
+def test_an_unknown_filesystem_is_no_reason_to_refuse(
     root: Path, mounted: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted("cifs")

@@ -59,7 +59,7 @@ class Brief(Handing):
         return httpx.Response(200, content=b"event: written\ndata:\n\n")
 
 
-def test_who_listens_does_not_ask_without_a_pause(tmp_path: Path) -> None:
+def test_a_listener_does_not_ask_without_a_pause(tmp_path: Path) -> None:
     served = Served(str(tmp_path))
     transport = Brief(lambda: served.service)
     with closing(served.open(transport)) as backend:
@@ -334,7 +334,7 @@ LINES = b'{"number":1}\n{"number":2}\n'
 
 
 @pytest.mark.parametrize("part", [LINES[:13], LINES[:20]], ids=["line", "torn"])
-def test_what_a_killed_server_has_written_in_part_is_in_part_in_the_log(served: Served, part: bytes) -> None:
+def test_a_partial_write_of_a_killed_server_is_partly_in_the_log(served: Served, part: bytes) -> None:
     for number, agent in enumerate(["a", "shared"]):
         backend = served.open(Breaking(served, part, segment_path(agent, 1)))
         append = partial(backend.append_at, agent, Position(1, 0)) if number else backend.appender(agent).append

@@ -108,14 +108,16 @@ def test_a_put_is_one_round_trip(server: S3Server, driver: Driver) -> None:
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("status", [0, 409, 429, 500, 502, 503, 504])
-def test_what_leaves_the_outcome_of_a_put_open(server: S3Server, driver: Driver, status: int, done: bool) -> None:
+def test_statuses_that_leave_the_outcome_of_a_put_open(
+    server: S3Server, driver: Driver, status: int, done: bool
+) -> None:
     with server.failing(lambda request: Fault(status, done)):
         assert driver.put_new("x", b"1") is Put.UNKNOWN
     assert driver.put_new("x", b"1") is (Put.EXISTS if done else Put.CREATED)
 
 
 @pytest.mark.parametrize("status", [400, 403, 404])
-def test_what_refuses_a_put(server: S3Server, driver: Driver, status: int) -> None:
+def test_statuses_that_refuse_a_put(server: S3Server, driver: Driver, status: int) -> None:
     with server.failing(lambda request: Fault(status)):
         with pytest.raises(WriteFailedError, match="could not be written"):
             driver.put_new("x", b"1")
@@ -255,7 +257,7 @@ def test_a_missing_store(server: S3Server) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3://bucket/x?y=1", "s3://bucket/x#y", "s3://b/x?driver=z"])
-def test_what_names_no_prefix(url: str) -> None:
+def test_urls_without_a_prefix_are_refused(url: str) -> None:
     with pytest.raises(InvalidNameError, match="s3://"):
         opslog.open(url, agent="a")
 

@@ -193,7 +193,7 @@ def test_a_note_outlives_the_names_of_other_holders(root: Path) -> None:
     flock.release(held)
 
 
-def test_what_an_appender_wrote_is_synced_again_since_it_notes_nothing(
+def test_appends_are_synced_again_since_an_appender_notes_nothing(
     backend: FsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(backend, 1)
@@ -251,7 +251,7 @@ def test_a_stopped_holder_is_named_and_not_robbed(
     assert append(backend, 2) == end
 
 
-def test_what_a_killed_writer_left_is_synced_before_anybody_goes_on(
+def test_bytes_of_a_killed_writer_are_synced_before_anybody_goes_on(
     backend: FsBackend, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(backend, 1)

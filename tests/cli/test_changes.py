@@ -17,7 +17,7 @@ def lines_of(answer: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "ts"} for line in answer.values]
 
 
-def test_what_changed_since_a_token(opslog: Opslog, root: Path) -> None:
+def test_changes_since_a_token(opslog: Opslog, root: Path) -> None:
     with library.open(root, agent="a", version=2) as a:
         a["x"], a["y"] = {"n": 1}, {"n": 1}
         reset, *documents, end = lines_of(opslog("changes", "--json"))
@@ -69,7 +69,7 @@ def test_in_a_pipe_there_are_tabs_between(opslog: Opslog, root: Path) -> None:
     assert opslog("changes", "--since", token).out.splitlines()[:1] == ['delete\t"a\\tb"\t']
 
 
-def test_what_is_no_token_is_wrong_usage(opslog: Opslog, root: Path) -> None:
+def test_an_invalid_token_is_wrong_usage(opslog: Opslog, root: Path) -> None:
     library.open(root).close()
     answer = opslog("changes", "--since", "5")
     assert (answer.code, answer.out) == (2, "")

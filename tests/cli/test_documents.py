@@ -40,7 +40,9 @@ def test_any_id_that_a_shell_can_pass(opslog: Opslog, id: str) -> None:
         ('{"a":"\\ud800"}', "surrogate"),
     ],
 )
-def test_what_cannot_be_stored_exactly_is_refused(opslog: Opslog, root: Path, text: str, reason: str) -> None:
+def test_documents_that_cannot_be_stored_exactly_are_refused(
+    opslog: Opslog, root: Path, text: str, reason: str
+) -> None:
     for answer in (opslog("set", "x", text), opslog("set", "x", stdin=text.encode())):
         assert (answer.code, answer.out) == (2, "")
         assert reason in answer.err
@@ -148,7 +150,7 @@ class TestLs:
         assert opslog("ls", "--ids", *options).out.split() == [*ids]
 
     @pytest.mark.parametrize("where", ["status", "=active", "", "status=", "status=a=b"])
-    def test_what_is_no_condition(self, opslog: Opslog, where: str) -> None:
+    def test_invalid_conditions_are_refused(self, opslog: Opslog, where: str) -> None:
         answer = opslog("ls", "-w", where)
         assert answer.code == 2
         assert "is expected here" in answer.err

@@ -66,7 +66,7 @@ def test_durations(text: str, value: timedelta) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3", "d", "3 d", "3x", "-3d", "forever!", "9999999999w", "٣d"])
-def test_what_is_no_duration(opslog: Opslog, text: str) -> None:
+def test_invalid_durations_are_refused(opslog: Opslog, text: str) -> None:
     answer = opslog("compact", "--keep-history", text)
     assert answer.code == 2
     assert "is no duration" in answer.err or "too long" in answer.err

@@ -77,7 +77,7 @@ def test_no_store_is_a_failure_and_makes_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_there_is_a_no(store: Path) -> None:
+def test_a_missing_document_exits_with_1(store: Path) -> None:
     for arguments, ids in ((["get", "x"], ["x"]), (["delete", "a", "x", "y"], ["x", "y"]), (["history", "x"], ["x"])):
         result = call(store, *arguments)
         assert (result.code, result.out) == (1, "")

@@ -124,7 +124,7 @@ def test_an_empty_store_is_replayed(opslog: Opslog, root: Path, tmp_path: Path, 
         assert records(out) == []
 
 
-def test_what_is_not_empty_is_left_alone(opslog: Opslog, source: Path, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_empty_is_left_alone(opslog: Opslog, source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
     for name in ("mine", "mine/file"):

@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
-def test_what_is_exported_comes_back(opslog: Opslog, source: Path, root: Path, tmp_path: Path, name: str) -> None:
+def test_an_export_can_be_imported_again(opslog: Opslog, source: Path, root: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     assert opslog("-s", str(source), "export", str(file), "--json").values == [{"documents": 2, "file": str(file)}]
     assert opslog("import", str(file), "--json").values == [

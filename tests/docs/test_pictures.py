@@ -87,6 +87,6 @@ def test_edges_that_need_not_cross_do_not(pictures: ModuleType) -> None:
         ("flowchart TD\na --> b\nb --> a", "form a circle"),
     ],
 )
-def test_what_is_not_understood_is_an_error(pictures: ModuleType, source: str, message: str) -> None:
+def test_unknown_syntax_is_an_error(pictures: ModuleType, source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pictures.svg(source)

@@ -121,7 +121,7 @@ def test_the_first_that_nobody_holds(sessions: tuple[Operations, Operations], cl
     assert bob.claim_one("status = open", 60).id == "", "they fulfil it no more"
 
 
-def test_what_stands_in_the_place_of_a_lease_stops_only_its_own_document(
+def test_a_document_in_the_place_of_a_lease_stops_only_its_own_document(
     sessions: tuple[Operations, Operations], caplog: pytest.LogCaptureFixture
 ) -> None:
     ann, _ = map(Leases, sessions)

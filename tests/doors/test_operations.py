@@ -200,7 +200,7 @@ def test_two_authors_over_one_store_undo_their_own(tmp_path: Path) -> None:
         assert [each.author for each in ann.history("b").revisions] == ["bob", "bob", "ann"]
 
 
-def test_what_stands_in_an_agents_own_log_is_not_undone_by_a_session_of_its_name(tmp_path: Path) -> None:
+def test_a_session_does_not_undo_commits_in_the_own_log_of_the_agent_of_its_name(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="ann") as own, opslog.open(tmp_path, agent="ann", log="shared") as session:
         session["b"] = {}
         own.refresh()

@@ -17,13 +17,13 @@ KEPT = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*")
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_nobody_touched_is_fine(target: str) -> None:
+def test_unchanged_inputs_pass(target: str) -> None:
     for seed in TARGETS[target].seeds():
         TARGETS[target].check(seed)
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_was_found_once(name: str) -> None:
+def test_inputs_that_failed_once_pass(name: str) -> None:
     TARGETS[name.partition("/")[0]].check((CORPUS / name).read_bytes())
 
 

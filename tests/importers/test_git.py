@@ -278,7 +278,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("tokens", OUTPUTS.values(), ids=OUTPUTS)
-def test_what_git_never_prints_is_corrupt(tokens: list[bytes]) -> None:
+def test_output_that_git_never_prints_is_corrupt(tokens: list[bytes]) -> None:
     with pytest.raises(CorruptError) as caught:
         list(read_log(iter(tokens), "repo"))
     assert caught.value.path == "repo"

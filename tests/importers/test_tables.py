@@ -75,7 +75,7 @@ def test_parquet_of_others(tmp_path: Path) -> None:
         (pa.array([Decimal("0.1234567890123456789012345")]), "no float equals"),
     ],
 )
-def test_what_json_cannot_carry_is_refused(tmp_path: Path, column: pa.Array, says: str) -> None:
+def test_values_that_json_cannot_carry_are_refused(tmp_path: Path, column: pa.Array, says: str) -> None:
     with pytest.raises(opslog.CorruptError, match=f"row 1, document 'a': .*{says}"):
         documents(table(tmp_path, id=pa.array(["a"]), v=column))
 

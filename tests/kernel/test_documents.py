@@ -72,7 +72,7 @@ def by_python(document: Any, monkeypatch: pytest.MonkeyPatch) -> bytes | None:
 class TestEncode:
     @settings(suppress_health_check=[HealthCheck.too_slow])  # its first inputs, on a busy machine
     @given(document=VALUES | st.dictionaries(st.text(max_size=4), VALUES))
-    def test_what_the_kernel_takes_is_what_python_writes(self, document: Any) -> None:
+    def test_the_kernel_writes_what_python_writes(self, document: Any) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:
             text = _kernel.encode(document, orjson.dumps)
             expected = by_python(document, monkeypatch)
@@ -81,7 +81,7 @@ class TestEncode:
             pytest.fail(f"the kernel declines {document!r}, which is a document")
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, (1,), Number.ONE, Name("x"), 2**64, "\ud800", b"x", {1: 2}])
-    def test_what_would_not_come_back_is_declined(self, value: Any) -> None:
+    def test_values_that_would_not_come_back_are_declined(self, value: Any) -> None:
         for document in ({"a": value}, {"a": [value]}, {"a": {"b": [{"c": value}]}}):
             assert _kernel.encode(document, orjson.dumps) is None
             with pytest.raises(InvalidDocumentError):
@@ -95,7 +95,7 @@ class TestEncode:
         cyclic["a"] = [cyclic]
         assert _kernel.encode(cyclic, orjson.dumps) is None
 
-    def test_what_is_no_dict_is_declined(self) -> None:
+    def test_values_that_are_no_dicts_are_declined(self) -> None:
         others: list[object] = [[], "x", None, 1, OrderedDict()]
         assert [_kernel.encode(value, orjson.dumps) for value in others] == [None] * 5
 
@@ -122,7 +122,7 @@ class TestCopy:
         assert len(ours) == len(theirs)
         assert not {id(value) for value in ours} & {id(value) for value in theirs}
 
-    def test_what_is_no_json_is_refused(self) -> None:
+    def test_text_that_is_no_json_is_refused(self) -> None:
         for value in ((), {1: 2}, {"a": [object()]}, Name("x"), [b"x"], OrderedDict()):
             with pytest.raises(TypeError):
                 _kernel.copy(value)
@@ -172,7 +172,7 @@ class TestLine:
             assert _kernel.set_line(TS, 1, "a", id, b"{}", 1) is None
         assert _kernel.set_line(TS, 1, "a", "ü🚀\x7f", b"{}", 1) is not None
 
-    def test_what_is_no_text_is_an_error(self) -> None:
+    def test_an_argument_that_is_no_text_is_an_error(self) -> None:
         with pytest.raises(UnicodeEncodeError):
             _kernel.set_line(TS, 1, "a", "\ud800", b"{}", 1)
         with pytest.raises(TypeError):

@@ -271,7 +271,7 @@ class TestScan:
         for text in ("0", "-1", "01", "1.0", ""):
             assert scan_commits(line(1, "x").replace(b'"clock":1', f'"clock":{text}'.encode()), "a", "x", 0) is None
 
-    def test_what_is_out_of_order_is_left_to_python(self) -> None:
+    def test_lines_out_of_order_are_left_to_python(self) -> None:
         assert scan_commits(line(2, "x") + line(2, "y"), "a", "x", 0) is None
         assert scan_commits(line(2, "x") + line(1, "y"), "a", "x", 0) is None
         assert scan_commits(line(1, "x") + line(2, "y", agent="b") + line(3, "x"), "a", "x", 0) is None
@@ -284,7 +284,7 @@ class TestScan:
             is None
         )
 
-    def test_what_is_not_whole_lines_is_left_to_python(self) -> None:
+    def test_partial_lines_are_left_to_python(self) -> None:
         for lines in (b"", b"\n", line(1, "x")[:-1], line(1, "x") + b"\n", b"\n" + line(1, "x"), b"x"):
             assert scan_commits(lines, "a", "x", 0) is None
 

@@ -30,7 +30,7 @@ def with_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_written_is_the_same(
+def test_the_written_lines_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, compacted: bool
 ) -> None:
     fill(tmp_path / "store", seed)

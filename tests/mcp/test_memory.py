@@ -124,7 +124,7 @@ def test_twenty_parallel_entities_are_twenty(tmp_path: Path, servers: int) -> No
     asyncio.run(run())
 
 
-def test_what_the_reference_server_has_kept_is_taken_in_once(tmp_path: Path) -> None:
+def test_the_memory_of_the_reference_server_is_taken_in_once(tmp_path: Path) -> None:
     file = tmp_path / "memory.jsonl"
     lines = [{"type": "entity", **ADA}, {"type": "relation", **KNOWS}, {"type": "entity", **BOB}]
     file.write_text("\n".join(json.dumps(line) for line in lines))
@@ -146,7 +146,7 @@ def test_what_the_reference_server_has_kept_is_taken_in_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("had_some", [False, True])
-def test_what_was_deleted_is_not_taken_in_again(tmp_path: Path, had_some: bool) -> None:
+def test_deleted_entities_are_not_taken_in_again(tmp_path: Path, had_some: bool) -> None:
     file, store = tmp_path / "memory.jsonl", str(tmp_path / "store")
     file.write_text(json.dumps({"type": "entity", **ADA}))
 

@@ -189,7 +189,7 @@ def test_no_two_sessions_have_one_name() -> None:
     assert len({session_name("claude") for _ in range(100)}) == 100, "in containers, host and process may be the same"
 
 
-def test_who_makes_up_the_name_of_a_session_has_none(tmp_path: Path) -> None:
+def test_an_invented_session_name_has_no_session(tmp_path: Path) -> None:
     async def run(url: str) -> None:
         named = httpx2.AsyncClient(headers={"mcp-session-id": "made-up"})
         async with named, Client(streamable_http_client(url, http_client=named), mode="auto") as client:

@@ -50,7 +50,7 @@ def test_a_claim_is_one_call_and_its_result_another(tmp_path: Path, mode: str) -
     play(tmp_path, mode, story)
 
 
-def test_what_a_stamp_protects(tmp_path: Path, mode: str) -> None:
+def test_the_protection_by_a_stamp(tmp_path: Path, mode: str) -> None:
     async def story(call: Calls) -> None:
         stamp = (await call("set", id="a", data={"n": 1}))["stamp"]
         assert (await call("modify", id="a", changes={"m": 2}, if_stamp=stamp))["data"] == {"n": 1, "m": 2}
@@ -227,7 +227,7 @@ def test_hostile_arguments_are_refused_or_kept_exactly(tmp_path: Path, mode: str
     play(tmp_path, mode, story)
 
 
-def test_what_nests_too_deep_for_clients_is_refused_and_not_sent(tmp_path: Path, mode: str) -> None:
+def test_documents_nested_too_deep_for_clients_are_refused_and_not_sent(tmp_path: Path, mode: str) -> None:
     with opslog.open(tmp_path, agent="a") as store:
         for levels in (140, 250):
             document: dict[str, Any] = {"title": "x"}

@@ -85,7 +85,7 @@ def test_a_durable_beginning_stays_as_it_is(disk: Disk) -> None:
     assert {image["d/f"] for image in outcomes(disk)} == {b"old\n", b""}
 
 
-def test_what_was_removed_can_come_back_each_by_itself(disk: Disk) -> None:
+def test_removed_names_can_come_back_independently(disk: Disk) -> None:
     for number, name in ((2, "f"), (3, "g")):
         disk.apply(Make(path(disk, name), number, False))
     disk.apply(Sync(path(disk, ""), 1))

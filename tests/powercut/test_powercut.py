@@ -75,7 +75,7 @@ def run(place: Path, seed: int, *, each: int, share: float) -> Cutter:
     ("first", "count", "generations", "share"),
     [(0, 3, 3, 0.07), *(pytest.param(first, 25, 5, 0.3, marks=SLOW) for first in range(100, 300, 25))],
 )
-def test_what_a_power_cut_left_survives_the_next_ones(
+def test_files_left_by_a_power_cut_survive_the_next_ones(
     tmp_path: Path, first: int, count: int, generations: int, share: float
 ) -> None:
     """Runs that begin with what a power cut left of the one before."""
@@ -182,7 +182,7 @@ def found_and_cut(place: Path, agent: str, every: int = 1) -> int:
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("agent", ["a", "b"])
-def test_whoever_comes_after_a_founder_that_was_killed_is_safe(tmp_path: Path, agent: str, every: int) -> None:
+def test_a_process_after_a_killed_founder_is_safe(tmp_path: Path, agent: str, every: int) -> None:
     assert found_and_cut(tmp_path, agent, every) > 30
 
 
@@ -209,7 +209,7 @@ def start_process(
     return subprocess.Popen(command, cwd=Path(__file__).parents[2])
 
 
-def test_whatever_stands_in_a_lock_file_harms_nobody(tmp_path: Path) -> None:
+def test_no_content_of_a_lock_file_does_harm(tmp_path: Path) -> None:
     """It is not fsynced, so anything may be left of it."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}

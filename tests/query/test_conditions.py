@@ -259,7 +259,7 @@ def test_faults_in_a_mapping_are_named_by_their_place(mapping: Any, place: str, 
     assert reason in str(raised.value)
 
 
-def test_what_is_nested_too_deeply_is_refused_and_never_ends_the_stack() -> None:
+def test_deep_nesting_is_refused_and_never_overflows_the_stack() -> None:
     endless: dict[str, Any] = {}
     endless["not"] = endless
     items: list[Any] = []
@@ -280,7 +280,7 @@ def test_paths_are_written_as_they_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a.", ".a", "a[", "a[0", "a[0]b", "@", "@x"])
-def test_what_is_no_path_is_refused(text: str) -> None:
+def test_an_invalid_path_is_refused(text: str) -> None:
     with pytest.raises(QueryError):
         parse_path(text)
 
@@ -299,7 +299,7 @@ def test_what_is_no_path_is_refused(text: str) -> None:
         (None, None, None, None),
     ],
 )
-def test_what_is_no_question_is_refused(arguments: Any) -> None:
+def test_invalid_arguments_are_refused(arguments: Any) -> None:
     with pytest.raises(UsageError):
         question(*arguments)
 

@@ -105,7 +105,7 @@ def test_unfinished_bodies_have_one_limit_in_total() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_who_sends_all_of_a_large_body_first_can_read_why_not(tls: bool, certificate: tuple[Path, Path]) -> None:
+def test_a_client_that_sends_a_large_body_first_can_read_the_refusal(tls: bool, certificate: tuple[Path, Path]) -> None:
     file, key = certificate
     options = ("--tls-certificate", str(file), "--tls-key", str(key)) if tls else ()
     with serving("--memory", "--max-body-bytes", "1000", *options) as server:

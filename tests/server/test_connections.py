@@ -178,7 +178,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 @pytest.mark.parametrize("chunk", [1, 700, 2**20])
-def test_what_frames_a_request_is_limited(kind: str, chunk: int) -> None:
+def test_the_framing_of_a_request_is_limited(kind: str, chunk: int) -> None:
     data = TOO_LARGE[kind]
 
     async def run(world: World) -> None:

@@ -88,7 +88,7 @@ def test_nothing_is_acknowledged_that_nobody_will_find(tmp_path: Path, what: str
     caller.close()
 
 
-def test_what_was_moved_may_come_back(tmp_path: Path) -> None:
+def test_a_moved_directory_may_come_back(tmp_path: Path) -> None:
     caller = Caller(App(DirectoryStorage(tmp_path / "data", map_bytes=MAP_BYTES), Options()))
     caller.put("a", headers=TEXT)
     (tmp_path / "data").rename(tmp_path / "elsewhere")
@@ -112,7 +112,7 @@ def test_a_working_directory_that_changes_is_no_reason(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("what", DONE)
-def test_what_happens_during_a_commit_is_seen_before_its_answer(
+def test_a_change_during_a_commit_is_seen_before_its_answer(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "above" / "data"

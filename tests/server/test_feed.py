@@ -247,7 +247,7 @@ def test_an_undo_sends_the_document_as_it_is_again(start: Start, store: Store[An
     )
 
 
-def test_what_was_collected_before_it_was_read_is_made_up_for(start: Start, tmp_path: Path) -> None:
+def test_commits_collected_before_they_were_read_are_made_up_for(start: Start, tmp_path: Path) -> None:
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(tmp_path / "short", agent="a", settings=settings, compact_after=None) as store:
         server, reader = start(store), Reader()
@@ -340,7 +340,7 @@ def client(url: str) -> Iterator[Caller]:
     opened.close()
 
 
-def test_who_wrote_finds_it_in_the_feed(client: Caller) -> None:
+def test_a_writer_finds_its_write_in_the_feed(client: Caller) -> None:
     for number in range(20):
         written = client.put("http://test/v1/store/tasks/documents/a", content=b'{"n": %d}' % number).json()
         last = client.get(PATH).json()[-1]
@@ -348,7 +348,7 @@ def test_who_wrote_finds_it_in_the_feed(client: Caller) -> None:
         assert (last["value"], last["headers"]["txid"]) == ({"n": number}, f"{agent}:{clock}")
 
 
-def test_who_waits_hears_of_what_other_processes_write(client: Caller, url: str) -> None:
+def test_a_waiting_client_is_notified_of_writes_of_other_processes(client: Caller, url: str) -> None:
     offset = client.get(PATH).headers["stream-next-offset"]
     with opslog.open(url, agent="beside") as beside:
         beside["x"] = {"n": 1}

@@ -148,7 +148,7 @@ def test_producers_are_shown(page: Page, client: Client) -> None:
     assert cells.all_inner_texts() == ["<b>planner</b>", "4", "0"]
 
 
-def test_who_follows_is_shown_with_how_far_behind_they_are(page: Page, client: Client, root: str) -> None:
+def test_followers_are_shown_with_how_far_behind_they_are(page: Page, client: Client, root: str) -> None:
     stream = made(client, "followed/one", "first")
     subscription = {"type": "webhook", "pattern": "followed/**", "webhook": {"url": "https://webhook.example/"}}
     put = httpx.put(f"{root}/__ds/subscriptions/builds", json=subscription)
@@ -226,7 +226,7 @@ def test_a_stream_that_is_a_page_runs_no_script_in_the_origin_of_the_server(
     context.close()
 
 
-def test_who_has_a_file_of_the_page_is_not_sent_it_again(root: str) -> None:
+def test_a_client_that_has_a_file_of_the_page_is_not_sent_it_again(root: str) -> None:
     url = f"{root.removesuffix('/v1/stream')}/page/main.js"
     first = httpx.get(url)
     assert first.headers["cache-control"] == "no-cache"

@@ -60,7 +60,7 @@ def test_json_is_read_and_written_as_it_is(page: Page, document: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a" 1}', "[1,]", "nul", "01x", '"', "{} {}", '{"a":1,}'])
-def test_what_is_no_json_is_refused(page: Page, text: str) -> None:
+def test_text_that_is_no_json_is_refused(page: Page, text: str) -> None:
     found = page.evaluate(
         "async (text) => { const { parse } = await import('/page/json.js')\n"
         "  try { parse(text) } catch (error) { return error.name } }",

@@ -98,7 +98,7 @@ def test_a_change_of_another_process_comes_before_ones_eyes(browser: Browser, se
         row(page, "task-1").wait_for(state="detached")
 
 
-def test_what_changes_is_pushed_and_the_page_asks_for_a_page_of_documents(browser: Browser, served: Served) -> None:
+def test_changes_are_pushed_and_the_page_asks_for_a_page_of_documents(browser: Browser, served: Served) -> None:
     with served.open("planner") as store:
         store.update({f"task-{number:03}": {"n": number} for number in range(120)})
         with showing(browser, served, served.place()) as page:
@@ -318,7 +318,7 @@ def test_a_document_is_shown_with_what_each_revision_changed(browser: Browser, s
             assert page.locator("#document .added").count() == 0
 
 
-def test_what_an_agent_wrote_can_be_undone(browser: Browser, served: Served) -> None:
+def test_a_commit_of_an_agent_can_be_undone(browser: Browser, served: Served) -> None:
     with served.open("planner", log="shared") as shared, served.open("beside") as beside:
         shared["a"] = {"n": 1}
         shared["a"] = {"n": 2}

@@ -290,7 +290,7 @@ class TestCompression:
             raw = gzip.decompress(raw) if encoding == "gzip" else zlib.decompress(raw)
         assert raw == body
 
-    def test_what_is_small_or_packed_stays_as_it_is(self, client: Caller) -> None:
+    def test_small_or_packed_answers_stay_as_they_are(self, client: Caller) -> None:
         client.put("small", content=b"x" * 1023, headers=TEXT)
         client.put("image", content=b"x" * 5000, headers={"content-type": "image/png"})
         for path in ("small", "image"):

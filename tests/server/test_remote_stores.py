@@ -128,7 +128,7 @@ def test_a_lookup_that_is_a_request_does_not_hold_an_event_loop_up(
     assert threading.get_ident() not in asked
 
 
-def test_what_a_read_costs(server: Server) -> None:
+def test_the_cost_of_a_read(server: Server) -> None:
     with opslog.open(at(server), agent="a") as store:
         store["a"] = {}
         backend = replica_of(store).backend
@@ -258,7 +258,7 @@ def test_a_token_writes_in_one_name_alone(url: str, tmp_path: Path) -> None:
             opslog.open(f"{server.root}/nothing", read_only=True, token="operator")
 
 
-def test_what_a_token_may_not_forge() -> None:
+def test_a_token_cannot_forge_these_calls() -> None:
     """Lines of others, lines that nobody could read, and files that are not its own."""
     mine = Client("mine", writes=True, operates=False)
 
@@ -288,7 +288,7 @@ def test_what_a_token_may_not_forge() -> None:
             mine.check(call)
 
 
-def test_who_operates_seals_the_logs_of_others() -> None:
+def test_an_operator_seals_the_logs_of_others() -> None:
     """As a compaction does, and writes nothing else there."""
     operator = Client("operator", writes=True, operates=True)
 
@@ -506,7 +506,7 @@ def refused(channel: Channel) -> Any:
     raise UsageError("no way there")
 
 
-def test_who_may_not_read_hears_nothing(url: str, tmp_path: Path) -> None:
+def test_a_client_without_the_right_to_read_gets_no_events(url: str, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(
         f'[[token]]\nname = "other"\nsha256 = "{sha256(b"other").hexdigest()}"\nread = ["stores/others"]\n'

@@ -142,7 +142,7 @@ def test_a_write_under_a_condition_that_it_does_not_take_is_refused(rest: Rest) 
     assert rest.ask("GET", "/documents/a").json() == {"n": 1}
 
 
-def test_who_has_a_document_is_not_sent_it_again(rest: Rest) -> None:
+def test_a_client_that_has_a_document_is_not_sent_it_again(rest: Rest) -> None:
     tag = rest.ask("PUT", "/documents/a", {"n": 1}).headers["etag"]
     same = rest.ask("GET", "/documents/a", if_none_match=tag)
     assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
@@ -230,7 +230,7 @@ def test_bodies_that_cannot_be_read_are_refused(rest: Rest, body: bytes) -> None
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": 18446744073709551616}'])
-def test_what_no_document_can_hold_is_refused(rest: Rest, body: bytes) -> None:
+def test_a_body_that_no_document_can_hold_is_refused(rest: Rest, body: bytes) -> None:
     problem(rest.ask("PUT", "/documents/a", body), 400, "invalid")
 
 
@@ -240,7 +240,7 @@ def test_numbers_stay_what_they_are(rest: Rest) -> None:
     assert rest.ask("GET", "/documents/a").content == text
 
 
-def test_who_undoes_takes_back_their_own_newest_write(rest: Rest) -> None:
+def test_an_undo_takes_back_the_callers_own_newest_write(rest: Rest) -> None:
     rest.ask("PUT", "/documents/a", {"n": 1}, opslog_agent="planner")
     rest.ask("PUT", "/documents/b", {"n": 1}, opslog_agent="worker")
     assert rest.ask("POST", "/undo", opslog_agent="planner").json()["ids"] == ["a"]
@@ -260,7 +260,7 @@ def test_an_undo_may_name_the_write_that_it_takes_back(rest: Rest) -> None:
     assert rest.ask("GET", "/documents/a").status_code == 200
 
 
-def test_what_other_processes_write_is_there_at_once(rest: Rest, url: str) -> None:
+def test_writes_of_other_processes_are_there_at_once(rest: Rest, url: str) -> None:
     with opslog.open(url, agent="beside") as beside:
         for number in range(3):
             beside["a"] = {"n": number}
@@ -456,7 +456,7 @@ def test_a_body_that_is_too_large_is_refused(url: str) -> None:
         rest.close()
 
 
-def test_who_asks_too_often_is_refused(url: str) -> None:
+def test_a_client_that_asks_too_often_is_refused(url: str) -> None:
     rest = Rest(url, rate=1)
     try:
         answers = [rest.ask("GET", "/documents") for _ in range(4)]

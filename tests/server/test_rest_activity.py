@@ -27,7 +27,7 @@ def rest(url: str) -> Iterator[Rest]:
     client.close()
 
 
-def test_who_did_what_lately(rest: Rest, url: str) -> None:
+def test_recent_activity_by_agent(rest: Rest, url: str) -> None:
     for number in range(3):
         rest.ask("PUT", "/documents/a", {"n": number}, opslog_agent="planner")
     rest.ask("POST", "/undo", opslog_agent="planner")
@@ -73,7 +73,7 @@ def test_many_who_ask_what_was_done_hold_up_nobody_else(rest: Rest, monkeypatch:
     rest.run(scenario())
 
 
-def test_who_did_what_is_read_once_for_all_who_ask(rest: Rest, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_activity_is_read_once_for_all_callers(rest: Rest, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rest.ask("PUT", "/documents/a", {})
     read: list[int] = []
     activity = Operations.activity

@@ -132,14 +132,14 @@ def test_another_request_with_the_same_key_is_refused(rest: Rest) -> None:
     assert by_another.status_code == 200, "keys are the agent's"
 
 
-def test_what_is_no_key_is_refused(rest: Rest) -> None:
+def test_an_invalid_key_is_refused(rest: Rest) -> None:
     for key in ("", "x", str(uuid.uuid4()), f"{{{key_made()}}}", key_made(seconds_ago=-3600)):
         answer = rest.ask("PUT", "/documents/a", {}, key)
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid"), key
     assert rest.commits() == 0
 
 
-def test_what_writes_no_line_takes_no_key(rest: Rest) -> None:
+def test_a_call_that_writes_no_line_takes_no_key(rest: Rest) -> None:
     for method, path in (("POST", "/compact"), ("GET", "/documents")):
         assert rest.ask(method, path, None, key_made()).status_code == 400
 

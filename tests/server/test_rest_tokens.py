@@ -90,7 +90,7 @@ def test_a_token_may_do_what_it_says_and_nothing_else(
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
 
 
-def test_who_may_not_read_learns_nothing_of_documents_by_writing(client: Caller) -> None:
+def test_a_client_without_the_right_to_read_learns_nothing_by_writing(client: Caller) -> None:
     ask(client, "planner", "PUT", "/documents/a", b'{"secret": 1}')
     expecting = b'{"expect": [{"id": "a", "stamp": null}], "ops": []}'
     for answer in (
@@ -146,7 +146,7 @@ def test_the_page_names_only_streams_that_a_token_may_read(client: Caller, token
     assert client.get(f"http://test/page/stream?path=stores/{other}", headers=headers).status_code == 403
 
 
-def test_who_writes_is_the_agent_of_the_token(client: Caller) -> None:
+def test_writes_are_made_by_the_agent_of_the_token(client: Caller) -> None:
     for token, agent in (("planner", "planner"), ("ci", "builder")):
         assert ask(client, token, "PUT", "/documents/a").status_code == 200
         assert ask(client, "reader", "GET", "/documents/a").headers["opslog-author"] == agent

@@ -108,7 +108,7 @@ def test_stream_ids_are_never_used_again(shard: Shard) -> None:
     assert shard.next_id() == 2
 
 
-def test_what_is_dropped_and_trimmed_goes_away(shard: Shard) -> None:
+def test_dropped_and_trimmed_records_are_removed(shard: Shard) -> None:
     shard.commit(Changes(records=[(1, 0, b"abc"), (1, 3, b"def"), (2, 0, b"xy")], producers={(1, "p"): Producer(0, 0)}))
     assert shard.usage().bytes == 8
     shard.commit(Changes(trimmed={1: 4}))

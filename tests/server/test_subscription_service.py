@@ -129,7 +129,7 @@ def case(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @case
-async def test_what_was_there_before_counts_as_processed() -> None:
+async def test_existing_messages_count_as_processed() -> None:
     hook = Hook(True)
     async with running(hook) as here:
         await here.create("a/old", 1, 2)
@@ -361,7 +361,7 @@ async def test_a_deleted_subscription_leaves_nothing() -> None:
 
 
 @case
-async def test_what_is_refused() -> None:
+async def test_these_requests_are_refused() -> None:
     async with running() as here:
         await here.webhook(pattern="a/*")
         other = await here.webhook(pattern="b/*")

@@ -155,7 +155,7 @@ def test_acks_move_cursors() -> None:
     assert not subscriptions.behind("-1", format_offset(0)), "an empty stream has nothing"
 
 
-def test_what_becomes_of_links() -> None:
+def test_links_change_with_their_streams() -> None:
     assert subscriptions.refreshed(None, "a/x", matched=False, stream_id=7) is None
     found = subscriptions.refreshed(None, "a/x", matched=True, stream_id=7)
     assert found == Link("a/x", explicit=False, glob=True, acked_offset="-1", stream_id=7)

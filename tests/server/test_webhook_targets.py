@@ -223,7 +223,7 @@ def posted(url: str) -> bool:
     return asyncio.run(post())
 
 
-def test_what_is_posted() -> None:
+def test_the_requests_that_are_posted() -> None:
     with receiver(200, json.dumps({"done": True}).encode()) as (url, asked):
         assert posted(f"{url}/hook?a=b")
     (request,) = asked

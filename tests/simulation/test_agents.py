@@ -11,7 +11,7 @@ from opslog.testing.faults import Faults
 
 
 @pytest.mark.parametrize(("storage", "fault"), [("posix", "crash"), ("posix", "power"), ("s3", "crash")])
-def test_what_was_not_flushed_dies_with_its_process(storage: str, fault: str) -> None:
+def test_unflushed_commits_die_with_their_process(storage: str, fault: str) -> None:
     simulation = Simulation(seed=2)
     place = make_storage(storage, simulation)
     seen = []

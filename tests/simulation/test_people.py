@@ -13,7 +13,7 @@ from opslog.testing.system import ROOT, System
 
 
 @pytest.mark.parametrize(("amount", "is_shared"), [(0.0, True), (0.9, False)], ids=["links", "a copy"])
-def test_who_has_a_directory_open_stays_in_the_one_that_was_moved_away(amount: float, is_shared: bool) -> None:
+def test_a_process_with_an_open_directory_stays_in_the_moved_one(amount: float, is_shared: bool) -> None:
     simulation = Simulation(0, [Fault(0, "moved", amount, "open /store")])
     system = System(simulation)
     path = f"{ROOT}/store"

@@ -25,7 +25,7 @@ FOUND: dict[str, tuple[int, str | None]] = {
 
 
 @pytest.mark.parametrize("name", FOUND, ids=[name.replace(" ", "-") for name in FOUND])
-def test_what_once_failed(name: str) -> None:
+def test_seeds_that_once_failed(name: str) -> None:
     seed, storage = FOUND[name]
     assert run(random_scenario(seed, storage)).violation is None
 

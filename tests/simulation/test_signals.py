@@ -105,7 +105,7 @@ def test_an_interrupt_that_nobody_catches_is_the_end_of_the_run() -> None:
         simulated(target, Fault(0, "interrupt"))
 
 
-def test_what_an_agent_calls_is_over_when_it_is_awaited() -> None:
+def test_awaited_calls_of_an_agent_are_over() -> None:
     """So that calls are written once, for threads and for tasks."""
     simulation = Simulation(0)
     place = make_storage("posix", simulation)

@@ -94,7 +94,7 @@ def test_a_lock_that_is_taken_is_not_waited_for_beyond_the_timeout() -> None:
     simulated(target)
 
 
-def test_who_has_a_reentrant_lock_may_take_it_again() -> None:
+def test_the_holder_of_a_reentrant_lock_may_take_it_again() -> None:
     def target(process: Process) -> None:
         lock = Threading(process.simulation).RLock()
         with lock, lock:
@@ -337,7 +337,7 @@ def test_a_pause_is_of_all_threads_and_a_stall_of_one(fault: str, others_go_on: 
     assert others_go_on or 490.0 < longest < 510.0
 
 
-def test_what_the_simulation_lacks_is_said() -> None:
+def test_missing_functions_of_the_simulation_are_named() -> None:
     with pytest.raises(AttributeError, match="add it to"):
         _ = Threading(Simulation(0)).stack_size
 

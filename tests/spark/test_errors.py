@@ -158,7 +158,7 @@ def test_the_newest_point_is_no_future(spark: SparkSession, store: Path) -> None
         opslog.spark.replay(spark, store, as_of=clock + 1)
 
 
-def test_who_watches_is_shown_each_step(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_watcher_is_shown_each_step(spark: SparkSession, tmp_path: Path) -> None:
     """Each task waits until its step was shown."""
     shown: dict[str, list[tuple[int, int]]] = {}
     lock = threading.Lock()

@@ -228,7 +228,7 @@ def test_a_stream_that_must_not_resync_says_what_is_missing(url: str) -> None:
         stream.step()
 
 
-def test_what_was_collected_after_it_was_read_is_no_gap(url: str) -> None:
+def test_commits_collected_after_they_were_read_are_no_gap(url: str) -> None:
     """The end of a segment that is gone was read: what follows is in the next one, and nothing is missing."""
     write(url, "a", 10)
     stream = Stream(url, ongap="fail")
@@ -380,7 +380,7 @@ def test_a_segment_that_was_removed_by_hand_is_damage(url: str) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new agent", "known agent"])
-def test_what_was_planned_and_removed_by_hand_is_damage(url: str, known: bool) -> None:
+def test_planned_files_removed_by_hand_are_damage(url: str, known: bool) -> None:
     write(url, "a", 5)
     if known:
         write(url, "b", 1)

@@ -133,7 +133,7 @@ def test_a_batch_that_failed_comes_again(spark: SparkSession, root: Path, folder
 
 
 @pytest.mark.long
-def test_what_was_collected_while_it_was_stopped_comes_as_a_state(
+def test_commits_collected_while_it_was_stopped_come_as_a_state(
     spark: SparkSession, root: Path, folder: Folder
 ) -> None:
     write(root, "a", 6)

@@ -236,7 +236,7 @@ def test_combining_goes_on_where_it_helps(tmp_path: Path, monkeypatch: pytest.Mo
     check_ops(url, SPLIT_BYTES)
 
 
-def test_what_is_asked_for_is_all_that_is_read(tmp_path: Path) -> None:
+def test_only_the_requested_rows_are_read(tmp_path: Path) -> None:
     url = str(tmp_path / "store")
     with opslog.open(url, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:
         for n in range(300):

@@ -202,7 +202,7 @@ def test_a_large_job_is_several_commits(tmp_path: Path, monkeypatch: pytest.Monk
     check_clean(tmp_path / "new")
 
 
-def test_what_cannot_be_replaced_at_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_too_large_to_be_replaced_at_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path)
     for limit in (10, 400):
         monkeypatch.setattr(writing, "OVERWRITE_BYTES", limit)

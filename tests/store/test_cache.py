@@ -57,7 +57,7 @@ def test_a_copy_is_equal_and_shares_nothing_that_can_change(document: Document) 
     assert not containers(first) & containers(document)
 
 
-def test_what_is_read_is_the_callers_own(tmp_path: Path) -> None:
+def test_documents_read_are_the_callers_own(tmp_path: Path) -> None:
     with opslog.open(tmp_path) as store:
         store["x"] = copy.deepcopy(NESTED)
         for _ in range(3):

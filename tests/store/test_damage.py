@@ -36,7 +36,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("lost", ["segment", "log", "all logs", "end of the segment", "run", "manifest"])
-def test_what_is_missing_is_named_and_nothing_else_is_answered(
+def test_missing_files_are_named_and_nothing_else_is_answered(
     root: Path, lost: str, read: Callable[[Path], object]
 ) -> None:
     log = segment_path("a", 1)
@@ -63,7 +63,7 @@ def test_what_is_missing_is_named_and_nothing_else_is_answered(
 
 
 @pytest.mark.parametrize("call", ["refresh", "compact", "ops", "history"])
-def test_what_gets_lost_while_a_store_is_open_is_named_too(root: Path, call: str) -> None:
+def test_files_lost_while_a_store_is_open_are_named_too(root: Path, call: str) -> None:
     with opslog.open(root, agent="c") as store:
         calls: dict[str, Callable[[], object]] = {
             "refresh": store.refresh,

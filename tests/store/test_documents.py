@@ -132,7 +132,7 @@ def assert_round_trips(wanted: Documents) -> None:
     {"\ud7ff": {}, "\ue000": {}, "\uffff": {}, "\U00010000": {}, "\U0010ffff": {}, "z": {}, "é": {}, "e\u0301": {}}
 )
 @example({"everything": EVERYTHING})
-def test_whatever_is_accepted_comes_back_exactly(documents: Documents) -> None:
+def test_accepted_documents_come_back_exactly(documents: Documents) -> None:
     assert_round_trips(documents)
 
 
@@ -151,7 +151,7 @@ def test_a_document_takes_no_more_memory_than_its_text() -> None:
 @pytest.mark.timeout(3600)
 @settings(deadline=None, max_examples=5000)
 @given(STORES)
-def test_whatever_is_accepted_comes_back_exactly_at_length(documents: Documents) -> None:
+def test_accepted_documents_come_back_exactly_at_length(documents: Documents) -> None:
     assert_round_trips(documents)
 
 
@@ -229,7 +229,7 @@ REFUSED_VALUES = [
 @pytest.mark.parametrize(
     ("value", "message"), REFUSED_VALUES, ids=[type(value).__name__ for value, _ in REFUSED_VALUES]
 )
-def test_what_cannot_be_stored_exactly_is_refused_with_its_place(value: object, message: str) -> None:
+def test_values_that_cannot_be_stored_exactly_are_refused_with_their_place(value: object, message: str) -> None:
     with opslog.open(f"memory://refused-{id(value)}", agent="a") as store:
         documents = {"$.bad": {"bad": value}, "$.a[3].b": {"ok": 1, "a": [0, {}, [], {"b": value}]}}
         for place, document in documents.items():
@@ -251,7 +251,7 @@ def test_what_cannot_be_stored_exactly_is_refused_with_its_place(value: object, 
     [Number.ONE, Word.ONE, Text("x"), OrderedDict(), defaultdict(list), {Text("key"): 1}, {Word.ONE: 1}],
     ids=repr,
 )
-def test_what_would_come_back_as_another_type_is_refused(value: object) -> None:
+def test_values_that_would_come_back_as_another_type_are_refused(value: object) -> None:
     with opslog.open(f"memory://subtypes-{id(value)}", agent="a") as store:
         with pytest.raises(opslog.InvalidDocumentError, match=r"at \$\.a\[1\]\.b, "):
             store["doc"] = {"a": [0, {"b": value}]}

@@ -60,7 +60,7 @@ def test_each_store_is_written_also_where_a_warning_is_an_error(tmp_path: Path) 
     assert [ids(tmp_path / f"{n}") for n in range(3)] == [["a"]] * 3
 
 
-def test_what_another_function_writes_at_exit_is_written_too(tmp_path: Path) -> None:
+def test_writes_of_another_function_at_exit_are_written_too(tmp_path: Path) -> None:
     """It was registered before the store was opened, so it is called after the store's own."""
     program = f"import atexit\natexit.register(lambda: store.set('last', {{}}))\n{OPEN}\nstore['first'] = {{}}"
     assert run(tmp_path, program).returncode == 0
@@ -72,7 +72,7 @@ def test_what_another_function_writes_at_exit_is_written_too(tmp_path: Path) -> 
     ["import opslog", "import opslog; other = opslog.open(f'{root}-other', **buffered)", "import threading"],
     ids=["opslog was imported", "another store was open", "opslog is imported at exit"],
 )
-def test_what_a_store_writes_that_is_opened_at_exit_is_written(tmp_path: Path, before: str) -> None:
+def test_a_store_opened_at_exit_writes_its_commits(tmp_path: Path, before: str) -> None:
     """What would write its buffer has run already, or would not be called any more."""
     program = f"""
         import atexit

@@ -459,7 +459,7 @@ class TestBuffered:
             store["later"] = {}
         assert stored(tmp_path).keys() - {"new"} == {"old", "later"}
 
-    def test_what_is_set_after_a_failure_does_not_outlive_what_was_lost(
+    def test_a_set_after_a_failure_does_not_outlive_the_lost_commits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A later commit may rest on an earlier one, so a lost one takes with it all that were queued behind it."""

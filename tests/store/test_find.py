@@ -192,7 +192,7 @@ def test_a_transaction_finds_what_it_has_written(store: opslog.Store[Any]) -> No
     [({"status": "active"}, True), ({"status": "blocked"}, False)],
     ids=["fulfils it", "does not"],
 )
-def test_what_fulfils_a_condition_conflicts(
+def test_a_document_that_comes_to_fulfil_the_condition_conflicts(
     store: opslog.Store[Any], tmp_path: Path, ask: str, document: Any, conflicts: bool
 ) -> None:
     def run() -> None:

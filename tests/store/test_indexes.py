@@ -86,7 +86,7 @@ def test_index_makes_indexes_by_name(store: opslog.Store[Any], made: list[str]) 
     assert made == ["status", "number"]
 
 
-def test_what_no_index_can_answer_makes_none(store: opslog.Store[Any], made: list[str]) -> None:
+def test_a_query_that_no_index_can_answer_makes_none(store: opslog.Store[Any], made: list[str]) -> None:
     for found in (
         store.find("not status = s7"),
         store.find("exists status", order_by=["status", "number"]),
@@ -517,7 +517,7 @@ class TestInTransactions:
         with store.transaction() as transaction:
             assert [id for id, _ in transaction.find("owner = agent-7", limit=1)] == ["task-0008"]
 
-    def test_what_did_not_match_was_read_too(self, store: opslog.Store[Any], tmp_path: Path) -> None:
+    def test_documents_that_did_not_match_were_read_too(self, store: opslog.Store[Any], tmp_path: Path) -> None:
         """It has to be durable before the transaction is: as where every document is read."""
         with opslog.open(tmp_path / "store", agent="b") as other:
             other["task-0007"] = {"owner": "other"}

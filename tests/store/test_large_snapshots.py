@@ -130,7 +130,7 @@ def test_a_line_that_is_no_record_is_named_though_its_block_has_the_right_checks
     assert (caught.value.path, caught.value.offset) == ("path", 1000 + len(b"".join(lines[:4])))
 
 
-def test_what_was_collected_is_looked_up_in_the_newest_snapshot(url: str) -> None:
+def test_a_collected_document_is_looked_up_in_the_newest_snapshot(url: str) -> None:
     fill(url)
     with opslog.open(url, read_only=True) as reader:
         newest = fill(url, revision=1)

@@ -159,7 +159,7 @@ def test_a_watch_that_is_interrupted_has_handed_out_what_it_gave_and_no_more(com
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-def test_who_reads_what_came_outranks_it(url: str, compacts: bool) -> None:
+def test_a_writer_outranks_what_it_has_read(url: str, compacts: bool) -> None:
     """Whatever can be read while a refresh is at some place, its clock was observed before."""
     outranked: list[bool] = []
 
@@ -312,7 +312,7 @@ def test_a_handler_that_closes_the_store_inside_a_refresh_ends_it(tmp_path: Path
 # -- watches that are left
 
 
-def test_what_a_watch_did_not_give_the_next_one_does(url: str) -> None:
+def test_changes_that_a_watch_did_not_give_come_with_the_next(url: str) -> None:
     with opslog.open(url, agent="b") as b, opslog.open(url, agent="a") as a:
         write(b, "1", "2", "3", "4", "5", "6")
         for commit in a.watch():
@@ -405,7 +405,7 @@ class Gate:
         monkeypatch.setattr(replica_of(store).loader.manifests, "newest_with_logs", newest)
 
 
-def test_what_a_cancelled_refresh_brings_the_next_one_returns(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_refresh_returns_what_a_cancelled_one_read(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with opslog.open(place, agent="b") as b:
             async with opslog.aio.open(place, agent="a") as a:
@@ -423,7 +423,7 @@ def test_what_a_cancelled_refresh_brings_the_next_one_returns(place: str, monkey
     asyncio.run(run(), debug=True)
 
 
-def test_what_a_cancelled_watch_brings_the_next_one_gives(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_watch_gives_what_a_cancelled_one_read(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with opslog.open(place, agent="b") as b:
             async with opslog.aio.open(place, agent="a") as a:

@@ -234,7 +234,7 @@ def test_threads_share_a_put(url: str) -> None:
     assert len(read(url)) == 320
 
 
-def test_what_is_buffered_shares_a_put(url: str) -> None:
+def test_buffered_commits_share_a_put(url: str) -> None:
     asked = bucket_of(url).asked
     with open_store(url, durability="buffered", buffer_seconds=3600, buffer_bytes=10_000) as store:
         since = len(asked)
@@ -249,7 +249,7 @@ def test_what_is_buffered_shares_a_put(url: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"buffer_seconds": 0}, {"buffer_bytes": 0}, {"buffer_seconds": float("nan")}])
-def test_what_no_buffer_can_have(url: str, options: dict[str, Any]) -> None:
+def test_invalid_buffer_options_are_refused(url: str, options: dict[str, Any]) -> None:
     with pytest.raises(opslog.UsageError, match="a buffer takes"):
         open_store(url, **options)
 

@@ -154,7 +154,7 @@ def test_a_notebook_shows_what_happened_to_a_document(url: str) -> None:
     ]
 
 
-def test_what_others_wrote_into_documents_stays_text_in_a_notebook() -> None:
+def test_text_of_documents_stays_text_in_a_notebook() -> None:
     script = "<script>alert(1)</script>"
     html = documents_table(script, [(script, {script: script, "list": [script]})])
     found = Cells(html)

@@ -67,7 +67,7 @@ def check(world: World, live: Store) -> None:
 
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("how", SEALS)
-def test_what_was_written_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal(
+def test_a_commit_stamped_before_a_transaction_was_read_does_not_outrank_it_behind_a_seal(
     world: World, how: str, is_read: bool
 ) -> None:
     """A buffered set; also if the agent reads the transaction before it writes its buffer."""

@@ -52,7 +52,7 @@ def test_sessions_of_one_name_are_open_at_once(tmp_path: Path) -> None:
         assert [commit.agent for commit in opslog.open(tmp_path, read_only=True).ops()].count("session") == 1
 
 
-def test_what_a_session_wrote_is_guarded(tmp_path: Path) -> None:
+def test_writes_of_a_session_are_guarded(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="session", log="shared") as session, opslog.open(tmp_path, agent="a") as agent:
         session["x"] = {"n": 1}
         agent.refresh()

@@ -270,7 +270,7 @@ def test_handlers_in_handlers(tmp_path: Path, durability: Any) -> None:
         assert {"outer", "after", *done} <= set(stage.stored()), place
 
 
-def test_what_a_buffer_refuses_is_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_refused_by_a_buffer_is_not_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too long a line, and a clock that nothing can follow."""
     monkeypatch.setattr(commits, "LINE_BYTES_MAX", 1000)
     with opslog.open("memory://signals-refused", agent="a", durability="buffered", buffer_seconds=3600) as store:

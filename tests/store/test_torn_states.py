@@ -75,7 +75,7 @@ def test_reads_after_an_interrupted_refresh_show_what_is_in_the_logs(url: str, r
         assert [commit.op for commit in store.refresh()] == ["batch"], "it was never handed out"
 
 
-def test_what_is_written_after_an_interrupt_is_read(url: str) -> None:
+def test_writes_after_an_interrupt_are_read(url: str) -> None:
     with opslog.open(url, agent="a") as store, opslog.open(url, agent="b") as other:
         write_both(other, 1)
         with interrupted(raise_interrupt), pytest.raises(InterruptError):

@@ -78,7 +78,7 @@ def test_an_old_document_without_migrate_is_no_damage_and_the_error_names_the_fi
 
 
 @pytest.mark.parametrize("returned", [{"title": "Build"}, None])
-def test_what_migrate_returned_is_named_when_it_does_not_fit(url: str, returned: Any) -> None:
+def test_an_unfit_result_of_migrate_is_named(url: str, returned: Any) -> None:
     with (
         opslog.open(url, read_only=True, type=Second, version=2, migrate=lambda document, version: returned) as store,
         pytest.raises(opslog.SchemaMismatchError, match="correct what `migrate` returns"),

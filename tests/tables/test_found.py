@@ -67,7 +67,7 @@ def test_documents_of_types_and_of_older_versions_are_in_their_present_form(root
         ]
 
 
-def test_what_is_not_committed_has_no_author_and_time(root: Path) -> None:
+def test_an_uncommitted_document_has_no_author_and_time(root: Path) -> None:
     with opslog.open(root, agent="c") as store:
         with store.batch():
             store["x"] = {"title": "batched"}

@@ -105,7 +105,7 @@ def test_tombstones_of_the_snapshot_are_no_rows(tmp_path: Path) -> None:
         assert reader.sql("SELECT id, n FROM documents").to_pylist() == [{"id": "kept", "n": 1}]
 
 
-def test_what_is_damaged_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "LOADED_BYTES", 0)
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(tmp_path, agent="a", compact_after=None, settings=settings) as store:

@@ -43,7 +43,7 @@ def overtaken(url: str, store: opslog.Store[Document], options: dict[str, Any]) 
     return placed
 
 
-def test_whoever_lost_a_race_takes_a_place_before_it_decides_again(tmp_path: Path) -> None:
+def test_a_writer_that_lost_a_race_queues_before_it_decides_again(tmp_path: Path) -> None:
     with opslog.open(tmp_path, agent="slower") as store:
         store.create("counter", {"number": 0})
         assert overtaken(str(tmp_path), store, {}) == [False, True]
@@ -56,7 +56,7 @@ def test_on_an_object_storage_nobody_queues(place: Place) -> None:
         assert overtaken(place.url(), store, place.options) == [False, False]
 
 
-def test_whoever_is_stopped_in_the_queue_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_writer_stopped_in_the_queue_delays_nobody(tmp_path: Path) -> None:
     clock = [0.0]
 
     def sleep(seconds: float) -> None:

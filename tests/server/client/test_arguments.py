@@ -110,7 +110,7 @@ def deep(levels: int) -> list[Any]:
     return value
 
 
-def test_what_is_nested_too_deeply_to_be_written_is_refused(kind: str, server: FakeServer) -> None:
+def test_a_value_nested_too_deeply_to_be_written_is_refused(kind: str, server: FakeServer) -> None:
     with pytest.raises(UsageError, match="JSON"):
         Driver(kind, server).call("s", "append", deep(200_000))
 

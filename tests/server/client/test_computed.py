@@ -115,7 +115,7 @@ def test_parameters_are_sorted_into_the_address_and_not_shown_in_errors(kind: st
     assert raised.value.url == "http://streams.example/v1/stream/s?offset=-1"
 
 
-def test_what_a_request_needs_goes_before_what_the_caller_sends(kind: str) -> None:
+def test_headers_that_a_request_needs_go_before_those_of_the_caller(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     Driver(kind, server, headers={"X-A": "1", "x-a": "2", "authorization": "Basic eA=="}).call("s", "append", 1)
@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "options"), REFUSED, ids=str)
-def test_what_cannot_be_sent_is_refused_when_the_client_is_made(message: str, options: dict[str, Any]) -> None:
+def test_values_that_cannot_be_sent_are_refused_when_the_client_is_made(message: str, options: dict[str, Any]) -> None:
     for made in (Client, AsyncClient):
         with pytest.raises(UsageError, match=message) as raised:
             made("http://example", **options)
@@ -152,7 +152,7 @@ def test_what_cannot_be_sent_is_refused_when_the_client_is_made(message: str, op
 
 
 @pytest.mark.parametrize("computed", ["s3cret\n", "", None, 5, b"x"], ids=repr)
-def test_what_cannot_be_sent_is_refused_when_it_is_computed(kind: str, computed: Any) -> None:
+def test_values_that_cannot_be_sent_are_refused_when_they_are_computed(kind: str, computed: Any) -> None:
     server = FakeServer()
     for headers in ({"X-A": lambda: computed}, lambda: {"X-A": computed}, lambda: computed):
         with pytest.raises(UsageError, match=r"value of the header X-A|instead of a mapping") as raised:
@@ -173,7 +173,7 @@ class NoToken(Exception):
 
 
 @pytest.mark.timeout(60)
-def test_what_a_function_raises_ends_the_call(kind: str) -> None:
+def test_an_error_of_a_function_ends_the_call(kind: str) -> None:
     left = [3]
 
     def token() -> str:

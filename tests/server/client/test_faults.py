@@ -328,7 +328,7 @@ def test_flushing_waits_for_what_was_appended_before_and_not_for_what_others_app
     assert messages(server) == [*range(len(messages(server)))], "leaving the block waits for the rest"
 
 
-def test_what_cannot_be_appended_keeps_what_came_with_it_out(kind: str) -> None:
+def test_an_invalid_message_keeps_the_others_of_its_append_out(kind: str) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     with (
@@ -371,7 +371,9 @@ def test_answers_that_come_at_once_and_bring_nothing_are_asked_for_less_and_less
 
 
 @pytest.mark.parametrize(("status", "error"), [(507, UnavailableError), (501, RequestRefusedError)])
-def test_what_a_server_certainly_did_not_do_is_not_unknown(kind: str, status: int, error: type[StreamError]) -> None:
+def test_a_request_that_was_certainly_not_carried_out_is_not_unknown(
+    kind: str, status: int, error: type[StreamError]
+) -> None:
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     server.answers = [server._reply(server.streams[PATH], 200), httpx.Response(status)]

@@ -359,7 +359,7 @@ def test_a_signature_is_good_for_five_minutes(client: Any, signer: Signer, at: i
         lambda signature: "t=٣," + signature.partition(",")[2],
     ],
 )
-def test_what_is_no_signature_is_refused(client: Any, signer: Signer, change: Any) -> None:
+def test_an_invalid_signature_is_refused(client: Any, signer: Signer, change: Any) -> None:
     with pytest.raises(WebhookError, match="refuse it"):
         client.verify_webhook(BODY, change(signer.sign()))
     assert not signer.requests
@@ -486,7 +486,7 @@ def test_a_claim_whose_answer_was_lost_may_be_ones_own(client: Any, signer: Sign
         client.subscription("s").claim("w")
 
 
-def test_what_goes_wrong_in_a_block_is_not_hidden_by_its_release(client: Any, signer: Signer) -> None:
+def test_an_error_in_a_block_is_not_hidden_by_its_release(client: Any, signer: Signer) -> None:
     signer.answers = [httpx.Response(200, json=CLAIMED), fenced()]
     with pytest.raises(ZeroDivisionError) as raised, client.subscription("s").claim("w"):
         1 / 0  # noqa: B018  (it raises)
@@ -560,7 +560,7 @@ USAGE: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("case", USAGE, ids=str)
-def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
+def test_invalid_requests_are_refused_before_anything_is_sent(
     client: Any, signer: Signer, case: tuple[str, str, tuple[Any, ...], dict[str, Any]]
 ) -> None:
     message, name, arguments, options = case
