@@ -166,7 +166,7 @@ CHANGES = ["set", "delete", "batch", "undo", "other", "other and compact", "comp
 
 
 def change(store: Store, other: Store, kind: str) -> None:
-    """What happens to "2é" while it is being moved."""
+    """The change to "2é" while it is being moved."""
     if kind == "set":
         store["2é"] = {"number": 2, "even": True, "newer": True}
     elif kind == "delete":

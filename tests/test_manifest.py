@@ -102,7 +102,7 @@ def test_a_newer_format_may_have_another_form() -> None:
 
 
 def test_the_checksum_is_computed_once() -> None:
-    """Whoever opens a large store waits for that: the manifest names each of very many parts."""
+    """Opening a large store waits for this: the manifest names each of very many parts."""
     data = encode_manifest(MANIFEST)
     with patch.object(checksum, "sha256", wraps=sha256) as computed:
         decode_manifest(data, "m", 7)

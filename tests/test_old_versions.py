@@ -32,7 +32,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(old: Path, program: str, *arguments: object) -> Any:
-    """What a program for 0.1.0 prints, as JSON."""
+    """The output of a program for 0.1.0, as JSON."""
     head = "import json, sys, opslog\n"
     done = subprocess.run(
         [sys.executable, "-c", head + program, *map(str, arguments)],

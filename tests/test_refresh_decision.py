@@ -1,4 +1,4 @@
-"""What a refresh does, as one table: what was read, what is there, what follows."""
+"""The decision of a refresh, as one table: what was read, what is there, what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/security.md claims, beside tests/backends/test_links.py, tests/fuzz and tests/test_manifest.py."""
+"""The claims of docs/security.md, beside tests/backends/test_links.py, tests/fuzz and tests/test_manifest.py."""
 
 from __future__ import annotations
 

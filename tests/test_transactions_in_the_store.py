@@ -1,4 +1,4 @@
-"""What compactions, seals, the past and figures make of transactions: the shared log is a log like every other one."""
+"""Compactions, seals, time travel and figures with transactions: the shared log is a log like every other one."""
 
 from __future__ import annotations
 

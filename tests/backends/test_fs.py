@@ -1,4 +1,4 @@
-"""What only a real filesystem, real processes and failing system calls can show."""
+"""Tests that need a real filesystem, real processes and failing system calls."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_segments_before_a_cursor_are_not_listed(backend: FsBackend) -> None:
 
 
 def test_many_agents_are_not_listed_for_each_of_them(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who opens all logs in turn, as a compaction that seals them, lists once which there are."""
+    """A caller that opens all logs in turn, as a compaction that seals them, lists them once."""
     agents = [f"agent-{number}" for number in range(50)]
     for agent in agents:
         append_once(backend, agent)

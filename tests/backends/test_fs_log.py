@@ -1,4 +1,4 @@
-"""What an append to a log in a directory leaves behind when system calls fail."""
+"""The log in a directory after an append during which system calls failed."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_bytes_of_a_killed_append_are_on_disk_before_the_next_one_writes(
 
 
 def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path, trace: list[str]) -> None:
-    """Who made it may have been killed before it came to its fsync, and logs without a manifest cannot be read."""
+    """Its creator may have been killed before its fsync, and logs without a manifest cannot be read."""
     opslog.open(root, agent="a").close()
     trace.clear()
     opslog.open(root, agent="b").close()

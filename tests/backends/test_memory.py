@@ -1,4 +1,4 @@
-"""What only the memory backend does."""
+"""The behaviour that only the memory backend has."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def test_a_directory_that_is_put_back(place: Path, change: Change) -> None:
 def test_a_directory_replaced_while_an_append_is_under_way(
     place: Path, change: Change, when: When, moment: Moment
 ) -> None:
-    """What is acknowledged is in the segment that others find; it went into the former directory and in no other."""
+    """Acknowledged commits are in the segment that others find, in the former directory and in no other."""
     appender = FsBackend(place).appender("a")
     appender.append(b"1\n")
     moved: list[Path] = []

@@ -127,7 +127,7 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_each_append_is_in_the_log_once_whatever_the_network_does(served: Served, seed: int) -> None:
-    """What was acknowledged, in its order; what nobody knows of at most once; what was refused never."""
+    """Acknowledged commits are there in order, those of unknown outcome at most once, and refused ones never."""
     dice = random.Random(seed)
     network = Network(Handing(lambda: served.service), dice, served.restart)
     acknowledged, refused = [], []

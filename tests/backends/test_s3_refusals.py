@@ -1,4 +1,4 @@
-"""What no later try changes is no `RetryError`: S3 without credentials, and without a bucket."""
+"""Errors that retrying does not change are no `RetryError`: S3 without credentials, and without a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became slower since the committed page, from made-up reports."""
+"""Figures that became slower since the committed page, from made-up reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused: with a sentence that says what to do, and the exit code that says whose fault it is."""
+"""Refusals: each has a sentence that says what to do, and an exit code that says whose fault it is."""
 
 from __future__ import annotations
 

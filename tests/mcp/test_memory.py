@@ -53,7 +53,7 @@ STORY: list[tuple[str, dict[str, Any]]] = [
 
 
 async def _played(client: Client) -> list[tuple[str, Any]]:
-    """What each call returned; of errors that they were."""
+    """The result of each call, or its error."""
     results: list[tuple[str, Any]] = []
     for tool, arguments in STORY:
         result = await client.call_tool(tool, arguments)

@@ -66,5 +66,5 @@ class Cutter:
 
 
 def _is_lock(path: str) -> bool:
-    """What stands in a lock file is for messages only; `tests/powercut/test_powercut.py` has a test of it."""
+    """The content of a lock file is for messages only; `tests/powercut/test_powercut.py` has a test of it."""
     return "/locks/" in path

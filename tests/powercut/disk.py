@@ -128,7 +128,7 @@ class Chooser(Protocol):
         """One of what a name may mean; the oldest first."""
 
     def content(self, file: File) -> bytes:
-        """What a file that is not durable holds."""
+        """The content of a file that is not durable."""
 
 
 class Disk:
@@ -173,7 +173,7 @@ class Disk:
                 pass
 
     def after_cut(self, chooser: Chooser) -> Image:
-        """What is there after a power cut now."""
+        """The files after a power cut now."""
         image: Image = {}
         contents: dict[int, bytes] = {}  # a file with two names has one content
         stack: list[tuple[str, Directory]] = [("", self.root)]

@@ -95,7 +95,7 @@ def nothing_synced() -> Iterator[None]:
 
 
 def survivors(world: Path, written: Written) -> Logs:
-    """What a power cut has left of the logs, compacted commits included."""
+    """The commits of the logs that a power cut has left, compacted ones included."""
     try:
         counts = _read(world / STORE)[1]
     except opslog.NotFoundError:
@@ -144,7 +144,7 @@ def _check_promises(written: Written, found: dict[str, Any], counts: dict[str, i
 
 
 def _check_archives(root: Path, written: Written, counts: dict[str, int]) -> None:
-    """What an archive took out of the store is in that archive."""
+    """A document that an archive took out of the store is in that archive."""
     backend = open_backend(root)
     for agent, log in written.commits().items():
         for commit in log[: counts.get(agent, 0)]:

@@ -23,7 +23,7 @@ from tests.powercut.disk import Ack, Event, Link, Make, Remove, Sync, Truncate, 
 
 
 class Killed(BaseException):
-    """What a thread gets that plays a process which was killed: from then on it can change nothing."""
+    """Raised in a thread of a process that counts as killed: from then on it can change nothing."""
 
 
 _PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
@@ -229,7 +229,7 @@ class SharedRecorder(Recorder):
 
 
 def read_record(record: Path) -> list[Event]:
-    """What processes with a `SharedRecorder` did, in order."""
+    """The actions of processes with a `SharedRecorder`, in order."""
     return msgspec.json.Decoder(Event).decode_lines(record.read_bytes())
 
 

@@ -77,7 +77,7 @@ class Agent:
             self._acknowledge(store)
 
     def _acknowledge(self, store: Store) -> None:
-        """What it has in its log by now was acknowledged to it, or seen by it."""
+        """Every commit in its log was acknowledged to it, or seen by it."""
         self._recorder.acknowledge(self.name, replica_of(store).clock.value)
 
     def _act(self, store: Store) -> None:

@@ -44,7 +44,7 @@ def test_strace_sees_the_same(tmp_path: Path) -> None:
 
 
 def traced(trace: Path, world: str) -> list[tuple[str, str]]:
-    """What strace saw happen in the world, in the words of the record."""
+    """The changes that strace saw in the world, in the words of the record."""
     seen: list[tuple[str, str]] = []
     for line in trace.read_text(encoding="utf-8").splitlines():
         match = re.match(r"(?:\d+ +)?(\w+)\((.*)\) += +(\d+)", line)

@@ -1,4 +1,4 @@
-"""What a connection makes of the bytes that come, whatever they are and wherever they are cut."""
+"""How a connection parses the bytes that come, whatever they are and wherever they are cut."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Wire:
 
 
 class Answers:
-    """What was written, taken apart."""
+    """The parsed response."""
 
     def __init__(self, written: bytes) -> None:
         self.statuses: list[int] = []
@@ -211,7 +211,7 @@ def test_a_head_at_its_limit_is_taken() -> None:
 
 
 def test_no_more_than_a_head_is_ever_given_to_the_parser() -> None:
-    """What the parser and uvicorn do with a part of a request line costs time in proportion to the whole line."""
+    """The time that the parser and uvicorn take for a part of a request line is proportional to the whole line."""
 
     async def run(world: World) -> None:
         side = world.open()

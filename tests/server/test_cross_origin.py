@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Script:
-    """What a script on the page of another origin can do."""
+    """The calls that a script on the page of another origin can make."""
 
     def __init__(self, page: Page, root: str) -> None:
         self._page = page

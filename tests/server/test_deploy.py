@@ -26,7 +26,7 @@ UNIT = (ROOT / "deploy" / "opslog.service").read_text()
 
 
 def options(command: list[str]) -> dict[str, Any]:
-    """What `opslog serve` makes of a command line."""
+    """How `opslog serve` parses a command line."""
     program, name, *arguments = command
     assert (program, name) == ("/opt/opslog/bin/opslog", "serve")
     return serve_command.make_context("serve", arguments, obj=Session()).params

@@ -1,4 +1,4 @@
-"""What somebody may do to a server's directory, while it is served and while it is not."""
+"""Changes that people may make to a server's directory, while it is served and while it is not."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Reader:
         )
 
     def after(self, txid: str) -> dict[str, Any]:
-        """What they have once the commit has come."""
+        """The state of the clients once the commit has come."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{txid}\n")

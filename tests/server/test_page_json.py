@@ -1,4 +1,4 @@
-"""What the page makes of JSON: values as they are written, and differences between documents."""
+"""How the page shows JSON: values as they are written, and differences between documents."""
 
 from __future__ import annotations
 

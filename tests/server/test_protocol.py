@@ -1,4 +1,4 @@
-"""What the protocol asks for and the official suite does not check, on each storage."""
+"""Requirements of the protocol that the official suite does not check, on each storage."""
 
 from __future__ import annotations
 

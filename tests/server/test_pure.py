@@ -1,4 +1,4 @@
-"""What decides and encodes, alone."""
+"""The functions that decide and encode, without a server."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def at(server: Server) -> str:
 
 
 def last_of(process: Process) -> dict[str, Any]:
-    """What a writer says when it ends."""
+    """The last output of a writer."""
     said = process.hear()
     while isinstance(said, int):
         said = process.hear()
@@ -307,7 +307,7 @@ def test_an_operator_seals_the_logs_of_others() -> None:
 
 
 def test_nobody_renews_the_session_of_another_agent() -> None:
-    """Who may read finds its name in the storage."""
+    """A client that may read finds its name in the storage."""
     clock = Clock()
     backend = open_backend("memory://renewed")
     service = StorageService(backend, "tasks", clock.environment)

@@ -1,4 +1,4 @@
-"""What a request for a store does in a thread, so that other requests are answered meanwhile."""
+"""The work that a request for a store does in a thread, so that other requests are answered meanwhile."""
 
 from __future__ import annotations
 

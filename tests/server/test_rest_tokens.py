@@ -1,4 +1,4 @@
-"""Who may do what with stores over HTTP."""
+"""The rights of tokens for stores over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `opslog.server.protocol.storage` promises, held against each storage; and what only a directory does."""
+"""Checks each storage against the contract in `opslog.server.protocol.storage`, and the directory's own behaviour."""
 
 from __future__ import annotations
 

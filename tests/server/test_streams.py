@@ -170,7 +170,7 @@ class FailingShard(MemoryShard):
 
 
 def test_a_sweep_that_failed_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has expired is removed once the storage takes that again."""
+    """An expired stream is removed once the storage accepts writes again."""
     monkeypatch.setattr(streams_module, "_SWEEP_SECONDS", 0.0)
     now, storage, shard = [1000.0], MemoryStorage(), FailingShard()
     storage.shards = (shard,)

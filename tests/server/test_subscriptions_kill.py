@@ -105,7 +105,7 @@ def shown(server: Server) -> dict[str, Any]:
 
 
 def stored(data: Path) -> dict[str, tuple[Subscription, dict[str, Link]]]:
-    """What a dead server has left."""
+    """The state that a dead server has left."""
     storage = DirectoryStorage(data)
     try:
         return {found[0].id: found for found in subscription_store.load(storage.shards[0])}

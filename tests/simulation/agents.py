@@ -102,7 +102,7 @@ class Agent:
             self.shared.check_memory(store, process.name)
 
     async def work(self, session: Session, crew: Crew) -> None:
-        """What one thread or task does until the calls are used up, or the store has to be opened again."""
+        """The calls of one thread or task until they are used up, or the store has to be opened again."""
         while crew.left > 0 and self.left > 0 and not crew.is_over:
             crew.left -= 1
             self.left -= 1

@@ -100,7 +100,7 @@ class Audit:
         backend.close()
 
     def _check_background(self, process: Process) -> None:
-        """What stores do by themselves, they do when nothing fails any more."""
+        """Stores do their background work once nothing fails any more."""
         stores = self.shared.left_open
         deadline = self.simulation.time + _BACKGROUND_SECONDS
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
@@ -113,7 +113,7 @@ class Audit:
                 self.shared.abandon(owner)
 
     def _repair(self, process: Process, backend: Any) -> None:
-        """What nobody has touched for long may be moved aside where it is garbage, and nothing else."""
+        """Old garbage may be moved aside, and nothing else."""
         process.sleep(_LONG_SECONDS)
         before = self._read(process)
         invariants.verify_is_clean(verify(backend, repair=True, environment=process.environment))
@@ -144,7 +144,7 @@ class Audit:
             return state
 
     def _refreshed(self, when: str = "") -> dict[str, State]:
-        """What those see who have had the store open since long ago."""
+        """The view of readers that have had the store open for long."""
         states = {}
         for process, store in list(self.shared.left_open.items()):
             try:
@@ -157,7 +157,7 @@ class Audit:
         return states
 
     def _consumed(self, process: Process) -> dict[str, State]:
-        """What those hold who follow the store by its feed."""
+        """The documents of readers that follow the store by its feed."""
         if not self.consumers:
             return {}
         with self.shared.open(process, read_only=True) as store:

@@ -281,7 +281,7 @@ _kind_of = layout.kind_of
 
 
 def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
-    """What repair goes by."""
+    """The garbage that a repair moves aside."""
     if ".tmp-" in entry.path and now - entry.modified > garbage.TEMPORARY_SECONDS:
         return GarbageFile(entry.path, "a file that was never finished", True)
     return _explain(entry, named, newest, now)

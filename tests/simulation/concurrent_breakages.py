@@ -42,7 +42,7 @@ def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> 
 
 
 def _watch_all_at_once(self: Store[Any], poll_seconds: float = 0.2) -> Iterator[Commit]:
-    """What a refresh brought belongs to the watch that made it, also if that is left."""
+    """The result of a refresh belongs to the watch that made it, even if that is left."""
     replica = replica_of(self)
     while not replica.is_closed:
         try:

@@ -16,7 +16,7 @@ from tests.simulation.breakages import Breakage, likely
 
 
 def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
-    """What stands there is the end of the log if it is a seal, whatever the newest manifest says of that number."""
+    """A seal under the next number counts as the end of the log, whatever the newest manifest says of that number."""
     self.freshness.read_newest()
     named = segment_of(fenced.path)
     seals = vars(session)["_read_seals"](self._backend, fenced.path) if named else None

@@ -1,4 +1,4 @@
-"""What must hold of leases: of who took which, when, and of what was written through them."""
+"""The invariants of leases: about their holders, their times, and the writes made through them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LeaseCall:
 
 
 class Terms(msgspec.Struct):
-    """What the document of a lease says."""
+    """The content of a lease's document."""
 
     claim: str
     seconds: float

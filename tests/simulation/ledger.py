@@ -85,7 +85,7 @@ class Attempt:
         return Stamp(self.clock, TRANSACTIONS if self.sent else self.agent)
 
     def end(self, outcome: str) -> None:
-        """Whoever made it knows how it ended."""
+        """The caller knows how it ended."""
         self.outcome, self.ended = outcome, next(_MOMENTS)
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ class Ledger:
         )
 
     def buffered(self, store: Store[Any]) -> list[Attempt]:
-        """What is buffered in this store, as far as is known."""
+        """The commits buffered in this store, as far as is known."""
         return [attempt for attempt in self.attempts if attempt.store is store and attempt.outcome == "buffered"]
 
     def flushed(self, attempts: Iterable[Attempt]) -> None:
@@ -311,5 +311,5 @@ def _content_of_batch(batch: Batch) -> Content:
 
 
 def texts_of(commit: Commit) -> Texts:
-    """What a commit makes of documents."""
+    """The documents after a commit."""
     return {record.id: bytes(record.data) if isinstance(record, Set) else None for record in commit.records}

@@ -18,7 +18,7 @@ _AT_ONCE = 10
 
 @dataclass
 class Totals:
-    """What some runs did, added up."""
+    """The results of some runs, added up."""
 
     seeds: int = 0
     steps: int = 0

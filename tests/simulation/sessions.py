@@ -125,7 +125,7 @@ class Direct:
 
 
 def over(call: Coroutine[Any, Any, T]) -> T:
-    """What a call returns that never waits for an event loop."""
+    """The result of a call that never waits for an event loop."""
     try:
         call.send(None)
     except StopIteration as end:
@@ -205,7 +205,7 @@ class Session:
         await self.sleep(self.shared.thinking(self.process))
 
     async def elsewhere(self, call: Callable[[], T]) -> T:
-        """What a call returns that must not hold up an event loop."""
+        """The result of a call that must not block an event loop."""
         return await _in_thread(call) if self.has_loop else call()
 
     # -- calls
@@ -375,7 +375,7 @@ class Session:
 
 
 class SharedSession(Session):
-    """What one of several threads or tasks does with a store that they share."""
+    """The calls of one of several threads or tasks on a store that they share."""
 
     @property
     def own(self) -> str:

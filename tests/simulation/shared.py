@@ -1,4 +1,4 @@
-"""What all processes of a run have in common: the storage, what they write, and what is noted of it."""
+"""The common part of all processes of a run: the storage, their writes, and notes about it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Shared:
             handout.until = None
 
     def process_died(self, process: Process) -> None:
-        """What it had open is gone."""
+        """Its open files are gone."""
         self.left_open.pop(process, None)
 
     def recover(self) -> None:
@@ -182,7 +182,7 @@ def must_be_opened_again(store: Store[Any]) -> bool:
 
 
 def left_to_do(store: Store[Any]) -> str | None:
-    """What a store has to do by itself and has not done yet, None if nothing."""
+    """The background work that a store has not done yet, None if nothing."""
     replica = replica_of(store)
     log, error = replica.log, replica.compaction.error
     if log is not None and replica.failure is None and (log._queue or log._group):

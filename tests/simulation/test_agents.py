@@ -1,4 +1,4 @@
-"""What simulated agents of one's own may do: write with a buffer, and die with it."""
+"""Simulated agents of a user's own may write with a buffer, and die with it."""
 
 from __future__ import annotations
 

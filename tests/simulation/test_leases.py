@@ -53,7 +53,7 @@ def test_a_lease_is_renewed_again_after_a_request_that_failed(kind: str, call: s
 
 
 def test_workers_lose_leases_and_take_over_from_those_that_are_gone() -> None:
-    """What the invariants of leases are checked on: without it they would hold of nothing."""
+    """The material for the invariants of leases: without it they would hold of nothing."""
     ends: Counter[tuple[str, str]] = Counter()
     for seed in range(6):
         with patch.object(audit, "check_workers") as check:

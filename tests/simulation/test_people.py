@@ -1,4 +1,5 @@
-"""What people do to the directory of a store in use: they move it and put a copy in its place, and remove `locks/`."""
+"""Changes that people make to the directory of a store in use: they move it and put a copy in its place, and remove
+`locks/`."""
 
 from __future__ import annotations
 

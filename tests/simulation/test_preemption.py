@@ -35,7 +35,7 @@ class Counter:
 
 
 def counted(statements: int, seed: int = 0) -> tuple[int, str]:
-    """What two threads count that count to a hundred each, and the digest of the run."""
+    """The result of two threads that count to a hundred each, and the digest of the run."""
     simulation, counter = Simulation(seed), Counter()
 
     def target(process: Process) -> None:

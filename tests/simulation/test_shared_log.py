@@ -69,7 +69,7 @@ def lines(ids: list[str], found: Read, now: float) -> list[bytes]:
 
 
 class Writers:
-    """What they did, and how it ended."""
+    """Their calls, and how they ended."""
 
     def __init__(self, storage: Directory | ObjectStorage) -> None:
         self.storage = storage

@@ -92,7 +92,7 @@ def _nothing(*arguments: object, **options: object) -> None:
 
 
 def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
-    """Who comes while the group's refresh is under way still belongs to it."""
+    """A caller that arrives while the group's refresh is under way still belongs to it."""
     replica: Any = self._replica
     freeze = replica.freeze
 

@@ -96,7 +96,7 @@ class Replay:
         return self.places.get((call.sent[-1].stamp, call.sent[-1].tx)) if call.sent else None
 
     def winner(self, id: str, place: int) -> Record | None:
-        """What the log says of a document up to a place."""
+        """The state of a document in the log up to a position."""
         records = self._records.get(id, [])
         for number in range(bisect_left(records, place, key=lambda entry: entry[0]) - 1, -1, -1):
             record = records[number][1]
@@ -120,7 +120,7 @@ class Replay:
         )
 
     def fault(self, call: Attempt, place: int) -> str | None:
-        """What a call has seen that it cannot have seen at this place."""
+        """The documents that a call has seen but cannot have seen at this position."""
         for id, text in call.read.items():
             if not self.may_see(call, id, text, place):
                 return f"{id!r} as {text!r}, and the shared log had {text_of(self.winner(id, place))!r}"

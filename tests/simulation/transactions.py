@@ -207,7 +207,7 @@ async def audit(session: Session) -> None:
 
 
 async def misuse(session: Session) -> None:
-    """What cannot be part of something else is refused, and leaves nothing."""
+    """Calls that cannot be part of another one are refused, and leave nothing."""
     document, text = session.document()
     with suppress(UsageError), session.attempt("set", (CLAIMS[0], text)):
         kind = session.random.randrange(1 if session.has_loop else 0, 3)  # tasks have no blocks of their own

@@ -49,7 +49,7 @@ def written(spark: SparkSession, store: Path, row: tuple[str, ...], columns: str
 
 
 def fault(action: Callable[[], object], kind: type[PySparkException]) -> BaseException:
-    """What is behind the error of an action; it has one line of opslog's, and few others."""
+    """The cause of an action's error; its text has one line of opslog's, and few others."""
     with pytest.raises(kind) as raised:
         action()
     assert len(str(raised.value).strip().splitlines()) <= 5

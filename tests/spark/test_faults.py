@@ -1,4 +1,4 @@
-"""What compactions and jobs leave behind when tasks and drivers die, and beside live writers."""
+"""Files that compactions and jobs leave behind when tasks and drivers die, and beside live writers."""
 
 from __future__ import annotations
 

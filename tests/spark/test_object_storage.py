@@ -22,7 +22,7 @@ SETTINGS = opslog.Settings(undo_window=3, grace_seconds=0)
 
 @pytest.fixture
 def options(s3_server: Any) -> dict[str, Any]:
-    """What Spark's workers know of the server; their environment is older than it."""
+    """The server's address for Spark's workers, whose environment is older than the server."""
     return {
         "endpoint_url": s3_server.environment["AWS_ENDPOINT_URL"],
         "key": "testing",

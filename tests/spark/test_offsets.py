@@ -1,4 +1,4 @@
-"""What a stream delivers, without Spark: every commit once, and after a gap the state."""
+"""The rows that a stream delivers, without Spark: every commit once, and after a gap the state."""
 
 from __future__ import annotations
 

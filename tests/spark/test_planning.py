@@ -1,4 +1,4 @@
-"""What a job is to read: every byte of every log once, wherever it is cut, and the cut that a compaction would make."""
+"""The plan of a job: every byte of every log once, wherever it is cut, and the cut that a compaction would make."""
 
 from __future__ import annotations
 

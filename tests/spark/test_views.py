@@ -40,7 +40,7 @@ _numbers = count()
 
 
 def rows(url: str, view: View, asked: Asked = EVERYTHING) -> list[tuple[Any, ...]]:
-    """What all tasks of a view read, each of them sent to another process and back."""
+    """The rows of all tasks of a view, each task sent to another process and back."""
     backend = open_backend(url, create=False)
     view = pickle.loads(pickle.dumps(view))
     tasks = pickle.loads(pickle.dumps(view.plan(backend, asked)))

@@ -1,4 +1,4 @@
-"""What a buffered store still holds is written when the program ends, however it ends short of being killed."""
+"""A buffered store writes its buffer when the program ends, however it ends short of being killed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Write = Callable[[int, bytes], int]
 
 
 def stored(root: Path) -> dict[str, Any]:
-    """What a fresh open finds."""
+    """The documents that a fresh open finds."""
     with opslog.open(root, read_only=True) as fresh:
         return dict(fresh.items())
 

@@ -280,7 +280,7 @@ def test_a_question_can_be_asked_of_the_past(root: Path, made: list[str]) -> Non
 
 
 def test_an_index_is_made_beside_writes(store: opslog.Store[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changes while it is made is in it."""
+    """An index has the changes that came while it was made."""
 
     class Slow(Index):
         def __init__(self, path: Any, entries: Any) -> None:

@@ -28,7 +28,7 @@ WINDOW = opslog.Settings().undo_window
 
 
 class Journal:
-    """What one agent's commits make of the documents, the plain way: all of them, from the beginning."""
+    """The documents after one agent's commits, computed the plain way: all of them, from the beginning."""
 
     def __init__(self) -> None:
         self.commits: list[Changes | None] = []

@@ -350,7 +350,7 @@ def test_two_watches_at_once_share_what_comes(url: str) -> None:
 
 
 def test_a_watch_that_missed_something_says_so_once(url: str) -> None:
-    """Whoever leaves it before that learns it from the next one."""
+    """A watch that is left before that learns it from the next one."""
     settings = opslog.Settings(undo_window=0, grace_seconds=0)
     with opslog.open(url, agent="b", settings=settings) as b:
         write(b, "1")

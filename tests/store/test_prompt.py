@@ -1,4 +1,4 @@
-"""What a prompt or a notebook shows: a store, its records, commits and revisions, as what they are."""
+"""How a prompt or a notebook shows a store, its records, commits and revisions."""
 
 from __future__ import annotations
 

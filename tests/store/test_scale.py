@@ -138,7 +138,7 @@ def test_many_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agents: in
 
 
 def without_syncs(patch: pytest.MonkeyPatch) -> None:
-    """What many small files cost on a disk is not the question here."""
+    """This does not measure the cost of many small files on a disk."""
     patch.setattr(os, "fsync", lambda descriptor: None)
     patch.setattr(posix, "datasync", lambda descriptor: None)
 

@@ -179,7 +179,7 @@ def test_commits_buffered_for_too_long_are_not_stamped_anew(url: str, monkeypatc
 def test_a_buffered_undo_that_a_seal_overtakes_is_not_said_to_be_done(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was to take back came before the seal."""
+    """The commit that it was to take back came before the seal."""
     settings = opslog.Settings(undo_ttl_seconds=0)
     with open_store(url, settings=settings, durability="buffered", buffer_seconds=3600) as live:
         live["x"] = {}

@@ -32,7 +32,7 @@ DIRECTORY = pytest.param("directory", marks=pytest.mark.slow)
 
 
 class Interrupt(Exception):
-    """What the handler of a signal raises: an alarm, a test's timeout."""
+    """Raised by the handler of a signal: an alarm, a test's timeout."""
 
 
 class Stage:
@@ -210,7 +210,7 @@ def test_a_handler_that_comes_while_another_thread_writes_waits_for_it_as_the_in
 
 
 def test_a_handler_that_comes_while_a_commit_is_queued_does_not_wait_for_who_writes(tmp_path: Path) -> None:
-    """Who writes waits in turn for the thread that queues."""
+    """A writing thread waits in turn for the thread that queues."""
     comes = [False]
     refused: list[opslog.UsageError] = []
     writers: list[threading.Thread] = []

@@ -38,7 +38,7 @@ EVERYWHERE = pytest.mark.parametrize(
 
 
 def at_once(*works: Callable[[], object]) -> list[Any]:
-    """What they return; all begin at the same moment, each in a thread of its own."""
+    """The results of these calls; all begin at the same moment, each in a thread of its own."""
     barrier = threading.Barrier(len(works))
 
     def begin(work: Callable[[], object]) -> object:
@@ -239,7 +239,7 @@ def test_everything_at_once(place: Place) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "buffered"])
 @EVERYWHERE
 def test_closing_beside_everything(place: Place, durability: Any) -> None:
-    """What was acknowledged before the store was closed is there; what came later was refused."""
+    """Commits acknowledged before the store was closed are there; later ones were refused."""
     for turn in range(5):
         store = opslog.open(place.url(), agent="a", durability=durability, compact_after=30)
         begun = threading.Barrier(7)

@@ -1,4 +1,4 @@
-"""What documents are: which types a store takes, and what it says of documents and values that do not fit them."""
+"""The types of documents that a store takes, and its errors for documents and values that do not fit them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from opslog.errors import MissingFileError, RetryError, WriteFailedError
 
 
 class Request(NamedTuple):
-    """What is asked: "put_new", "put", "get", "list" or "delete", of which key or prefix."""
+    """A request: "put_new", "put", "get", "list" or "delete", and its key or prefix."""
 
     number: int
     method: str

@@ -71,7 +71,7 @@ class Computed:
 
 
 class Adapter:
-    """What is the same for both clients: commands, results and errors."""
+    """The common part of both clients: commands, results and errors."""
 
     def __init__(self) -> None:
         self.headers = Computed()
@@ -427,7 +427,7 @@ def live(command: Command) -> Any:
 
 
 def contents(data: Any, content_type: str) -> list[Any]:
-    """What a body appends: of a JSON array its elements."""
+    """The messages that a body appends: for a JSON array its elements."""
     if not content_type.startswith(JSON):
         return [data if isinstance(data, bytes) else data.encode()]
     found = json.loads(data)
@@ -435,7 +435,7 @@ def contents(data: Any, content_type: str) -> list[Any]:
 
 
 def message(data: str, content_type: str) -> Any:
-    """What a producer appends: also an array is one message."""
+    """The messages that a producer appends: an array is one message, too."""
     return json.loads(data) if content_type.startswith(JSON) else data.encode()
 
 

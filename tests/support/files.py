@@ -1,4 +1,4 @@
-"""What is on the storage."""
+"""The files on the storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do to a store's directory beside open stores: each gives the directory that was there before."""
+"""Changes that people make to a store's directory beside open stores: each returns the former directory."""
 
 from __future__ import annotations
 

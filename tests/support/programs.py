@@ -167,7 +167,7 @@ def work(url: str, agent: str, kind: str, start: int) -> None:
 
 
 def made(kind: str, agent: str, number: int) -> dict[str, Document]:
-    """What a numbered commit sets. Of "archive" each has a document of its own, of "batch" four."""
+    """The documents that a numbered commit sets. Each "archive" has a document of its own, each "batch" four."""
     document = {"agent": agent, "number": number}
     if kind == "archive":
         return {f"{agent}-{number}": document}
@@ -290,7 +290,7 @@ def count(url: str, agent: str, times: int) -> None:
 
 
 class Refused(Exception):
-    """What a function finds does not allow what was wanted."""
+    """The result of a function does not permit the intended write."""
 
 
 def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], options: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def act(store: opslog.Store[Any], chance: random.Random) -> None:
 
 
 def transact(transaction: opslog.Transaction[Any], chance: random.Random) -> None:
-    """What one transaction may do."""
+    """The writes of one transaction."""
     for id in chance.sample(IDS, chance.randrange(1, 4)):
         if chance.random() < 0.2:
             transaction.pop(id, None)

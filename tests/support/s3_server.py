@@ -25,7 +25,7 @@ PAGE = 1000
 
 
 class Request(NamedTuple):
-    """What a client asks for: the method and key, and whether the put is conditional."""
+    """A client's request: the method and key, and whether the put is conditional."""
 
     number: int
     method: str

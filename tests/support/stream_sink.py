@@ -1,4 +1,4 @@
-"""What a consumer of a stream has to do, as docs/spark.md says it: one that keeps the state, and counts."""
+"""The work of a consumer of a stream, as docs/spark.md describes it: one keeps the state, and one counts."""
 
 from __future__ import annotations
 

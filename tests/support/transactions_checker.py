@@ -119,7 +119,7 @@ class History:
 
 
 def check(history: History, tried: list[Attempt]) -> None:
-    """What was acknowledged is there once, and what was refused is not; their order is that of real time."""
+    """Acknowledged writes are there once, and refused ones are not; their order is that of real time."""
     by_token = {attempt.token: attempt for attempt in tried}
     for attempt in tried:
         there = attempt.token in history.positions

@@ -377,7 +377,7 @@ def test_any_answer_at_all_is_a_result_or_a_stream_error(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_damage_to_a_body_is_never_data(kind: str, seed: int) -> None:
-    """What a client gives of a JSON stream is what the server has, or an error, wherever one byte changed."""
+    """A client returns of a JSON stream either the server's content, or an error, wherever one byte changed."""
     chance = random.Random(seed)
     wanted = [{"n": number, "text": "äöü"} for number in range(3)]
     body = bytearray(json.dumps(wanted, ensure_ascii=False).encode())

@@ -1,4 +1,4 @@
-"""What cannot work is refused when it is said, before anything is sent."""
+"""Invalid arguments are refused at once, before anything is sent."""
 
 from __future__ import annotations
 
