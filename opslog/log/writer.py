@@ -406,8 +406,8 @@ class LogWriter:
         self._memory.appended(group.durable + SEGMENT_COST * group.segments)
 
     def _settle_interrupted(self) -> None:
-        """Settle a group after something ended a call early. Its error is the known outcome, or says that it is
-        unknown."""
+        """Settle the group of a call that ended early: with its outcome, if that was known, and as unknown if the
+        append was under way."""
         group = self._group
         if group is not None and group.step == "appending":
             group.end(CommitUnknownError("the write was interrupted"), 0)
