@@ -12,9 +12,7 @@ here. Whoever loads another state lets go of everything (`clear`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from opslog.format.commits import Record
 from opslog.kernel import copy as copy_plain
@@ -38,7 +36,8 @@ _LARGEST = 16
 Nested = tuple[tuple[Any, Any, "Nested"], ...]
 
 
-class Decoded(msgspec.Struct, frozen=True):
+# A tuple, as `opslog.kernel.find_document` takes it.
+class Decoded(NamedTuple):
     """A document.
 
     :ivar winner: the record that wins in the tail; None: there is none, and the snapshot has the document.
