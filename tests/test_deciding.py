@@ -174,18 +174,18 @@ def test_who_comes_after_a_group_has_refreshed_waits_for_the_next_one(
     """Or it would miss what was acknowledged after that refresh, and before it was called itself."""
     with open_writer(url, "a") as a, open_writer(url, "b") as b:
         deciding, replica = deciding_of(a), replica_of(a)
-        refresh = replica.refresh
+        read_logs = replica.read_logs
         late: list[Any] = []
 
-        def refresh_and_come() -> None:
-            refresh()
+        def read_and_come() -> None:
+            read_logs()
             if not late:
                 b["n"] = {"n": 10}
                 submit = partial(deciding.submit, partial(transaction.modify, "n", increment))
                 late.append(pool.submit(submit).result(30))
 
         with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-            patch.setattr(replica, "refresh", refresh_and_come)
+            patch.setattr(replica, "read_logs", read_and_come)
             deciding.submit(partial(transaction.create, "other", {}))
             deciding.decide_all()
         assert late[0].outcome() == a["n"] == {"n": 11}

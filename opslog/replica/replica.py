@@ -21,7 +21,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -33,7 +32,7 @@ from opslog.compaction.automatic import AutoCompaction
 from opslog.environment import Environment
 from opslog.errors import ClosedError, NotFoundError, OpslogError, ReadOnlyError, ReopenError, SealedError, UsageError
 from opslog.format.commits import Commit, Delete, Record, Set, Undo
-from opslog.format.documents import Schema, check_id, plain_id, type_name
+from opslog.format.documents import Schema, check_id, plain_id
 from opslog.format.layout import TRANSACTIONS
 from opslog.kernel import find_document
 from opslog.log.reader import Cursor
@@ -41,6 +40,7 @@ from opslog.logs import logger
 from opslog.merge.undo import Undoable, newest_undoable, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
+from opslog.replica.description import describe
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
 
@@ -583,27 +583,4 @@ class Replica(Following, Generic[T]):
             warnings.warn(lost, RuntimeWarning, stacklevel=1)
 
     def __repr__(self) -> str:
-        return self.described("opslog.Store", counts=False)
-
-    def described(self, kind: str, *, counts: bool = True) -> str:
-        """What a prompt shows of the store.
-
-        :param kind: which calls it is seen through.
-        :param counts: whether to count its documents, which may wait for the storage.
-        """
-        contents = self._contents() if counts and not self.is_closed else ""
-        if self.is_closed:
-            how = "closed"
-        elif self.as_of is not None:
-            how = f"as_of={str(self.as_of) if isinstance(self.as_of, datetime) else self.as_of!r}"
-        else:
-            how = "read_only" if self.author is None else f"agent={self.author!r}"
-        return f"<{kind} {self.backend.url}: {contents}{', ' if contents else ''}{how}>"
-
-    def _contents(self) -> str:
-        try:
-            count = self.count()
-        except OpslogError:  # a prompt shows a store that cannot be read, too
-            return "cannot be read now"
-        of = "" if self.schema.type is None else f" of {type_name(self.schema.type)}"
-        return f"{count:,} {'document' if count == 1 else 'documents'}{of}"
+        return describe(self, "opslog.Store", counts=False)

@@ -113,7 +113,7 @@ class StoredRun(SortedRecords, Protocol):
         """Everything as it is stored, verified: some whole lines at a time, in order of id, tombstones included."""
 
     def texts(self) -> Iterator[tuple[bytes, str, int]]:
-        """The same bytes in smaller pieces of whole lines, each with its file and its offset there."""
+        """The same bytes in smaller amounts of whole lines, each with its file and its offset there."""
 
     def get(self, id: str) -> Record | None:
         """The record of a document in this run, None where it has none."""

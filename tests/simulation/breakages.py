@@ -512,13 +512,6 @@ ALL = [
         likely("posix", {}, odd=True, agents=4, inspectors=1, nap_seconds=5000.0),
     ),
     Breakage(
-        "give one directory to agents whose names differ in case alone",
-        FsBackend,
-        "_check_spelling",
-        _nothing,
-        likely("posix", {}, ignores_case=True, agents=4),
-    ),
-    Breakage(
         "collect the parts of a running compaction",
         garbage,
         "_unneeded_runs",

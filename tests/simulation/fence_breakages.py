@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opslog.backends.local.fs import FsBackend
 from opslog.backends.local.fs_log import FsAppender
 from opslog.backends.local.tree import OpenFile, Tree
 from opslog.errors import AgentFencedError
@@ -128,5 +129,12 @@ FENCES = [
         _nothing,
         likely("posix", {"unlocked": 1}, 5, 1500, rivals=3),
         more=((System, "try_lock", _yes),),
+    ),
+    Breakage(
+        "give one directory to agents whose names differ in case alone",
+        FsBackend,
+        "_check_spelling",
+        _nothing,
+        likely("posix", {}, ignores_case=True, agents=4),
     ),
 ]
