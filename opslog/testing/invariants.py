@@ -165,7 +165,7 @@ def the_past_does_not_change(before: State, after: State, time: str) -> str | No
 
 @invariant
 def the_past_is_there(time: str, made: Iterable[str]) -> str | None:
-    """What a store showed at a time can be had for as long as a manifest is retained that was made by then.
+    """What a store showed at a time can be read as long as a manifest that was made by then is retained.
 
     :param time: as of which it is said to be gone.
     :param made: when the retained manifests were made, by the storage's clock.
