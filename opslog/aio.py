@@ -40,7 +40,6 @@ from opslog.query.question import Group, OrderBy, Where
 from opslog.replica import transaction
 from opslog.replica.async_watching import async_waiting
 from opslog.replica.batch import OpenBatch
-from opslog.replica.description import describe
 from opslog.replica.feed import Change, Changes
 from opslog.replica.found import Found
 from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts
@@ -500,6 +499,8 @@ class AsyncStore(Generic[T]):
 
     def __repr__(self) -> str:
         """As of `opslog.Store`; without a count where that may be a request, for which the event loop would wait."""
+        from opslog.replica.description import describe
+
         return describe(self._replica, "opslog.aio.AsyncStore", counts=self._reads_are_quick)
 
 

@@ -13,7 +13,6 @@ from opslog.errors import NotFoundError, OpslogError, SealedError, UsageError
 from opslog.format.commits import Batch, Commit, Set
 from opslog.format.layout import check_name
 from opslog.replica.batch import Block
-from opslog.replica.description import describe
 from opslog.replica.found import Found
 from opslog.replica.replica import Replica
 from opslog.replica.terms import ATTEMPTS, NO_CONDITION, Condition, Never, check_attempts, check_predicate
@@ -526,6 +525,8 @@ class Store(MutableMapping[str, T], Generic[T]):
 
     def __repr__(self) -> str:
         """The place, how many documents there are, and under which agent name or as of when they are seen."""
+        from opslog.replica.description import describe
+
         return describe(self._replica, "opslog.Store")
 
     def _repr_html_(self) -> str | None:

@@ -40,7 +40,6 @@ from opslog.logs import logger
 from opslog.merge.undo import Undoable, newest_undoable, undoable_in
 from opslog.replica.batch import Batches
 from opslog.replica.decoded import DecodedDocuments
-from opslog.replica.description import describe
 from opslog.replica.following import Following
 from opslog.replica.state import Loader, State
 
@@ -583,4 +582,6 @@ class Replica(Following, Generic[T]):
             warnings.warn(lost, RuntimeWarning, stacklevel=1)
 
     def __repr__(self) -> str:
+        from opslog.replica.description import describe
+
         return describe(self, "opslog.Store", counts=False)
