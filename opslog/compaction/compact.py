@@ -495,7 +495,8 @@ class _Plan:
             oldest=min(number, oldest),
             folded=folded,
             authors=self.input.authors or msgspec.UNSET,
-            logs=self.input.logs or msgspec.UNSET,
+            # In one order, whichever engine has read them, so that the bytes are the same.
+            logs=dict(sorted(self.input.logs.items())) or msgspec.UNSET,
         )
 
 
