@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import opslog
+from opslog.backends import Position
 from opslog.errors import (
     AgentFencedError,
     CommitUnknownError,
@@ -160,6 +161,54 @@ def test_an_interrupt_before_what_was_appended_is_in_memory_does_not_hide_it(
                 store.create("y", {})
         assert other.outcome() == store["x"] == {"n": 1}
         assert store.modify("x", increment) == {"n": 2}
+
+
+@pytest.mark.parametrize("undoes", [False, True])
+def test_the_first_transaction_that_was_appended_and_is_not_in_memory_guards_what_it_wrote(
+    url: str, undoes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain write and an undo that come after it know of it."""
+    with open_writer(url, "a") as store:
+        store["before"] = {}
+        first = deciding_of(store).submit(partial(transaction.create, "x", {"by": "transaction"}))
+
+        def interrupted(commits: Iterable[Commit], end: Cursor) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replica_of(store), "take_own", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                deciding_of(store).decide_all()
+        first.outcome()
+        if undoes:
+            assert store.undo()
+            assert list(store) == ["before"]
+        else:
+            store["x"] = {"by": "plain write"}
+            assert store["x"] == {"by": "plain write"}
+
+
+def test_a_plain_write_after_the_half_of_a_group_that_is_in_the_log_wins(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url, "a") as store:
+        backend, deciding = replica_of(store).backend, deciding_of(store)
+        append_at = backend.append_at
+
+        def append_one(agent: str, end: Position, lines: bytes) -> Position:
+            first = lines[: lines.index(b"\n") + 1]
+            append_at(agent, end, first)
+            raise WriteFailedError("disk full", durable=len(first))
+
+        x, y = (deciding.submit(partial(transaction.create, id, {"by": "transaction"})) for id in "xy")
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "append_at", append_one)
+            deciding.decide_all()
+        x.outcome()
+        with pytest.raises(WriteFailedError):
+            y.outcome()
+        store["x"] = {"by": "plain write"}
+        assert store["x"] == {"by": "plain write"}
 
 
 def test_a_query_is_asked_again_after_its_group_was_interrupted(url: str) -> None:

@@ -346,7 +346,7 @@ class Replica(Following, Generic[T]):
         # state of this count; or the count is another one when the commit is queued, and this is asked again.
         if not self._in_state:
             state = self.state
-            if TRANSACTIONS not in state.cursors or not (state.is_torn or state.may_guard(commit)):
+            if not (state.is_torn or (TRANSACTIONS in state.cursors and state.may_guard(commit))):
                 return guards
         if at_once:
             return None

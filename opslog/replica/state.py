@@ -403,8 +403,9 @@ class State:
 
     @property
     def has_transactions(self) -> bool:
-        """Whether a document may be guarded."""
-        return TRANSACTIONS in self.cursors
+        """Whether a document may be guarded. A torn state does not know: a transaction may be in the log, and not in
+        here."""
+        return self.is_torn or TRANSACTIONS in self.cursors
 
     def guards(self, ids: Iterable[str]) -> bool:
         """Whether one of these documents is guarded: whoever wrote it last did so by a transaction. Costs a lookup only
