@@ -164,7 +164,7 @@ class FsAppender(forking.BoundAppender):
             return False
         # Nobody can begin the next segment now. Whoever did, before this one was locked, left it there: it may be
         # collected only after a compaction that every reader of this position knows (`opslog.log.freshness`).
-        return newest == self._number and posix.has_name(self._segment.number) and not self._has_next()
+        return newest == self._number and self._where() is _Segment.IN_PLACE and not self._has_next()
 
     def make_durable(self) -> None:
         """Make durable what an earlier session left: it may have been killed between a write and its fdatasync."""

@@ -371,6 +371,21 @@ def test_what_was_collected_meanwhile_is_not_the_end(backend: FsBackend) -> None
     assert backend.list(log_prefix("shared")) == []
 
 
+@pytest.mark.parametrize("moved", [FIRST, "ops/shared", "ops"])
+def test_what_was_moved_away_meanwhile_gets_nothing_and_a_copy_in_its_place_goes_on(
+    backend: FsBackend, root: Path, moved: str
+) -> None:
+    for number in range(3):
+        append(backend, number)
+    away = root.parent / "away"
+    shutil.move(root / moved, away)
+    (shutil.copy2 if away.is_file() else shutil.copytree)(away, root / moved)
+    append(backend, 3)
+    assert log(backend) == b"".join(map(line, range(4)))
+    [segment] = [away] if away.is_file() else [path for path in away.rglob("*") if path.is_file()]
+    assert segment.read_bytes() == b"".join(map(line, range(3)))
+
+
 def test_a_name_that_another_has_is_waited_for_with_open_files(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
