@@ -292,6 +292,7 @@ class Following(Memory):
                 # Compacted and collected since it was loaded, as a newer manifest says.
                 if self.loader.manifests.newest_number() == state.manifest.number:
                     raise self.loader.manifests.lost(state.manifest, error) from error
+        self.freshness.note(state.manifest, at)
         self.freshness.read_at = at
         self.compaction.note_manifest(state.manifest)
         old.empty()

@@ -13,6 +13,7 @@ from opslog import Environment, Settings
 from opslog.backends import Entry
 from opslog.backends.local.fs import FsBackend
 from opslog.format.layout import MANIFESTS, log_prefix
+from opslog.store import replica_of
 
 # By the storage's clock it is over soon; that of the store under test goes on only when a test says so.
 GRACE_SECONDS = 0.05
@@ -94,3 +95,18 @@ def test_a_process_that_is_paused_before_it_lists_the_logs_reads_the_newest_mani
     monkeypatch.setattr(FsBackend, "list_logs", list_logs)
     assert store.modify("x", counted) == {"n": 41}
     assert paused
+
+
+def test_what_a_load_found_is_known(
+    store: opslog.Store[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each transaction would find that memory rests on a run which the manifest does not have, and load again."""
+    monkeypatch.setattr("opslog.snapshot.runs.LOADED_BYTES", 0)
+    store.modify("x", counted)
+    compact_and_collect(tmp_path, "y")
+    replica = replica_of(store)
+    replica.invalidate()
+    assert store["y"] == {"n": 40}
+    loaded = replica.state
+    store.modify("x", counted)
+    assert replica.state is loaded
