@@ -135,14 +135,23 @@ class _Chosen:
 
     def documents(self, rows: Rows) -> Iterator[tuple[Set, Document | None]]:
         """All of them in order of id, each with its document if that was read."""
-        if self._is_everything:
-            others: Iterable[tuple[Set, Document | None]] = zip(sets_of(rows.others), repeat(None))
-        else:
-            others = self.others(rows)
         if not rows.ids:
-            return iter(others)
+            return zip(sets_of(rows.others), repeat(None)) if self._is_everything else self.others(rows)
         found = iter(rows.matches(compress(count(), self.of_rows(rows))))
-        return merge(found, others, key=lambda match: match[0].id) if rows.others else found
+        return self._with_others(found, rows) if rows.others else found
+
+    def _with_others(
+        self, found: Iterable[tuple[Set, Document | None]], rows: Rows
+    ) -> Iterator[tuple[Set, Document | None]]:
+        """What was found in the rows, with those of the others around it. Each of these is read when it is reached: it
+        may be one that cannot be read, behind all that are wanted."""
+        others: Iterable[tuple[Set, Document | None]] = zip(sets_of(rows.others), repeat(None))
+        ordered = merge(zip(found, repeat(True)), zip(others, repeat(False)), key=lambda match: match[0][0].id)
+        for (record, document), is_chosen in ordered:
+            if is_chosen:
+                yield record, document
+            elif self._is_true(read := self._read(record), record):
+                yield record, read
 
     def others(self, rows: Rows) -> Iterator[tuple[Set, Document]]:
         """Those of which no field was read."""

@@ -241,9 +241,9 @@ class Questions(Generic[T]):
         if index is None:
             return asking.missing([path])
         try:
-            ids = index.ordered(is_descending)
-            asked = asked._replace(order=())
-            found = list(asked.matches(asking.rows(ids, asked.names, asked.last), read))
+            # Unread: rows are in order of id, if some of their documents are read and some are not.
+            rows = asking.rows(index.ordered(is_descending), None, asked.last)
+            found = list(asked._replace(order=()).matches(rows, read))
         except _TooMany:
             return None
         return _Answer(found, f"index on {path}, in its order")

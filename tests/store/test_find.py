@@ -169,6 +169,29 @@ def test_conditions_see_what_migrate_returns(tmp_path: Path) -> None:
         old.find("title = nobody")
 
 
+def test_the_first_by_an_index_are_in_its_order_whatever_version_they_are_of(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a") as store:
+        store.update({id: {"n": 9 - n, "is": "old"} for n, id in enumerate("abc")})
+    with opslog.open(tmp_path, agent="b", version=2, migrate=lambda document, version: document) as store:
+        store.update({id: {"n": n, "is": "new"} for n, id in enumerate("xyz", 6)})
+        for order in ("n", "-n"):
+            found = store.find("is != lost", order_by=order, limit=5)
+            assert found.explain == "index on n, in its order"
+            assert found == store.find("is != lost", order_by=order)[:5]
+
+
+def test_what_cannot_be_read_hinders_nobody_who_does_not_come_to_it(tmp_path: Path) -> None:
+    with opslog.open(tmp_path, agent="a", version=2, settings=opslog.Settings(undo_window=0)) as store:
+        store["z"] = {"n": 1}
+    with opslog.open(tmp_path, agent="b") as store:
+        store.update({"a": {"n": 1}, "b": {"n": 1}})
+        store.compact()
+    with opslog.open(tmp_path, read_only=True) as old:
+        assert old.find("n != 2", limit=2) == [("a", {"n": 1}), ("b", {"n": 1})]
+        with pytest.raises(SchemaVersionError):
+            old.find("n != 2", limit=3)
+
+
 def test_archive_takes_a_condition(store: opslog.Store[Any]) -> None:
     assert store.archive("status = done or @id = c", "p") == 2
     assert [*store.load_archive("p")] == ["b", "c"]
