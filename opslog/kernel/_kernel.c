@@ -1255,6 +1255,17 @@ table_add(PyObject *self, PyObject *argument)
     Py_RETURN_TRUE;
 }
 
+/* A string in UTF-8. NULL where it has no such form, as nothing that is stored, or with an exception. */
+static const char *
+utf8_of(PyObject *string, Py_ssize_t *length)
+{
+    const char *text = PyUnicode_AsUTF8AndSize(string, length);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+    }
+    return text;
+}
+
 /* The record of an id, NULL where there is none, or with an exception. What is no string is no id, and none has it. */
 static const char *
 find_record(Table *table, PyObject *id)
@@ -1263,14 +1274,8 @@ find_record(Table *table, PyObject *id)
         return NULL;
     }
     Py_ssize_t length;
-    const char *text = PyUnicode_AsUTF8AndSize(id, &length);
-    if (text == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
-            PyErr_Clear(); /* no document has it */
-        }
-        return NULL;
-    }
-    if (length >= ID_MAX) {
+    const char *text = utf8_of(id, &length);
+    if (text == NULL || length >= ID_MAX) {
         return NULL;
     }
     size_t slot = find_slot(table, hash_of(table->seed, text, (size_t)length), text, (size_t)length);
@@ -2019,7 +2024,7 @@ PyDoc_STRVAR(fields_doc,
 "where there is none; the numbers of the lines that are left to Python). The latter are no sets of the usual form, or of\n"
 "another schema version (0: any will do), or Python has to find out what something in their documents is.\n\n"
 ":param names: a tuple, no name twice.\n"
-":returns: None where these are no whole lines, or too many names.");
+":returns: None where these are no whole lines, or too many names, or one that no document can have.");
 
 static PyObject *
 fields(PyObject *module, PyObject *args)
@@ -2036,9 +2041,9 @@ fields(PyObject *module, PyObject *args)
     }
     for (size_t index = 0; index < asked.count; index++) {
         Py_ssize_t length;
-        asked.names[index].at = (Bytes)PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, (Py_ssize_t)index), &length);
+        asked.names[index].at = (Bytes)utf8_of(PyTuple_GetItem(names, (Py_ssize_t)index), &length);
         if (asked.names[index].at == NULL) {
-            return NULL;
+            return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
         }
         asked.names[index].length = (size_t)length;
     }

@@ -152,6 +152,15 @@ def test_answers_are_those_of_plain_python(
     assert store.find() == everything
 
 
+def test_a_field_that_no_document_can_have_is_in_none(store: opslog.Store[Document]) -> None:
+    """Half of a surrogate pair, which JSON from elsewhere may have in a condition."""
+    name = "\ud800"
+    assert (store.find({name: 1}), store.count({name: 1}), store.group("number", {name: 1})) == ([], 0, [])
+    assert store.find({"kind": name}) == []
+    assert store.find(order_by=name) == store.find()
+    assert store.group(name) == [(None, len(store))]
+
+
 def test_a_batch_is_seen_over_it(store: opslog.Store[Document]) -> None:
     with store.batch():
         store["a"] = {"number": 3}
