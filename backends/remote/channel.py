@@ -270,11 +270,17 @@ class Channel:
 
 
 def _is_nobody(error: httpx.RequestError) -> bool:
-    """Whether a connection was refused, or a name leads nowhere. Anything else may be the network's doing."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ConnectionRefusedError | socket.gaierror):
+    """Whether a connection was refused, or a name leads nowhere. Anything else may be the network's doing, also a name
+    server that does not answer.
+
+    Only the first error of the system counts: behind it may be what the caller is just handling, such as a refused
+    connection to somewhere else. And without a ConnectError this request may have been sent.
+    """
+    cause: BaseException | None = error if isinstance(error, httpx.ConnectError) else None
+    while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    return cause is not None
+    is_known = isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN
+    return is_known or isinstance(cause, ConnectionRefusedError)
 
 
 def _words(error: httpx.RequestError) -> str:

@@ -27,6 +27,7 @@ from opslog.errors import (  # noqa: E402
     AgentBusyError,
     AgentFencedError,
     AlreadyExistsError,
+    CommitUnknownError,
     InvalidNameError,
     LockedError,
     OpslogError,
@@ -426,6 +427,50 @@ def test_where_no_server_listens_is_said_at_once() -> None:
         for transport in (None, httpx.MockTransport(unknown)):
             with pytest.raises(RetryError, match=says):
                 RemoteBackend(url, environment=replace(REAL, sleep=sleep), transport=transport)
+
+
+def test_a_name_server_that_does_not_answer_may_answer_later(served: Served) -> None:
+    """As where a container starts before the network is there."""
+    asked = 0
+
+    class Late(Handing):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+                raise httpx.ConnectError("later", request=request) from error
+            return super().handle_request(request)
+
+    served.open(Late(lambda: served.service)).close()
+    assert asked == 2
+
+
+def test_what_a_caller_is_handling_is_no_cause_of_a_lost_answer(served: Served) -> None:
+    """A program that cannot reach something else writes so into the store, whose server carries it out and is gone
+    before it answers."""
+    lost = False
+
+    class Losing(Handing):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            response = super().handle_request(request)
+            if lost:
+                try:
+                    raise ConnectionResetError
+                except ConnectionResetError as error:
+                    raise httpx.ReadError("lost", request=request) from error
+            return response
+
+    backend = served.open(Losing(lambda: served.service))
+    appender = backend.appender("a")
+    lost = True
+    try:
+        raise ConnectionRefusedError
+    except ConnectionRefusedError:
+        with pytest.raises(CommitUnknownError):
+            appender.append(b"1\n")
+    lost = False
+    assert log_of(backend, "a") == b"1\n"
 
 
 @pytest.mark.parametrize(
