@@ -86,9 +86,14 @@ class Request:
             self._bytes += len(message.get("body", b""))
         await self._send(message)
 
-    def end(self) -> float:
-        """Log what came of it. Returns how many seconds it took."""
-        _current.reset(self._before)
+    def end(self, *, raised: bool = False) -> float:
+        """Log what came of it. Returns how many seconds it took.
+
+        :param raised: an exception goes on to the server that runs the application and logs it: that is about this
+            request, too.
+        """
+        if not raised:
+            _current.reset(self._before)
         seconds = REAL.monotonic() - self._began
         if _log.isEnabledFor(logging.DEBUG):
             extra = {
@@ -115,8 +120,10 @@ def accounted(application: App) -> App:
         request = Request(scope, send)
         try:
             await application(scope, receive, request.send)
-        finally:
-            request.end()
+        except BaseException:
+            request.end(raised=True)
+            raise
+        request.end()
 
     return answer
 

@@ -44,6 +44,7 @@ _log = logging.getLogger("opslog.server")
 Handler = Callable[[str, Scope, Receive, Send], Awaitable[int]]
 
 _READING = frozenset({"GET", "HEAD"})
+_FAULT = "this failed in the server, and may or may not have been done; the server's log says how"
 # Operations of stores whose answers last as long as somebody waits for more.
 _LIVE = frozenset({"feed", "listen"})
 
@@ -117,12 +118,22 @@ class App:
         try:
             status = await self._answer_or_refuse(method, scope, receive, request.send)
         except DisconnectedError:
+            request.end()
             return  # nobody is there to be answered
-        finally:
-            seconds = request.end()
+        except Exception:  # a fault of this program, which the server that runs it logs
+            if request.status is None:
+                await self._refuse(scope, request.send, Refused(500, _FAULT))
+            self._count(method, 500, request.asked, request.end(raised=True))
+            raise
+        except BaseException:
+            request.end(raised=True)
+            raise
+        self._count(method, status, request.asked, request.end())
+
+    def _count(self, method: str, status: int, asked: Asked | None, seconds: float) -> None:
         self.metrics.requests[method, status] += 1
         # Of a request that was not admitted nothing is counted here: anybody could make up names.
-        if (asked := request.asked) is not None:
+        if asked is not None:
             self.metrics.doors.requests[*asked, str(status)] += 1
             if asked[2] not in _LIVE:
                 self.metrics.doors.seconds[asked[:2]].observe(seconds)
@@ -135,6 +146,11 @@ class App:
         except OpslogError as error:
             _log.error("a request failed", extra={"method": method, "path": scope["path"], "error": str(error)})
             return await refuse(send, _failure(error), head=method == "HEAD")
+
+    async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> int:
+        if self._rest.answers(scope["path"]):
+            return await self._rest.refuse(scope, send, refused)
+        return await refuse(send, refused, head=scope["method"] == "HEAD")
 
     async def _answer(self, method: str, scope: Scope, receive: Receive, send: Send) -> int:
         path: str = scope["path"]

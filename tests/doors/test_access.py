@@ -121,6 +121,23 @@ def test_what_is_logged_for_a_request_has_its_id() -> None:
     assert "request_id" not in json.loads(JsonLines().format(record()))
 
 
+def test_an_exception_that_goes_on_is_logged_with_the_id() -> None:
+    """By whoever runs the application, in the task of the request."""
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    async def nothing() -> Message:
+        raise AssertionError
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await accounted(fail)(scope(("x-request-id", "one")), nothing, ignore)
+        assert json.loads(JsonLines().format(record()))["request_id"] == "one"
+
+    asyncio.run(run())
+
+
 def test_a_value_cannot_pass_for_another_line() -> None:
     text = Lines().format(record(path="/a\n2026-11-24 error", status=200))
     assert "\n" not in text

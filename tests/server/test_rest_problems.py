@@ -6,14 +6,16 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import opslog
 from opslog.doors import problems as doors
-from opslog.doors.access import named
+from opslog.doors.access import Receive, Scope, Send, named
 from opslog.doors.operations import Operations
 from opslog.server.http.rest import problems
 from opslog.server.http.rest.serving import ROOT
+from opslog.server.streams import Streams
 from tests.server.test_rest import Rest, problem
 
 
@@ -112,6 +114,42 @@ def test_what_is_logged_of_a_request_and_what_it_is_refused_with_have_its_id(
     assert [line[name] for name in ("door", "store", "operation", "status")] == ["http", "tasks", "get", 500]
     assert (line["method"], line["path"]) == ("GET", f"{ROOT}tasks/documents/a")
     assert line["bytes"] == len(answer.content)
+
+
+@pytest.mark.parametrize("path", [f"{ROOT}tasks/documents/a", "/v1/stream/a"])
+def test_a_fault_of_the_server_is_answered_and_logged_with_the_id_of_its_request(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """A server that runs the application logs what it raises, in the same task."""
+
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("/secret/place")
+
+    monkeypatch.setattr(Operations, "get", fail)
+    monkeypatch.setattr(Streams, "stream", fail)
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await rest.application(scope, receive, send)
+        except ZeroDivisionError:
+            logging.getLogger("uvicorn.error").exception("an exception in the application")
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(run), base_url="http://test") as client:
+            return await client.get(path, headers={"x-request-id": "me-1"})
+
+    caplog.handler.addFilter(named)
+    with caplog.at_level(logging.DEBUG, "opslog"):
+        answer = rest.run(ask())
+    caplog.handler.removeFilter(named)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "me-1")
+    assert "secret" not in answer.text
+    if path.startswith(ROOT):
+        assert problem(answer, 500, "unknown")["request_id"] == "me-1"
+    access, raised = (record.__dict__ for record in caplog.records)
+    assert (access["name"], access["status"], access["request_id"]) == ("opslog.access", 500, "me-1")
+    assert (raised["name"], raised["request_id"]) == ("uvicorn.error", "me-1")
+    assert rest.application.metrics.requests["GET", 500] == 1
 
 
 def test_every_code_of_the_doors_has_a_status() -> None:

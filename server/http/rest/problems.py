@@ -55,6 +55,7 @@ _REFUSED = {
     409: ("conflict", "Read what is there"),
     413: ("too_large", "Send less at once"),
     429: ("rate", "Wait as long as Retry-After says"),
+    500: ("unknown", "Read what is there, and decide by that; tell whoever runs the server"),
     503: ("unavailable", "Try again as Retry-After says"),
 }
 CODES = tuple(_CODES)

@@ -32,7 +32,7 @@ from opslog.server.http.rest import problems
 from opslog.server.http.rest.announcing import Announcing
 from opslog.server.http.rest.handlers import ROUTES
 from opslog.server.http.rest.openapi import description
-from opslog.server.http.rest.problems import PreconditionError
+from opslog.server.http.rest.problems import PreconditionError, ProblemDocument
 from opslog.server.http.rest.routes import Answer, Call, Route, point_of
 from opslog.server.http.tokens import Right, Token
 from opslog.server.options import Options
@@ -117,8 +117,16 @@ class Rest:
             if document.status >= 500:
                 extra = {"method": scope["method"], "path": scope["path"], "error": str(error)}
                 _log.error("a request failed", extra=extra)
+        return await self._send_problem(scope, send, document, headers)
+
+    async def refuse(self, scope: Scope, send: Send, refused: Refused) -> int:
+        """Answer with a refusal that was not raised in `answer`."""
+        return await self._send_problem(scope, send, *problems.document_of(refused))
+
+    async def _send_problem(self, scope: Scope, send: Send, document: ProblemDocument, headers: Headers) -> int:
         document.request_id = request_of(scope).id
         body = msgspec.json.encode(document)
+        head = scope["method"] == "HEAD"
         return await reply(send, document.status, [problems.CONTENT_TYPE, NO_STORE, *headers], body, head=head)
 
     def _namer(self, scope: Scope) -> Callable[[str], str]:
