@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -59,7 +60,9 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the store is called in logs and figures: the last part of its URL."""
+        """What the store is called in logs and figures: the last part of its URL, or of its path."""
+        if "://" not in self.url:
+            return os.path.basename(os.path.abspath(self.url))
         parts = urlsplit(self.url)
         return PurePosixPath(parts.path).name or parts.netloc
 

@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 import opslog
 from opslog.doors.sessions import session_name
+from opslog.mcp.running import Offer
 from tests.support.mcp_clients import COMMAND, ERAS, Calls, Refused, http, stdio
 from tests.support.places import DIRECTORY, Place
 
@@ -214,3 +215,25 @@ def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert "no store" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("tasks", "tasks"),
+        ("/srv/tasks/", "tasks"),
+        (".", "here"),
+        ("./..", "up"),
+        ("a#1", "a#1"),
+        ("memory://tasks", "tasks"),
+        ("s3://bucket/team/tasks", "tasks"),
+        ("s3://bucket/", "bucket"),
+    ],
+)
+def test_the_store_has_a_name_in_figures_and_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, name: str
+) -> None:
+    place = tmp_path / "up" / "here"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    assert Offer(url).name == name
