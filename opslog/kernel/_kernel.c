@@ -2986,8 +2986,8 @@ PyDoc_STRVAR(find_document_doc,
 "`winners`; or, where neither has the id, that of a set in `table` (None: there is none) with a clock greater than `after` and\n"
 "of version `v` (0: any, None: do not look there), decoded. None where that needs more: another winner, no such set, or a text\n"
 "that `dumps` does not make again of what `loads` makes of it.\n\n"
-"`read`: ids that were read lately and are not kept. It gets this one, and has no more than `most`; one that is there already\n"
-"is None, so that it is kept. None: all are to be kept.");
+"`read`: ids that were read lately and are not kept. It gets that of a document from `table`, and has no more than `most`; one\n"
+"that is there already is None, so that it is kept. None: all are to be kept.");
 
 static PyObject *
 find_document(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -3028,14 +3028,9 @@ find_document(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (most > 0) {
-        int was_read = PySet_Contains(read, id);
-        if (was_read) {
-            return was_read < 0 ? NULL : Py_NewRef(Py_None);
-        }
-        if ((PySet_Size(read) >= most && PySet_Clear(read) < 0) || PySet_Add(read, id) < 0) {
-            return NULL;
-        }
+    int was_read = PySet_Contains(read, id);
+    if (was_read) {
+        return was_read < 0 ? NULL : Py_NewRef(Py_None);
     }
     const char *at = find_record((Table *)args[5], id);
     if (at == NULL) {
@@ -3045,7 +3040,14 @@ find_document(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (record.clock <= after || (v && record.v != v)) {
         Py_RETURN_NONE;
     }
-    return decode_exactly(at + RECORD_BYTES + record.id_length, record.data_length, args[8], args[9]);
+    PyObject *document
+        = decode_exactly(at + RECORD_BYTES + record.id_length, record.data_length, args[8], args[9]);
+    /* Only what is found, since Python remembers what it has found itself. */
+    if (document != NULL && document != Py_None && most > 0
+        && ((PySet_Size(read) >= most && PySet_Clear(read) < 0) || PySet_Add(read, id) < 0)) {
+        Py_CLEAR(document);
+    }
+    return document;
 }
 
 /* -- the module --------------------------------------------------------------------------------------------------- */

@@ -284,6 +284,14 @@ class TestFindDocument:
         assert self.find("3", table, read=read, most=3) == {}
         assert read == {"3"}
 
+    @pytest.mark.parametrize("id", ["none", "old", "of version 3", "escaped"])
+    def test_what_it_does_not_find_is_not_remembered(self, id: str) -> None:
+        """Python remembers that itself; what is there already is kept at its first read."""
+        sets = put(1, "old", b"{}"), put(5, "of version 3", b"{}", 3), put(6, "escaped", b'{"a":"\\u0041"}')
+        read = {"x"}
+        assert self.find(id, table_of(*sets), read=read, most=1, after=4) is None
+        assert read == {"x"}
+
     def test_errors_get_out(self) -> None:
         table = table_of(put(1, "x", b"{}"))
 
