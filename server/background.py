@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any
 
 
@@ -27,9 +28,12 @@ class Background:
         if self.stopping:
             coroutine.close()
             return
-        task = asyncio.get_running_loop().create_task(coroutine)
+        # Without the context of the request that spawns it: lines logged from here on, by timers that it sets too, are
+        # not about that request.
+        context = Context()
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self.tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._ended, context=context)
 
     async def stop(self) -> None:
         """Begin no more tasks, and cancel the running ones."""
