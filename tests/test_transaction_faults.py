@@ -211,6 +211,33 @@ def test_a_plain_write_after_the_half_of_a_group_that_is_in_the_log_wins(
         assert store["x"] == {"by": "plain write"}
 
 
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_plain_write_does_not_outrank_a_transaction_whose_reading_was_interrupted(
+    url: str, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was ahead of it already."""
+    with open_writer(url, "a", settings=opslog.Settings(undo_window=0)) as a, open_writer(url, "b") as b:
+        b.create("x", {"by": "b"})
+        replica = replica_of(a)
+        observe = replica.clock.observe
+
+        def interrupted(clock: int) -> None:
+            observe(clock)
+            raise KeyboardInterrupt
+
+        if loads:
+            b.compact()  # what was not read here
+        with monkeypatch.context() as patch:
+            patch.setattr(replica.clock, "observe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                a.refresh()
+        a["x"] = {"by": "a"}
+        assert a["x"] == {"by": "a"}
+        record = a.record("x")
+        assert record is not None
+        assert record.agent == TRANSACTIONS
+
+
 def test_a_query_is_asked_again_after_its_group_was_interrupted(url: str) -> None:
     with open_writer(url, "a") as store, open_writer(url, "b") as b:
         deciding = deciding_of(store)

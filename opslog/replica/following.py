@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -220,15 +220,16 @@ class Following(Memory):
         """The next commits of a log that is not this agent's come into the state, and some of them into the news; the
         cursor is where they end."""
 
-        def take(state: State) -> None:
+        def coming() -> Iterator[Commit]:
+            # Before the first one comes in, or a thread could read it, and answer with a smaller clock; and in here, so
+            # that an interrupt leaves the state torn: a plain write must not outrank what is not in memory.
             if commits:
                 if cursor.agent == TRANSACTIONS:
                     self.guards += 1
-                # First, or a thread could read them, and answer with a smaller clock.
                 self.clock.observe(commits[-1].clock)
-            state.apply(commits, partial(self.news.add, news, cursor))
+            yield from commits
 
-        self.change(take)
+        self.change(lambda state: state.apply(coming(), partial(self.news.add, news, cursor)))
 
     def _of_others(self, commits: Sequence[Commit]) -> Sequence[Commit]:
         """Without this agent's transactions, which are no news to it."""
@@ -312,13 +313,14 @@ class Following(Memory):
         if log is not None:
             self._read_own(state, log)
 
-        def swap(_: State) -> None:
+        def swap(old: State) -> None:
+            state.take_indexes(old)
+            self.decoded.clear()  # before: what an exception leaves of it belongs to the state that is there
+            # First the clock, as for what is read on; until the other state is there, this one counts as torn.
+            old.is_torn = True
             if state.has_transactions:
                 self.guards += 1
-            # First, or a thread could read what is in it, and answer with a smaller clock.
             self.clock.observe(state.clock)
-            state.take_indexes(self.state)
-            self.decoded.clear()  # before: what an exception leaves of it belongs to the state that is there
             self.state = state
 
         self.change(swap)
