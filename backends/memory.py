@@ -191,10 +191,15 @@ class MemoryBackend(forking.ProcessBound):
         check_name(agent, "agent")
 
         def attempt() -> Position | None:
+            mine: list[MemoryAppender] = []
+
+            def append() -> Position | None:
+                mine.append(self.appender(agent))
+                return mine[0].append_at(end, data)
+
             # Calls of this method wait for each other here, and so never find each other's names taken.
             with self._storage.mutex:
-                appender = self.appender(agent)
-                return append_once(lambda: appender.append_at(end, data), appender.close)
+                return append_once(append, lambda: mine[0].close() if mine else None)
 
         return in_turn(attempt, lambda: False, REAL, agent, self.url)
 

@@ -20,9 +20,10 @@ _PAUSE_SECONDS_MAX = 0.002
 
 
 def append_once(append: Callable[[], Position | None], leave: Callable[[], None]) -> Position | None:
-    """What `append` returns, called by who has the name.
+    """What `append` returns.
 
-    :param leave: gives it back; idempotent.
+    :param append: takes the name, and appends. In here, so that no interrupt comes between its taking and the block.
+    :param leave: gives the name back, if it was taken; idempotent.
     """
     try:
         return append()

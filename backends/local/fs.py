@@ -303,8 +303,14 @@ class FsBackend(forking.ProcessBound):
 
     def append_at(self, agent: str, end: Position, data: bytes) -> Position | None:
         def attempt() -> Position | None:
-            mine = [self._resumed(agent, end.segment) or self._take_name(agent, durable=False, newest=end.segment)]
-            return turns.append_once(lambda: mine[0].append_at(end, data), lambda: self._resting.rest(agent, mine))
+            mine: list[FsAppender] = []
+
+            def append() -> Position | None:
+                resumed = self._resumed(agent, end.segment)
+                mine.append(resumed or self._take_name(agent, durable=False, newest=end.segment))
+                return mine[0].append_at(end, data)
+
+            return turns.append_once(append, lambda: self._resting.rest(agent, mine))
 
         return turns.in_turn(attempt, lambda: goes_on(self, agent, end), self._environment, agent, self.url)
 
