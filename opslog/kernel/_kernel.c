@@ -2095,9 +2095,11 @@ typedef struct {
     size_t length; /* of the line, with its newline */
     uint64_t clock;
     uint32_t id_length;
-    uint16_t agent_length;
-    uint8_t is_live, is_plain; /* a set; and that not of the shared log */
+    uint32_t agent_length : 30, is_live : 1, is_plain : 1; /* a set; and that not of the shared log */
 } Row;
+
+/* Far more than a line can have. */
+#define AGENT_MAX (1u << 30)
 
 /* The log whose sets are listed in parts one by one. */
 #define SHARED "transactions"
@@ -2159,8 +2161,8 @@ read_row(Bytes at, Bytes end, Row *row)
         return 0;
     }
     row->id_length = (uint32_t)id_length;
-    row->agent_length = (uint16_t)agent_length;
-    return end - at == 1 && *at == '}' && id_length <= UINT32_MAX && agent_length <= UINT16_MAX;
+    row->agent_length = agent_length & (AGENT_MAX - 1);
+    return end - at == 1 && *at == '}' && id_length <= UINT32_MAX && agent_length < AGENT_MAX;
 }
 
 static int
@@ -2224,13 +2226,13 @@ row_from(PyObject *record, Row *row)
     if (row->agent == NULL) {
         return -1;
     }
-    if ((uint64_t)id_length > UINT32_MAX || agent_length > UINT16_MAX) {
+    if ((uint64_t)id_length > UINT32_MAX || (uint64_t)agent_length >= AGENT_MAX) {
         PyErr_SetString(PyExc_OverflowError, "an id or the name of an agent is too long");
         return -1;
     }
     row->clock = clock;
     row->id_length = (uint32_t)id_length;
-    row->agent_length = (uint16_t)agent_length;
+    row->agent_length = (uint32_t)agent_length & (AGENT_MAX - 1);
     row->is_live = is_live != 0;
     return 0;
 }
@@ -2281,7 +2283,7 @@ rows(PyObject *module, PyObject *args)
                 declined = 1;
                 break;
             }
-            row->is_plain = (uint8_t)is_plain_row(row);
+            row->is_plain = is_plain_row(row);
         }
         at = newline + 1;
     }
@@ -2304,7 +2306,7 @@ rows(PyObject *module, PyObject *args)
         if (row_from(PyTuple_GetItem(decoded, (Py_ssize_t)index), &found[index]) < 0) {
             goto done;
         }
-        found[index].is_plain = (uint8_t)is_plain_row(&found[index]);
+        found[index].is_plain = is_plain_row(&found[index]);
     }
     PyTypeObject *type = ((ModuleState *)PyModule_GetState(module))->rows_type;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -2466,10 +2468,11 @@ winners_meet(PyObject *self, PyObject *argument)
         return NULL;
     }
     Rows *met = (Rows *)argument;
+    size_t place = winners->place; /* which another thread may change */
     Py_BEGIN_ALLOW_THREADS
     size_t index = 0;
-    while (index < met->count && winners->place < winners->count) {
-        const char *at = winner_at(winners, winners->place);
+    while (index < met->count && place < winners->count) {
+        const char *at = winner_at(winners, place);
         Record record = head_of(at);
         const Row *row = &met->rows[index];
         int order = compare_texts(at + RECORD_BYTES, record.id_length, row->id, row->id_length);
@@ -2477,12 +2480,13 @@ winners_meet(PyObject *self, PyObject *argument)
             index++;
             continue;
         }
-        uint8_t *known = &winners->known[winners->place++];
+        uint8_t *known = &winners->known[place++];
         if (order == 0 && !(*known & FOUND)) {
             *known |= FOUND | (row->is_live ? FOUND_LIVE : 0) | (outranks(winners, &record, row) ? 0 : LOST);
         }
     }
     Py_END_ALLOW_THREADS
+    winners->place = place;
     winners->is_busy = 0;
     Py_RETURN_NONE;
 }
@@ -2567,8 +2571,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Source *sources; /* newer ones first */
-    uint8_t *is_least; /* which of them stand at the least id */
     size_t count;
+    char *last; /* the id of the line that was returned last; NULL: there was none */
+    size_t last_length;
     char *out;
     size_t room;
     int is_busy;
@@ -2584,7 +2589,7 @@ merger_dealloc(PyObject *self)
         Py_XDECREF((PyObject *)merger->sources[index].rows);
     }
     free(merger->sources);
-    free(merger->is_least);
+    free(merger->last);
     free(merger->out);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -2617,8 +2622,7 @@ merger_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         return NULL;
     }
     merger->sources = calloc((size_t)count + 1, sizeof(Source));
-    merger->is_least = calloc((size_t)count + 1, 1);
-    if (merger->sources == NULL || merger->is_least == NULL) {
+    if (merger->sources == NULL) {
         Py_DECREF(merger);
         return PyErr_NoMemory();
     }
@@ -2693,16 +2697,16 @@ head_of_source(Source *source, const char **id, size_t *length)
     return 1;
 }
 
-/* What `find_least` has found. */
+/* What `find_next` has found. */
 typedef struct {
     Source *source; /* the newest one of those that stand at the least id; NULL: all have ended */
     const char *id;
     size_t length;
     size_t wanting; /* the number of a source for which rows must be given first, or the number of sources */
-} Least;
+} Next;
 
 static void
-find_least(Merger *merger, Least *least)
+find_least(Merger *merger, Next *least)
 {
     least->source = NULL;
     least->wanting = merger->count;
@@ -2710,32 +2714,45 @@ find_least(Merger *merger, Least *least)
         const char *id;
         size_t length;
         int has = head_of_source(&merger->sources[number], &id, &length);
-        merger->is_least[number] = 0;
         if (has < 0) {
             least->wanting = number;
             return;
         }
-        if (!has) {
-            continue;
-        }
-        int order = least->source == NULL ? -1 : compare_texts(id, length, least->id, least->length);
-        if (order < 0) {
-            memset(merger->is_least, 0, number);
+        if (has && (least->source == NULL || compare_texts(id, length, least->id, least->length) < 0)) {
             least->source = &merger->sources[number];
             least->id = id;
             least->length = length;
         }
-        merger->is_least[number] = order <= 0;
     }
 }
 
-/* Go on after the least id in all sources that stand at it. */
+/* The next line: the least one that has not the id of the one before it. */
 static void
-pass(Merger *merger)
+find_next(Merger *merger, const char *last, size_t last_length, Next *next)
 {
-    for (size_t number = 0; number < merger->count; number++) {
-        merger->sources[number].place += merger->is_least[number];
+    for (;;) {
+        find_least(merger, next);
+        if (next->wanting < merger->count || next->source == NULL || last == NULL
+            || compare_texts(next->id, next->length, last, last_length) != 0) {
+            return;
+        }
+        next->source->place++;
     }
+}
+
+/* Keep the id of the line that was returned last. */
+static int
+keep_last(Merger *merger, const char *id, size_t length)
+{
+    char *last = realloc(merger->last, length + 1);
+    if (last == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(last, id, length);
+    merger->last = last;
+    merger->last_length = length;
+    return 0;
 }
 
 /* Room for so many more bytes of `out`. */
@@ -2773,16 +2790,16 @@ merger_take(PyObject *self, PyObject *argument)
         return NULL;
     }
     size_t used = 0, count = 0;
-    const char *first = NULL, *last = NULL;
-    size_t first_length = 0, last_length = 0;
+    const char *first = NULL, *last = merger->last;
+    size_t first_length = 0, last_length = merger->last_length;
     int no_memory = 0;
-    Least least;
+    Next next;
 
     Py_BEGIN_ALLOW_THREADS
     do {
-        find_least(merger, &least);
-        Source *source = least.source;
-        if (source == NULL || least.wanting < merger->count) {
+        find_next(merger, last, last_length, &next);
+        Source *source = next.source;
+        if (source == NULL || next.wanting < merger->count) {
             break;
         }
         if (source->winners != NULL) {
@@ -2810,27 +2827,31 @@ merger_take(PyObject *self, PyObject *argument)
             used += row->length;
         }
         if (!count++) {
-            first = least.id;
-            first_length = least.length;
+            first = next.id;
+            first_length = next.length;
         }
-        last = least.id;
-        last_length = least.length;
-        pass(merger);
+        last = next.id;
+        last_length = next.length;
+        source->place++;
     } while (wanted > 0 && used < (size_t)wanted);
     Py_END_ALLOW_THREADS
 
-    merger->is_busy = 0;
+    PyObject *taken = NULL;
     if (no_memory) {
-        return PyErr_NoMemory();
+        PyErr_NoMemory();
+    } else if (count) {
+        taken = Py_BuildValue("(y#ns#s#)", merger->out, (Py_ssize_t)used, (Py_ssize_t)count, first,
+                              (Py_ssize_t)first_length, last, (Py_ssize_t)last_length);
+        if (keep_last(merger, last, last_length) < 0) {
+            Py_CLEAR(taken);
+        }
+    } else if (next.wanting < merger->count) {
+        taken = PyLong_FromSize_t(next.wanting);
+    } else {
+        taken = Py_NewRef(Py_None);
     }
-    if (count) {
-        return Py_BuildValue("(y#ns#s#)", merger->out, (Py_ssize_t)used, (Py_ssize_t)count, first,
-                             (Py_ssize_t)first_length, last, (Py_ssize_t)last_length);
-    }
-    if (least.wanting < merger->count) {
-        return PyLong_FromSize_t(least.wanting);
-    }
-    Py_RETURN_NONE;
+    merger->is_busy = 0;
+    return taken;
 }
 
 PyDoc_STRVAR(merger_row_doc,
@@ -2841,24 +2862,25 @@ static PyObject *
 merger_row(PyObject *self, PyObject *unused)
 {
     Merger *merger = (Merger *)self;
-    Least least;
+    Next next;
     if (begin_alone(&merger->is_busy) < 0) {
         return NULL;
     }
-    find_least(merger, &least);
+    find_next(merger, merger->last, merger->last_length, &next);
     merger->is_busy = 0;
-    if (least.wanting < merger->count || (least.source != NULL && least.source->rows == NULL)) {
+    if (next.wanting < merger->count || (next.source != NULL && next.source->rows == NULL)) {
         PyErr_SetString(PyExc_ValueError, "no row that was left");
         return NULL;
     }
-    if (least.source == NULL) {
+    if (next.source == NULL) {
         Py_RETURN_NONE;
     }
-    const Row *row = &least.source->rows->rows[least.source->place];
+    const Row *row = &next.source->rows->rows[next.source->place];
     PyObject *line = PyBytes_FromStringAndSize(row->line, (Py_ssize_t)row->length);
-    if (line != NULL) {
-        pass(merger);
+    if (line != NULL && keep_last(merger, next.id, next.length) < 0) {
+        Py_CLEAR(line);
     }
+    next.source->place += line != NULL;
     return line;
 }
 

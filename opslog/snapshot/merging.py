@@ -24,10 +24,11 @@ def rows_of(lines: bytes, path: str, offset: int) -> _kernel.Rows:
     :raises CorruptError: one is no record.
     """
     assert rows is not None, "only the kernel has these"
-    found = rows(lines, None)
+    whole = lines if lines.endswith(b"\n") else lines + b"\n"  # as `decode_rows` ends them
+    found = rows(whole, None)
     if found is None:  # some of them were written by another program
         records = decode_records(lines, path, offset)
-        found = rows(lines, tuple((item.id, item.clock, item.agent, isinstance(item, Set)) for item in records))
+        found = rows(whole, tuple((item.id, item.clock, item.agent, isinstance(item, Set)) for item in records))
         assert found is not None
     return found
 
