@@ -155,8 +155,8 @@ def test_answers_are_those_of_plain_python(
 def test_a_field_that_no_document_can_have_is_in_none(store: opslog.Store[Document]) -> None:
     """Half of a surrogate pair, which JSON from elsewhere may have in a condition."""
     name = "\ud800"
-    assert (store.find({name: 1}), store.count({name: 1}), store.group("number", {name: 1})) == ([], 0, [])
-    assert store.find({"kind": name}) == []
+    assert store.find({name: 1}) == store.find({"kind": name}) == []
+    assert (store.count({name: 1}), store.group("number", {name: 1})) == (0, [])
     assert store.find(order_by=name) == store.find()
     assert store.group(name) == [(None, len(store))]
 
