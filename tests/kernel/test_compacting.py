@@ -293,7 +293,7 @@ def test_parts_of_another_program(
         rewrite_the_part(root, replica_of(store).backend, change, cut)
         store.update({f"id-{number:02}": {"n": -number} for number in range(20, 50)})
     shutil.copytree(root, other)
-    found = []
+    found: list[object] = []
     for path in (root, other):
         use(monkeypatch, path is other)
         with opslog.open(path, agent="b", compact_after=None) as store:
