@@ -569,6 +569,58 @@ write_ts(char *to, uint64_t packed)
     }
 }
 
+/* A part of the bytes that were read. */
+typedef struct {
+    Bytes at;
+    size_t length;
+} Text;
+
+/* As memcmp, a shorter one before the longer one that begins with it. */
+static int
+compare_texts(const void *one, size_t length, const void *other, size_t other_length)
+{
+    int order = memcmp(one, other, length < other_length ? length : other_length);
+    return order ? order : (length > other_length) - (length < other_length);
+}
+
+/* A string without escapes, of which `at` is behind the opening quote. Where what follows it begins. */
+static Bytes
+read_text(Bytes at, Bytes end, Text *text)
+{
+    text->at = at;
+    if ((at = skip_string(at, end, 0)) != NULL) {
+        text->length = (size_t)(at - text->at) - 1;
+    }
+    return at;
+}
+
+/* What each line begins with: ts and clock. Where its agent begins, behind the quote; NULL: it has another form. */
+static Bytes
+read_times(Bytes at, Bytes end, uint64_t *ts, uint64_t *clock)
+{
+    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, ts)
+        || (at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, clock)) == NULL) {
+        return NULL;
+    }
+    return SKIP(at, end, ",\"agent\":\"");
+}
+
+/* What a record of a snapshot begins with, those of transactions too. Where its op begins, with the comma before it; NULL: it
+ * has another form. */
+static Bytes
+read_signature(Bytes at, Bytes end, uint64_t *clock, Text *agent)
+{
+    uint64_t ts;
+    Text text;
+    Bytes next;
+    if ((at = read_times(at, end, &ts, clock)) == NULL || (at = read_text(at, end, agent)) == NULL
+        || ((next = SKIP(at, end, ",\"by\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)
+        || ((next = SKIP(at, end, ",\"tx\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)) {
+        return NULL;
+    }
+    return at;
+}
+
 /* A set as a line has it; offsets are those in the chunk. */
 typedef struct {
     uint64_t clock, ts, v;
@@ -579,11 +631,7 @@ typedef struct {
 static Bytes
 read_head(Bytes at, Bytes end, Bytes agent, size_t agent_length, Line *line)
 {
-    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &line->ts)) {
-        return NULL;
-    }
-    if ((at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &line->clock)) == NULL
-        || (at = SKIP(at, end, ",\"agent\":\"")) == NULL
+    if ((at = read_times(at, end, &line->ts, &line->clock)) == NULL
         || (at = skip_word(at, end, (const char *)agent, agent_length)) == NULL) {
         return NULL;
     }
@@ -1377,9 +1425,7 @@ static int
 compare_long_keys(const void *one, const void *other)
 {
     const LongKey *left = one, *right = other;
-    size_t shorter = left->length < right->length ? left->length : right->length;
-    int order = memcmp(left->id, right->id, shorter);
-    return order ? order : (left->length > right->length) - (left->length < right->length);
+    return compare_texts(left->id, left->length, right->id, right->length);
 }
 
 /* Put references in order of id, of which the first bytes, `from` of them, are alike. `keys` and `spare` have room for as
@@ -1558,9 +1604,7 @@ find_place(Table *table, PyObject *id, size_t *place)
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         const char *at = record_at(table, table->order[middle]);
-        size_t other = head_of(at).id_length;
-        int order = memcmp(at + RECORD_BYTES, text, other < (size_t)length ? other : (size_t)length);
-        if (order < 0 || (order == 0 && other < (size_t)length)) {
+        if (compare_texts(at + RECORD_BYTES, head_of(at).id_length, text, (size_t)length) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -1732,36 +1776,27 @@ static PyType_Spec table_spec = {
 #define EXPONENT_MAX 2
 #define FIELDS_MAX 16
 
-typedef struct {
-    Bytes at;
-    size_t length;
-} Name;
-
 static int
-is_named(const Name *name, Bytes at, size_t length)
+is_named(const Text *name, Bytes at, size_t length)
 {
     return name->length == length && memcmp(name->at, at, length) == 0;
 }
 
 /* The names of the objects that a value lies in, those of the innermost one last. */
 typedef struct {
-    Name names[NAMES_MAX];
+    Text names[NAMES_MAX];
     size_t count;
 } Known;
 
 /* Where the name of a member ends, behind its colon; NULL where there is none without escapes, or the object whose names
  * begin at `first` has it already. */
 static Bytes
-read_name(Bytes at, Bytes end, Known *known, size_t first, Name *name)
+read_name(Bytes at, Bytes end, Known *known, size_t first, Text *name)
 {
-    if (at == end || *at != '"') {
+    if (at == end || *at != '"' || (at = read_text(at + 1, end, name)) == NULL || at == end || *at != ':'
+        || known->count == NAMES_MAX) {
         return NULL;
     }
-    name->at = at + 1;
-    if ((at = skip_string(at + 1, end, 0)) == NULL || at == end || *at != ':' || known->count == NAMES_MAX) {
-        return NULL;
-    }
-    name->length = (size_t)(at - name->at) - 1;
     for (size_t index = first; index < known->count; index++) {
         if (is_named(&known->names[index], name->at, name->length)) {
             return NULL;
@@ -1772,9 +1807,9 @@ read_name(Bytes at, Bytes end, Known *known, size_t first, Name *name)
 }
 
 static PyObject *
-text_of(Bytes at, size_t length)
+string_of(Text text)
 {
-    return PyUnicode_FromStringAndSize((const char *)at, (Py_ssize_t)length);
+    return PyUnicode_FromStringAndSize((const char *)text.at, (Py_ssize_t)text.length);
 }
 
 /* The five functions that follow return where something ends that a document can have: it is in JSON without spaces, and
@@ -1832,12 +1867,14 @@ read_number_value(Bytes at, Bytes end, PyObject **value)
 static Bytes
 read_string_value(Bytes at, Bytes end, PyObject **value)
 {
-    Bytes stop = skip_string(at + 1, end, value == NULL);
-    if (stop != NULL && value != NULL) {
-        *value = text_of(at + 1, (size_t)(stop - at) - 2);
-        return *value == NULL ? NULL : stop;
+    if (value == NULL) {
+        return skip_string(at + 1, end, 1);
     }
-    return stop;
+    Text text;
+    if ((at = read_text(at + 1, end, &text)) == NULL || (*value = string_of(text)) == NULL) {
+        return NULL;
+    }
+    return at;
 }
 
 static Bytes
@@ -1887,7 +1924,7 @@ read_container(Bytes at, Bytes end, int depth, Known *known, PyObject **value)
     size_t first = known->count;
     int is_empty = end - at > 1 && at[1] == closing;
     while (!is_empty) {
-        Name name;
+        Text name;
         PyObject *item = NULL;
         at++;
         if (is_object && (at = read_name(at, end, known, first, &name)) == NULL) {
@@ -1900,7 +1937,7 @@ read_container(Bytes at, Bytes end, int depth, Known *known, PyObject **value)
         if (value != NULL) {
             int added = -1;
             if (is_object) {
-                PyObject *key = text_of(name.at, name.length);
+                PyObject *key = string_of(name);
                 added = key == NULL ? -1 : PyDict_SetItem(container, key, item);
                 Py_XDECREF(key);
             } else {
@@ -1930,7 +1967,7 @@ failed:
 
 /* What is asked for: fields at the top of documents of a schema version; 0: of any. */
 typedef struct {
-    Name names[FIELDS_MAX];
+    Text names[FIELDS_MAX];
     size_t count;
     uint64_t version;
 } Asked;
@@ -1947,7 +1984,7 @@ read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **
         return at + 2;
     }
     do {
-        Name name;
+        Text name;
         if ((at = read_name(at + 1, end, known, 0, &name)) == NULL) {
             return NULL;
         }
@@ -1963,46 +2000,20 @@ read_document(Bytes at, Bytes end, const Asked *asked, Known *known, PyObject **
     return *at == '}' ? at + 1 : NULL;
 }
 
-/* A string of a line, without escapes, from behind its opening quote on to behind its closing one. */
-static Bytes
-read_text(Bytes at, Bytes end, Name *text)
-{
-    text->at = at;
-    at = at == NULL ? NULL : skip_string(at, end, 0);
-    if (at != NULL) {
-        text->length = (size_t)(at - text->at) - 1;
-    }
-    return at;
-}
-
 /* The id and the fields of a set of the usual form, of any agent or transaction, in a line without its newline. Those that
  * it has are new references, also where it returns 0. */
 static int
-read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Name *id, PyObject **values)
+read_set_fields(Bytes at, Bytes end, const Asked *asked, Known *known, Text *id, PyObject **values)
 {
-    uint64_t ts, clock, version = 1;
-    Name text;
-    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &ts)) {
-        return 0;
-    }
-    if ((at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &clock)) == NULL
-        || (at = SKIP(at, end, ",\"agent\":\"")) == NULL || (at = read_text(at, end, &text)) == NULL) {
-        return 0;
-    }
-    Bytes next = SKIP(at, end, ",\"by\":\"");
-    if (next != NULL && (at = read_text(next, end, &text)) == NULL) {
-        return 0;
-    }
-    next = SKIP(at, end, ",\"tx\":\"");
-    if (next != NULL && (at = read_text(next, end, &text)) == NULL) {
-        return 0;
-    }
-    if ((at = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) == NULL || (at = read_text(at, end, id)) == NULL
+    uint64_t clock, version = 1;
+    Text agent;
+    if ((at = read_signature(at, end, &clock, &agent)) == NULL
+        || (at = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) == NULL || (at = read_text(at, end, id)) == NULL
         || (at = SKIP(at, end, ",\"data\":")) == NULL
         || (at = read_document(at, end, asked, known, values)) == NULL) {
         return 0;
     }
-    next = SKIP(at, end, ",\"v\":");
+    Bytes next = SKIP(at, end, ",\"v\":");
     if (next != NULL && (at = read_number(next, end, &version)) == NULL) {
         return 0;
     }
@@ -2063,10 +2074,10 @@ fields(PyObject *module, PyObject *args)
     for (Bytes at = base, newline; at < end; at = newline + 1, line++) {
         newline = memchr(at, '\n', (size_t)(end - at)); /* there is one: the last byte is one */
         PyObject *values[FIELDS_MAX] = {NULL};
-        Name id;
+        Text id;
         int is_set = read_set_fields(at, newline, &asked, &known, &id, values), failed = PyErr_Occurred() != NULL;
         if (!failed) {
-            failed = is_set ? append(ids, text_of(id.at, id.length)) : append(others, PyLong_FromSsize_t(line));
+            failed = is_set ? append(ids, string_of(id)) : append(others, PyLong_FromSsize_t(line));
         }
         for (size_t index = 0; index < asked.count; index++) {
             if (is_set && !failed) {
@@ -2104,49 +2115,21 @@ typedef struct {
 /* The log whose sets are listed in parts one by one. */
 #define SHARED "transactions"
 
-static int
-compare_texts(const char *one, size_t length, const char *other, size_t other_length)
-{
-    int order = memcmp(one, other, length < other_length ? length : other_length);
-    return order ? order : (length > other_length) - (length < other_length);
-}
-
-/* A string without escapes, of which `at` is behind the opening quote. Where what follows it begins. */
-static Bytes
-read_string(Bytes at, Bytes end, const char **text, size_t *length)
-{
-    *text = (const char *)at;
-    if ((at = skip_string(at, end, 0)) != NULL) {
-        *length = (size_t)((const char *)at - *text) - 1;
-    }
-    return at;
-}
-
 /* Whether these bytes, without the newline, are a record of a snapshot in the form that Python writes. */
 static int
 read_row(Bytes at, Bytes end, Row *row)
 {
-    uint64_t ts, v;
-    size_t id_length, agent_length, length;
-    const char *text;
+    uint64_t v;
+    Text agent, id, text;
     Bytes next;
-    if ((at = SKIP(at, end, "{\"ts\":\"")) == NULL || end - at < TS_LENGTH || !read_ts(at, &ts)
-        || (at = SKIP(at + TS_LENGTH, end, "\",\"clock\":")) == NULL || (at = read_number(at, end, &row->clock)) == NULL
-        || (at = SKIP(at, end, ",\"agent\":\"")) == NULL
-        || (at = read_string(at, end, &row->agent, &agent_length)) == NULL) {
-        return 0;
-    }
-    if ((next = SKIP(at, end, ",\"by\":\"")) != NULL && (at = read_string(next, end, &text, &length)) == NULL) {
-        return 0;
-    }
-    if ((next = SKIP(at, end, ",\"tx\":\"")) != NULL && (at = read_string(next, end, &text, &length)) == NULL) {
+    if ((at = read_signature(at, end, &row->clock, &agent)) == NULL) {
         return 0;
     }
     row->is_live = (next = SKIP(at, end, ",\"op\":\"set\",\"id\":\"")) != NULL;
     if (next == NULL && (next = SKIP(at, end, ",\"op\":\"delete\",\"id\":\"")) == NULL) {
         return 0;
     }
-    if ((at = read_string(next, end, &row->id, &id_length)) == NULL) {
+    if ((at = read_text(next, end, &id)) == NULL) {
         return 0;
     }
     if (row->is_live) {
@@ -2154,15 +2137,15 @@ read_row(Bytes at, Bytes end, Row *row)
             || ((next = SKIP(at, end, ",\"v\":")) != NULL && (at = read_number(next, end, &v)) == NULL)) {
             return 0;
         }
-    } else if (((next = SKIP(at, end, ",\"archived\":\"")) != NULL
-                && (at = read_string(next, end, &text, &length)) == NULL)
-               || ((next = SKIP(at, end, ",\"folded\":\"")) != NULL
-                   && (at = read_string(next, end, &text, &length)) == NULL)) {
+    } else if (((next = SKIP(at, end, ",\"archived\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)
+               || ((next = SKIP(at, end, ",\"folded\":\"")) != NULL && (at = read_text(next, end, &text)) == NULL)) {
         return 0;
     }
-    row->id_length = (uint32_t)id_length;
-    row->agent_length = agent_length & (AGENT_MAX - 1);
-    return end - at == 1 && *at == '}' && id_length <= UINT32_MAX && agent_length < AGENT_MAX;
+    row->id = (const char *)id.at;
+    row->id_length = (uint32_t)id.length;
+    row->agent = (const char *)agent.at;
+    row->agent_length = agent.length & (AGENT_MAX - 1);
+    return end - at == 1 && *at == '}' && id.length <= UINT32_MAX && agent.length < AGENT_MAX;
 }
 
 static int
