@@ -206,14 +206,19 @@ def _orphaned(session: Session, directory: str) -> int:
 )
 @click.pass_obj
 def export_command(session: Session, file: str, as_of: Point | None, plain: bool, form: str | None) -> None:
-    """Write all documents, in order of id, to FILE (gzipped, if its name ends with .gz) or to stdout.
+    """Write all documents, in order of id, to FILE or to stdout.
 
-    As JSON lines there is one document per line; as Parquet or CSV (this needs the extra query) a column for id, and
-    one for each field. `opslog import` reads all of them again. FILE appears when it is whole.
+    As JSON lines (gzipped, if FILE ends with .gz) there is one document per line; as Parquet or CSV (this needs the
+    extra query) a column for id, and one for each field. `opslog import` reads all of them again. FILE appears when it
+    is whole.
     """
     form = form or format_of(file)
     if plain and form != "jsonl":
         raise click.UsageError("--plain is for JSON lines; Parquet and CSV have ids and documents alone")
+    if form != "jsonl" and file.endswith(".gz"):
+        raise click.UsageError(
+            f"{file}: only JSON lines are gzipped, and an import reads no table that is: leave out .gz"
+        )
     with session.reading(as_of) as store, progress(session) as steps:
         total = len(store)
         # Documents that a person reads say by themselves how far this is.

@@ -80,6 +80,18 @@ def test_a_name_that_ends_in_no_format_is_refused(store: Path, tmp_path: Path, n
     assert call(store, "export", str(tmp_path / name), "--format", "jsonl").code == 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [["out.parquet.gz"], ["out.csv.gz"], ["--format", "csv", "out.gz"], ["--format", "parquet", "x.y.gz"]]
+)
+def test_a_table_that_no_import_could_read_is_not_written(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(store, "export", *arguments)
+    assert (result.code, list(tmp_path.iterdir())) == (2, [store])
+    assert "leave out .gz" in result.err
+
+
 @pytest.mark.parametrize("name", ["out", "out.jsonl", "out.NDJSON", "out.jsonl.gz", "out.gz"])
 def test_a_name_without_an_end_is_of_json_lines(store: Path, tmp_path: Path, name: str) -> None:
     assert call(store, "export", str(tmp_path / name)).code == 0
