@@ -38,6 +38,7 @@ _LOCAL = TransportSecuritySettings(
     allowed_hosts=["127.0.0.1:*", "localhost:*", "[::1]:*"],
     allowed_origins=["http://127.0.0.1:*", "http://localhost:*", "http://[::1]:*"],
 )
+_ANYONE = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -86,13 +87,12 @@ def serve_http(offer: Offer, host: str, port: int, *, anyone: bool) -> None:
         served, and only to pages of this machine.
     :raises UsageError: the address is one that others reach, and nobody said that they may.
     """
-    is_local = host in ("127.0.0.1", "localhost", "::1")
-    if not is_local and not anyone:
+    if host not in ("127.0.0.1", "localhost", "::1") and not anyone:
         raise UsageError(
             f"at {host} everybody who reaches this machine could read and write the store: listen at 127.0.0.1, or say "
             "that anyone may (--anyone)"
         )
-    security = _LOCAL if is_local else None
+    security = _ANYONE if anyone else _LOCAL
     with open_session(offer.url, session_name(offer.agent), read_only=offer.read_only) as store:
         metrics = DoorMetrics()
 

@@ -217,6 +217,18 @@ def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
     assert "no store" in done.stderr
 
 
+@pytest.mark.parametrize("anyone", [True, False])
+def test_anyone_may_come_by_another_name_where_that_is_said(tmp_path: Path, anyone: bool) -> None:
+    """As behind a proxy on the same machine, which passes on the name that its clients use."""
+    names = {"host": "tasks.example", "origin": "https://tasks.example"}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    accepted = {"accept": "application/json, text/event-stream"}
+    with http(str(tmp_path), *["--anyone"] * anyone) as url, httpx2.Client(headers=names) as client:
+        figures = client.get(url.removesuffix("/mcp") + "/metrics")
+        answer = client.post(url, json=asked, headers=accepted)
+    assert [figures.status_code == 200, answer.status_code not in (403, 421)] == [anyone, anyone]
+
+
 @pytest.mark.parametrize(
     ("url", "name"),
     [
