@@ -198,6 +198,10 @@ class App:
             raise Refused(404, f"streams are below {self._root}")
         if method not in _READING:
             raise Refused(405, f"{method} is not a method of {path}", [(b"allow", b"GET, HEAD")])
+        # The figures, and what the page is sent, name the stores and say how many documents they have.
+        says_nothing = path in {"/healthz", "/readyz", *self._page.public}
+        if self.options.local_stores and self.stores.names and not says_nothing:
+            check_local(scope)
         if path in self._page.paths:
             token = None if path in self._page.public else self._admission.token(scope)
             return await self._page.answer(path, scope, receive, send, token)

@@ -30,6 +30,8 @@ def test_no_page_of_another_site_uses_a_store_of_this_machine(tmp_path: Path, he
         problem(rest.ask(method, path, body, **here | headers), 403, "forbidden")
     assert rest.get("http://test/v1/stores", headers=here | headers).status_code == 403
     assert rest.get("stores/tasks", headers=here | headers).status_code == 403
+    for path in ("/metrics", "/page/streams", "/page/stream?path=stores/tasks", "/page/events"):
+        assert rest.get(f"http://test{path}", headers=here | headers).status_code == 403, "it names the stores"
     assert rest.ask("GET", "/documents/a", **here).json() == {"n": 1}
     rest.close()
 
@@ -41,6 +43,8 @@ def test_programs_and_pages_of_this_machine_use_its_stores(tmp_path: Path, host:
     headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
     assert rest.ask("PUT", "/documents/a", {"n": 1}, **headers).status_code == 200
     assert rest.get("stores/tasks", headers=headers).status_code == 200
+    for path in ("/", "/healthz", "/metrics", "/page/streams"):
+        assert rest.get(f"http://test{path}", headers=headers).status_code == 200
     rest.close()
 
 
