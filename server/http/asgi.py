@@ -121,9 +121,11 @@ class App:
             request.end()
             return  # nobody is there to be answered
         except Exception:  # a fault of this program, which the server that runs it logs
-            if request.status is None:
-                await self._refuse(scope, request.send, Refused(500, _FAULT))
-            self._count(method, 500, request.asked, request.end(raised=True))
+            try:
+                if request.status is None:
+                    await self._refuse(scope, request.send, Refused(500, _FAULT))
+            finally:
+                self._count(method, 500, request.asked, request.end(raised=True))
             raise
         except BaseException:
             request.end(raised=True)
