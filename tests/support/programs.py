@@ -314,7 +314,10 @@ def transact(url: str, agent: str, journal: str, work: tuple[int, int, int], opt
             file.write(json.dumps({"at": time.monotonic(), **noted}).encode() + b"\n")
 
         while number < len(plan):
-            with suppress(ReopenError, CommitUnknownError), opslog.open(url, agent=agent, **options) as store:
+            with (
+                suppress(ReopenError, CommitUnknownError, RetryError),
+                opslog.open(url, agent=agent, **options) as store,
+            ):
                 if number == first:
                     say("open")
                     hear()

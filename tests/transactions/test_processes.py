@@ -17,7 +17,7 @@ import pytest
 
 import opslog
 from opslog.backends import open_backend, turns
-from opslog.errors import HistoryGoneError, LockedError
+from opslog.errors import HistoryGoneError, LockedError, RetryError
 from opslog.verify.verify import verify
 from tests.support import programs
 from tests.support.places import LOSSY, REMOTE, Place
@@ -28,7 +28,10 @@ from tests.support.transactions_checker import ACCOUNTS, MONEY, Attempt, History
 GRACE = 2.0
 SETTINGS = opslog.Settings(undo_window=4, grace_seconds=GRACE)
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
-SIZES = [pytest.param((3, 12, 12, 1, 1), id="small"), pytest.param((16, 1000, 500, 12, 4), id="large", marks=SLOW)]
+SMALL = pytest.param((3, 12, 12, 1, 1), id="small")
+SIZES = [SMALL, pytest.param((16, 1000, 500, 12, 4), id="large", marks=SLOW)]
+# A test's server answers some hundred requests a second, and each transaction takes three.
+SIZES_ON_SERVERS = [SMALL, pytest.param((16, 1000, 60, 12, 4), id="large", marks=SLOW)]
 
 # At so many points of the past the total is checked at most.
 PAST_MAX = 300
@@ -114,7 +117,7 @@ def prove(
             worker.start(stack)
         for worker in workers:
             worker.resume()
-        running, turn = list(workers), 0
+        running, turn, compactions = list(workers), 0, 0
         while running:
             # A list: each of them has to be asked.
             stopped = [worker.go_on_when_late() for worker in workers]
@@ -131,10 +134,14 @@ def prove(
                 victim.start(stack)
                 victim.resume()
             turn += 1
-            log.collect()
-            store.compact(full=rng.random() < 0.3)
-            store.refresh()
-            assert money(store) == MONEY
+            # A server with so many clients may miss the deadline of a request: then there is another turn.
+            with suppress(RetryError, LockedError):
+                log.collect()
+                store.compact(full=rng.random() < 0.3)
+                compactions += 1
+                store.refresh()
+                assert money(store) == MONEY
+        assert compactions
         for worker in workers:
             worker.process.end()
         assert (kills, stops) < size[3:], "all was done before anything had gone wrong"
@@ -166,7 +173,7 @@ def test_in_a_directory(tmp_path: Path, size: tuple[int, int, int, int, int]) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES_ON_SERVERS)
 @pytest.mark.parametrize("place", ["moto-obstore", "moto-s3fs", "ceph-obstore"], indirect=True)
 def test_on_a_real_object_storage(place: Place, tmp_path: Path, size: tuple[int, int, int, int, int]) -> None:
     prove(place.url(), tmp_path, size, place.options | {"compact_after": None}, place.options)
@@ -174,7 +181,7 @@ def test_on_a_real_object_storage(place: Place, tmp_path: Path, size: tuple[int,
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES_ON_SERVERS)
 @pytest.mark.parametrize("place", [REMOTE, LOSSY], indirect=True)
 def test_through_a_server_that_is_killed(place: Place, tmp_path: Path, size: tuple[int, int, int, int, int]) -> None:
     prove(place.url("transactions"), tmp_path, size, {"compact_after": None}, {}, restart=place.restart)
@@ -186,7 +193,7 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES_ON_SERVERS)
 @pytest.mark.parametrize("driver", ["obstore", pytest.param("s3fs", marks=pytest.mark.long)])
 def test_with_lost_replies(server: S3Server, tmp_path: Path, driver: str, size: tuple[int, int, int, int, int]) -> None:
     pytest.importorskip(driver, reason="needs opslog[fast]")
