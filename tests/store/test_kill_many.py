@@ -19,7 +19,7 @@ from tests.support import programs
 from tests.support.processes import Process, start
 
 KINDS = {"sets": "set", "batches": "batch", "buffer": "buffered", "archivist": "archive", "folder": "compact"}
-SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class Worker:
@@ -72,10 +72,16 @@ class Worker:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "kills"), [(1, 4), pytest.param(2, 5, marks=pytest.mark.long), pytest.param(400, 5, marks=SLOW)]
+    ("seed", "rounds", "kills"),
+    [
+        (0, 1, 4),
+        pytest.param(0, 2, 5, marks=pytest.mark.long),
+        # New stores now and then: each check reads the whole archive, which only grows.
+        *(pytest.param(seed, 20, 5, marks=SLOW) for seed in range(20)),
+    ],
 )
-def test_nothing_is_lost_however_many_are_killed(tmp_path: Path, rounds: int, kills: int) -> None:
-    rng = random.Random(f"{rounds} rounds")
+def test_nothing_is_lost_however_many_are_killed(tmp_path: Path, seed: int, rounds: int, kills: int) -> None:
+    rng = random.Random(f"{rounds} rounds, {seed}")
     root = tmp_path / "store"
     settings = opslog.Settings(undo_window=4, grace_seconds=0.0)
     opslog.open(root, agent="founder", settings=settings).close()
@@ -104,10 +110,17 @@ def check(root: Path, workers: list[Worker]) -> None:
         worker.check(documents, archived)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.long), pytest.param(500, marks=SLOW)])
-def test_stores_whose_makers_are_killed(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kills"),
+    [
+        (0, 2),
+        pytest.param(0, 4, marks=pytest.mark.long),
+        *(pytest.param(seed, 50, marks=SLOW) for seed in range(10)),
+    ],
+)
+def test_stores_whose_makers_are_killed(tmp_path: Path, seed: int, kills: int) -> None:
     """Three at once make each of them, and are killed somewhere on the way."""
-    rng = random.Random(f"{kills} kills")
+    rng = random.Random(f"{kills} kills, {seed}")
     for kill in range(kills):
         root = tmp_path / str(kill)
         with ExitStack() as stack:
