@@ -1,4 +1,4 @@
-"""Threads switch more often while a compaction works."""
+"""Threads switch more often while a compaction works, and while a server serves."""
 
 from __future__ import annotations
 

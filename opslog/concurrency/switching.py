@@ -1,4 +1,7 @@
-"""How soon a thread that returns from the disk continues beside one that computes."""
+"""How soon a thread that returns from the disk continues beside one that computes.
+
+A compaction shortens this interval while it runs, the stream server as long as it serves.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,11 @@ _INTERVAL = _SwitchInterval()
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """While any thread is in such a block, threads that compute let others go on after half a millisecond."""
+    """While any thread is in such a block, threads that compute let others go on after half a millisecond.
+
+    The interval belongs to the whole process. A program that has set a shorter one keeps it. The last block to end
+    restores the value that the first one found, unless other code has set another one since.
+    """
     _INTERVAL.shorten()
     try:
         yield

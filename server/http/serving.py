@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -13,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from opslog.concurrency.switching import short_switch_interval
 from opslog.doors.access import unread
 from opslog.environment import REAL
 from opslog.errors import UsageError
@@ -21,9 +21,6 @@ from opslog.server.http.connections import Connection, Limits
 from opslog.server.http.faults import FaultyApp
 
 _log = logging.getLogger("opslog.server")
-# How long the thread that commits may have to wait for the one that answers, where Python's usual 5 ms would be most of
-# a commit.
-_SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,6 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
     :param faults: let clients ask for faults, see `opslog.server.http.faults`.
     :raises UsageError: the address cannot be had.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
     config = uvicorn.Config(
         FaultyApp(application, lambda: int(REAL.nonce(), 16) / 2**64) if faults else application,
         host=address.host,
@@ -88,7 +84,9 @@ def serve(application: App, address: Address, *, faults: bool = False) -> None:
         ssl_certfile=address.certificate,
         ssl_keyfile=address.key,
     )
-    _Server(config, application).run(sockets=[_listen(address)])
+    # One thread commits and another one answers: without this, Python's usual 5 ms would be most of a commit.
+    with short_switch_interval():
+        _Server(config, application).run(sockets=[_listen(address)])
 
 
 def _http(application: App, address: Address) -> Any:

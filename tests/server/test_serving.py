@@ -19,7 +19,8 @@ import pytest
 
 from opslog.environment import parse_ts
 from opslog.errors import LockedError, UsageError
-from opslog.server.http.serving import Address, check_access
+from opslog.server import app
+from opslog.server.http.serving import Address, check_access, serve
 from opslog.server.http.tokens import Tokens
 from opslog.server.storage.directory import DirectoryStorage
 from tests.cli.calling import call
@@ -147,6 +148,21 @@ def test_a_client_that_does_not_read_holds_nobody_up(server: Server) -> None:
         http("POST", url, headers={"stream-closed": "true"})
         eager.join()
     assert eager.text.count("~") == 40 * len(chunk)
+
+
+def test_threads_switch_more_often_while_a_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def run(_: object, sockets: list[socket.socket]) -> None:
+        seen.append(sys.getswitchinterval())
+        sockets[0].close()
+
+    monkeypatch.setattr("opslog.server.http.serving._Server.run", run)
+    before = sys.getswitchinterval()
+    serve(app(), Address(port=0))
+    assert seen == [pytest.approx(0.0005, rel=0.02)]
+    assert sys.getswitchinterval() == before
+    assert before > 0.001, "otherwise this test shows nothing"
 
 
 def test_a_client_that_does_not_finish_its_request_is_let_go() -> None:
