@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import os
 import subprocess
 import sys
-import tracemalloc
 from collections import OrderedDict
 from enum import IntEnum
 from typing import Any
@@ -23,6 +21,7 @@ from opslog import environment
 from opslog.errors import InvalidDocumentError
 from opslog.format import commits, documents
 from opslog.format.commits import CLOCK_MAX, Set, encode_commit
+from tests.support.leaks import growth_of
 
 _kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was not built")
 
@@ -336,18 +335,7 @@ def test_nothing_is_leaked() -> None:
     work()
     inside = [document["a"], document["b"], orjson.dumps, orjson.loads, table, kept["z"]]
     before = [sys.getrefcount(value) for value in inside]
-    tracemalloc.start()
-    try:
-        for _ in range(200):
-            work()
-        gc.collect()
-        start = tracemalloc.get_traced_memory()[0]
-        for _ in range(2000):
-            work()
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - start < 20_000
-    finally:
-        tracemalloc.stop()
+    assert growth_of(work) < 20_000
     assert [sys.getrefcount(value) for value in inside] == before
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import tracemalloc
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from opslog.format.commits import CLOCK_MAX, Delete, Record, Set, decode_records
 from opslog.query import rows
 from opslog.query.rows import Reader
 from opslog.query.values import MISSING
+from tests.support.leaks import growth_of
 
 _kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was not built")
 
@@ -257,15 +256,4 @@ def test_nothing_is_leaked() -> None:
         assert _kernel.fields(text, NAMES, 0, MISSING)[2] == [1, 2]
         assert _kernel.fields(text, NAMES, 5, MISSING)[2] == [0, 1, 2]
 
-    tracemalloc.start()
-    try:
-        for _ in range(200):
-            work()
-        gc.collect()
-        start = tracemalloc.get_traced_memory()[0]
-        for _ in range(2000):
-            work()
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - start < 20_000
-    finally:
-        tracemalloc.stop()
+    assert growth_of(work) < 20_000
