@@ -1,1 +1,1 @@
-"""Stores that are served: their calls off the event loop, and their feeds."""
+"""Served stores: their calls, which run off the event loop, and their feeds."""

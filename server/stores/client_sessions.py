@@ -1,17 +1,18 @@
-"""Sessions: which client elsewhere writes under an agent's name, as long as this process has the name for it.
+"""Sessions: a session lets one remote client write under an agent's name, for which this process holds the name.
 
-What holds:
+Invariants:
 
-1. While a session lasts, this process has the agent's name, as any writer on the same storage. It lasts until
+1. While a session lasts, this process holds the agent's name, like any writer on the same storage. A session ends
    `SESSION_SECONDS` after its client's last request.
-2. Whose session is the newest one is written below ``locks/sessions/`` before anything of it is. From then on a session
-   that was replaced is refused, by every server.
-3. A session that this process does not have goes on only if it is the newest one, and nobody else has written the log
+2. A session is recorded below ``locks/sessions/`` as the newest one of its agent before it writes anything. From then
+   on every server refuses the session that it replaced.
+3. A session that this process does not know is resumed only if it is the newest one and nobody else has written the log
    since.
-4. What an earlier try has appended is looked for while nobody can append, and made durable before it is acknowledged.
+4. When an append is retried, the server searches the log for the bytes of the earlier attempt. Nobody can append
+   meanwhile. It makes what it finds durable before it acknowledges it.
 
-Roads not taken: to take the name for each append alone leaves it free in between, and a compaction that finds it free
-may end the log where it is.
+Rejected: taking the name for each append alone. The name would be free between appends, and a compaction that finds it
+free may seal the log.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from opslog.snapshot.manifests import ManifestStore
 
 R = TypeVar("R")
 
-# How long a name is waited for that somebody has for a moment: to see whether it is free, or to end an append.
+# How long to wait for a name that another process holds briefly: to check whether it is free, or to finish an append.
 _WAIT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
 
@@ -53,7 +54,7 @@ _RECORDS = f"{LOCKS}sessions/"
 
 
 class _Record(msgspec.Struct):
-    """Whose session is the newest one of an agent, as kept in the storage."""
+    """The newest session of an agent, as stored."""
 
     session: str
     holder: str
@@ -63,10 +64,10 @@ prepare(_Record)
 
 
 class _Session:
-    """A session that lasts.
+    """An open session.
 
-    :ivar end: the last segment of the log, and its size.
-    :ivar used: when its last request came.
+    :ivar end: the number of the log's last segment, and the size of that segment in bytes.
+    :ivar used: when its last request came, on the monotonic clock.
     """
 
     def __init__(self, name: str, holder: str, appender: Appender, end: tuple[int, int], used: float) -> None:
@@ -89,32 +90,32 @@ class Sessions:
         self._busy: dict[str, threading.Lock] = {}
 
     def __contains__(self, agent: object) -> bool:
-        """Whether a session of this agent lasts."""
+        """Whether this agent has an open session."""
         return agent in self._sessions
 
     def open(self, call: OpenLog) -> tuple[int, int]:
-        """Begin a session. Returns the last segment of the log, and its size.
+        """Begin a session. Returns the number of the log's last segment, and the size of that segment in bytes.
 
-        :raises AgentBusyError: another one lasts, or somebody else has the name.
-        :raises OpslogError: as of `Backend.appender`.
+        :raises AgentBusyError: another session is open, or another process holds the name.
+        :raises OpslogError: as for `Backend.appender`.
         """
         check_name(call.agent, "agent")
         return self._alone(call.agent, lambda: self._open(call))
 
     def append(self, call: Append) -> Position:
-        """Append to the log of a session; errors as of `Appender.append`.
+        """Append to the log of a session. Errors as for `Appender.append`.
 
-        :raises AgentFencedError: also if the session was replaced. Nothing was written.
+        :raises AgentFencedError: also if another session has replaced this one. Nothing was written.
         """
         check_name(call.agent, "agent")
         return self._alone(call.agent, lambda: self._append(call))
 
     def close(self, call: CloseLog) -> None:
-        """End a session, if it still lasts."""
+        """End a session, if it is still open."""
         self._alone(call.agent, lambda: self._close(call.agent, call.session))
 
     def renew(self, sessions: Mapping[str, str]) -> None:
-        """Note that the client of these sessions has asked for something."""
+        """Record that the client of these sessions has sent a request."""
         now = self._environment.monotonic()
         for agent, name in sessions.items():
             current = self._sessions.get(agent)
@@ -122,7 +123,7 @@ class Sessions:
                 current.used = now
 
     def check_newest(self, sessions: Mapping[str, str]) -> None:
-        """:raises AgentFencedError: one of these was replaced."""
+        """:raises AgentFencedError: another session has replaced one of these."""
         for agent, name in sessions.items():
             current = self._sessions.get(agent)
             newest = current.name if current is not None else self._newest_name(agent)
@@ -130,8 +131,8 @@ class Sessions:
                 raise _fenced(agent, "another session has begun under this name")
 
     def close_idle(self) -> None:
-        """Let go of names whose clients have asked for nothing for long. Should they come again, their sessions go
-        on."""
+        """Release the names of clients that have sent no request for `SESSION_SECONDS`. If such a client returns, its
+        session is resumed."""
         before = self._environment.monotonic() - SESSION_SECONDS
         for agent, session in list(self._sessions.items()):
             if session.used < before:
@@ -143,7 +144,7 @@ class Sessions:
             self._close(agent, session.name)
 
     def close_all(self) -> None:
-        """Let go of all names. The sessions go on with this server started anew, or another one."""
+        """Release all names. After a restart this server, or another one, can resume the sessions."""
         for agent, session in list(self._sessions.items()):
             self.close(CloseLog(agent, session.name))
 
@@ -202,9 +203,9 @@ class Sessions:
         return position
 
     def _whole(self, tried: Tried, call: Append) -> Position:
-        """Where an earlier try has appended all.
+        """The position at which an earlier attempt has appended all of the data.
 
-        :raises WriteFailedError: it has appended a part.
+        :raises WriteFailedError: it has appended only a part.
         """
         current = self._sessions.get(call.agent)
         if current is not None and current.name == call.session:
@@ -212,7 +213,7 @@ class Sessions:
         return tried.whole(call.data)
 
     def _refusal(self, call: Append, refusal: OpslogError | None) -> OpslogError:
-        """What is said to a client that cannot append, and of which nothing is found."""
+        """The error for a client that cannot append, if nothing of its earlier attempt was found."""
         is_collected = call.end[0] and call.end[0] not in self._sizes(call.agent)
         if call.again and (is_collected or isinstance(refusal, AgentBusyError)):
             return CommitUnknownError(
@@ -225,10 +226,10 @@ class Sessions:
         return refusal
 
     def _resume(self, call: Append) -> _Session:
-        """Go on with a session that this process does not have.
+        """Resume a session that this process does not know.
 
-        :raises AgentFencedError: another session followed it, or somebody else wrote the log.
-        :raises AgentBusyError: somebody has its name for longer than a moment.
+        :raises AgentFencedError: another session has replaced it, or somebody else has written the log.
+        :raises AgentBusyError: another process has held the name for `_WAIT_SECONDS`.
         """
         agent = call.agent
         if agent in self._sessions:
@@ -262,11 +263,11 @@ class Sessions:
             self._environment.sleep(_PAUSE_SECONDS)
 
     def _check_goes_on(self, agent: str, end: tuple[int, int], floor: int) -> None:
-        """Return if a log has no line behind its end but what its writer has seen, up to the segment `floor`. A server
-        that was killed may have left an empty segment, or a torn tail.
+        """Check that a log has no line after `end` that its writer has not seen; it has seen everything up to segment
+        `floor`. An empty segment or a torn tail is allowed, since a killed server may have left one.
 
-        :raises AgentFencedError: somebody has written it, or may have. With the path of the segment, which may hold a
-            seal.
+        :raises AgentFencedError: somebody has written the log, or may have. It carries the path of the segment, which
+            may hold a seal.
         """
         sizes = self._sizes(agent)
         known = max(end[0], floor)
@@ -280,25 +281,25 @@ class Sessions:
                 raise _fenced(agent, "its log goes on behind what this session has written", path)
 
     def _cut_of(self, agent: str) -> Cut:
-        """Up to where the newest snapshot has a log."""
+        """The cut of the newest manifest in a log."""
         return self._manifests.newest().cut.get(agent, START) if self._manifests.newest_number() else START
 
     def _end_of(self, agent: str) -> tuple[int, int]:
-        """The last segment of a log, and its size; zeros where there is none."""
+        """The number of a log's last segment, and the size of that segment; zeros if there is none."""
         return max(self._sizes(agent).items(), default=(0, 0))
 
     def _sizes(self, agent: str) -> dict[int, int]:
-        """The segments of a log by their numbers, in order."""
+        """The size of each segment of a log, by its number, in order."""
         named = ((segment_of(entry.path), entry.size) for entry in self._backend.list(log_prefix(agent)))
         return {segment[1]: size for segment, size in named if segment}
 
     def _newest_name(self, agent: str) -> str | None:
-        """The newest session of an agent, as it is kept; None: there is none."""
+        """The name of an agent's newest session, as stored; None if there is none."""
         record, _ = self._newest(agent)
         return None if record is None else record.session
 
     def _newest(self, agent: str) -> tuple[_Record | None, int]:
-        """The newest record of an agent, and its number."""
+        """An agent's newest session record, and its number; None and 0 if there is none."""
         for entry in reversed(self._backend.list(f"{_RECORDS}{agent}/")):
             with suppress(MissingFileError, msgspec.DecodeError, ValueError):
                 number = int(entry.path.rpartition("/")[2])
@@ -306,7 +307,7 @@ class Sessions:
         return None, 0
 
     def _note(self, agent: str, record: _Record) -> None:
-        """From now on this is the newest one, for every server."""
+        """Store the record of the newest session. From then on every server knows it."""
         old, number = self._newest(agent)
         try:
             self._backend.create(f"{_RECORDS}{agent}/{number + 1:020d}", msgspec.json.encode(record))
@@ -318,15 +319,15 @@ class Sessions:
 
 
 class Tried(NamedTuple):
-    """What an earlier try of an append has written: so many bytes at a place, durable by now."""
+    """What an earlier attempt of an append has written: `length` bytes at `place`. They are durable."""
 
     place: Position
     length: int
 
     def whole(self, data: bytes) -> Position:
-        """Where all of the data is.
+        """The position of the data, if all of it is there.
 
-        :raises WriteFailedError: it is there in part.
+        :raises WriteFailedError: only a part of it is there.
         """
         if self.length < len(data):
             raise WriteFailedError(
@@ -337,8 +338,8 @@ class Tried(NamedTuple):
 
 
 def written(backend: Backend, agent: str, end: tuple[int, int], data: bytes) -> Tried | None:
-    """What there is of lines that were to be appended at an end: there, or where a later segment begins. None: nothing
-    of them."""
+    """Search a log for lines that an earlier attempt was to append at `end`. They may be there, or at the start of a
+    later segment. Returns None if nothing of them is in the log."""
     named = (segment_of(entry.path) for entry in backend.list(log_prefix(agent)))
     places = [Position(*end), *(Position(segment[1], 0) for segment in named if segment and segment[1] > end[0])]
     places = [place for place in places if place.segment]
@@ -351,7 +352,7 @@ def written(backend: Backend, agent: str, end: tuple[int, int], data: bytes) -> 
 
 
 def _same_lines(found: bytes, data: bytes) -> int:
-    """How many bytes of data are there, in whole lines."""
+    """How many leading bytes of `data` were found, in whole lines."""
     if found == data:
         return len(data)
     pairs = zip(found.split(b"\n")[:-1], data.split(b"\n"), strict=False)

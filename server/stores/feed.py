@@ -1,17 +1,18 @@
-"""The feed of a store: an ordinary stream of State Protocol messages, made of what `Store.changes` gives.
+"""The feed of a store: an ordinary stream of State Protocol messages, made from `Store.changes`.
 
-The feed is the one writer of its stream. What holds:
+The feed is the only writer of its stream. Invariants:
 
-1. *Exactly once.* The token up to which changes were taken commits with the messages made of them, in one transaction
-   of the storage. After a crash the feed goes on from the token that is there.
-2. *Whoever reads all messages from any snapshot on has the documents of the store* as they were at the token. A
-   snapshot says what the messages before it say, and was made of them.
-3. *Where changes were collected before they were taken*, and where the stream is of another store than now, the
-   messages lead from what readers have to what is there.
+1. *Exactly once.* One transaction of the storage commits the messages and the token after them. After a crash the feed
+   continues from the stored token.
+2. *A reader that reads all messages from any snapshot on has the documents of the store* as they were at the token. A
+   snapshot is made from the messages before it, and has the same content.
+3. *If changes were collected before the feed read them*, or another store was served under this name before, the next
+   messages turn the documents that readers have into those of the store.
 
-Readers begin at a snapshot. A new one is written when the messages behind the last one have become longer than twice
-that. Then the stream is trimmed to the last one: a reader that was away for a moment, or is still catching up, can go
-on until the snapshot after that. Forks read all of it: while there are some, there are no new snapshots.
+Readers begin at a snapshot. The feed writes a new one when the messages after the last one have become more than twice
+as long as that snapshot. Then it trims the stream to the snapshot before the new one. So a reader that was away for a
+moment, or is still catching up, can continue until the snapshot after that. Forks read the whole stream. As long as the
+stream has forks, the feed writes no new snapshots.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from opslog.server.streams import Streams
 R = TypeVar("R")
 _log = logging.getLogger("opslog.server")
 
-# Where feeds are among streams.
+# The folder of the feeds among the streams.
 FOLDER = "stores/"
-# How many commits one token is moved on by, at most: what one transaction holds.
+# The most commits that one step, and so one transaction, reads.
 _COMMITS = 1000
-# How much one record of a stream holds; answers of reads are made of whole records.
+# The size of one record of a stream. Reads return whole records.
 _CHUNK_BYTES = 256 * 1024
-# A snapshot is written when the messages behind the last one have become so many times as long as that.
+# A snapshot is due when the messages after the last one are this many times as long as that snapshot.
 _SNAPSHOT_TIMES = 2
-# How long to wait before a step that failed is tried again.
+# How long to wait before retrying a failed step.
 _RETRY_SECONDS = 5.0
 
 
@@ -57,17 +58,17 @@ def _key(path: str) -> bytes:
 
 
 def is_feed(streams: Streams, path: str) -> bool:
-    """Whether the stream at this path is the feed of a store, served now or not."""
+    """Whether the stream at this path is the feed of a store, whether or not that store is served now."""
     return path.startswith(FOLDER) and streams.value(path, _key(path)) is not None
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept beside the stream, and commits with it.
+    """What is stored beside the stream, and commits with it.
 
-    :ivar token: up to which the messages say everything.
-    :ivar stream: the id of the stream; another one under its path is no feed.
-    :ivar start: where its newest snapshot begins.
-    :ivar stop: where that ends.
+    :ivar token: the messages contain all changes up to this token.
+    :ivar stream: the id of the stream. A stream with another id at the same path is no feed.
+    :ivar start: the offset at which its newest snapshot begins.
+    :ivar stop: the offset at which that snapshot ends.
     """
 
     token: str
@@ -80,13 +81,13 @@ prepare(Kept)
 
 
 class _Step(msgspec.Struct):
-    """What one transaction appends.
+    """What one step appends, in one transaction.
 
-    :ivar rest: what it was made of; it counts only while that is still so.
-    :ivar token: the token afterwards.
-    :ivar records: what is appended.
-    :ivar is_snapshot: whether that is a snapshot; the stream is trimmed to the one before it.
-    :ivar is_all: whether the token is at the end of the store.
+    :ivar rest: the stored state that the step was made from. If that has changed, the step is dropped.
+    :ivar token: the token after this step.
+    :ivar records: the records to append.
+    :ivar is_snapshot: whether the records are a snapshot. If so, the stream is trimmed to the snapshot before it.
+    :ivar is_all: whether the token is at the end of the store's commits.
     """
 
     rest: Kept | None
@@ -99,11 +100,11 @@ class _Step(msgspec.Struct):
 class Feed:
     """Writes the feed of one store.
 
-    :param changes: the store's, for whoever asks from one token to the next; blocks.
-    :param in_thread: calls something that blocks.
-    :param poll_seconds: how often the store is asked for what others have written.
-    :param snapshot_bytes: no snapshot is written before the messages behind the last one are so long.
-    :ivar path: of the stream.
+    :param changes: returns the store's changes since a token, and the next token. Blocks.
+    :param in_thread: runs a blocking call in a thread.
+    :param poll_seconds: how often to check the store for what others have written.
+    :param snapshot_bytes: write no snapshot before the messages after the last one are this long.
+    :ivar path: the path of the stream.
     """
 
     def __init__(
@@ -125,7 +126,8 @@ class Feed:
         self._snapshot_bytes = snapshot_bytes
         self._messages = Messages(name)
         self._key = _key(self.path)
-        # How often it was woken, the start included; up to which of these it has come; and the end of a step.
+        # How many times the feed was woken, counting the start; how many of these wake-ups it has handled; and an event
+        # for the end of a step.
         self._wanted, self._reached = 1, 0
         self._woken = asyncio.Event()
         self._stepped = asyncio.Event()
@@ -133,9 +135,9 @@ class Feed:
         self._background = Background(_log, f"the feed {self.path} has ended by a fault of the server")
 
     def start(self) -> None:
-        """Begin to write.
+        """Start writing.
 
-        :raises UsageError: there is a stream at this path that is no feed.
+        :raises UsageError: the stream at this path is not a feed.
         """
         stream, kept = self._stream(), self._kept()
         if stream is not None and (kept is None or kept.stream != stream.id or stream.closed):
@@ -146,16 +148,17 @@ class Feed:
         self._background.spawn(self._run())
 
     async def stop(self) -> None:
-        """End. What was being written is finished, or is written after the next start."""
+        """Stop. A step under way is finished, or is made again after the next start."""
         await self._background.stop()
 
     def wake(self) -> None:
-        """Something was written: do not wait for the next poll."""
+        """Something was written: make the next step now, without waiting for the poll."""
         self._wanted += 1
         self._woken.set()
 
     async def current(self) -> None:
-        """Return when the stream has all that was written before the last `wake`, or cannot have it now."""
+        """Return when the stream has everything written before the last `wake`, or when a step has failed or the feed
+        has ended."""
         wanted = self._wanted
         while self._reached < wanted and not self._has_ended:
             await self._stepped.wait()
@@ -190,7 +193,7 @@ class Feed:
                     pass
             except ClosedError:
                 return
-            except OpslogError as error:  # a full disk, say: the next step begins where this one did
+            except OpslogError as error:  # a full disk, for example; the next step starts where this one did
                 wait = max(wait, _RETRY_SECONDS)
                 self._reach(self._wanted)
                 _log.warning("a feed could not be written", extra={"store": self._name, "error": str(error)})
@@ -200,7 +203,8 @@ class Feed:
             self._woken.clear()
 
     async def step(self) -> bool:
-        """Append what came since the last step, or a snapshot if it is time. Returns whether there was anything."""
+        """Append the changes since the last step, or a snapshot if one is due. Returns whether there was anything to
+        append."""
         wanted = self._wanted
         kept, stream = self._kept(), self._stream()
         if kept is not None and (stream is None or stream.id != kept.stream):
@@ -228,7 +232,7 @@ class Feed:
             found = self._changes(kept.token, _COMMITS)
         except ClosedError:
             raise
-        except UsageError:  # of another store that was served under this name
+        except UsageError:  # the token is that of another store, which was served under this name before
             found = self._changes(None, _COMMITS)
         if found.reset:
             messages = self._messages.difference(self._documents(kept, stream), found.records())
@@ -243,7 +247,8 @@ class Feed:
         return not stream.forks and since > max(self._snapshot_bytes, _SNAPSHOT_TIMES * last)
 
     def _documents(self, kept: Kept, stream: Stream) -> dict[str, bytes]:
-        """What a reader of the whole stream has: of the newest snapshot, and what follows."""
+        """The documents of a reader of the whole stream: those of the newest snapshot, changed by the messages after
+        it."""
         known: dict[str, bytes] = {}
         position = kept.start
         while position < stream.tail:

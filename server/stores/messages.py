@@ -1,10 +1,10 @@
-"""Changes of a store as messages of the State Protocol, and what messages say of a store.
+"""Changes of a store as messages of the State Protocol, and back from messages to documents.
 
-A document is a value: its store's name is the ``type``, its id the ``key``. Every commit that is taken in as a change
-is named at least once, by its ``txid`` (``AGENT:CLOCK``), so that a client that wrote can wait for it; not one that a
-snapshot or a difference has taken in. A change carries the txid of the commit
-that made the document what it is now. A commit that left no change behind, because it lost or others followed at
-once, is named by the deletion of a key that never exists, of the type ``opslog:commit``, which clients pass over.
+A document is a value: its ``type`` is the name of its store, its ``key`` is its id. A change carries the ``txid``
+(``AGENT:CLOCK``) of the commit that made the document what it is now. So a client that wrote can wait for its commit. A
+commit may leave no change, because it lost or because others followed at once. Then a message of the type
+``opslog:commit`` names it: the deletion of a key that never exists, which clients ignore. So every commit that is read
+as a change is named at least once. A commit that came with a snapshot or a difference is not named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opslog.format.commits import Record, Set, Stamp
 from opslog.replica.feed import Changes, Effect
 from opslog.server.protocol import json_mode
 
-# The type of messages that only name a commit. No store can be called so.
+# The type of messages that only name a commit. No store can have this name.
 COMMIT = "opslog:commit"
 
 _START = b'{"headers":{"control":"snapshot-start"}},'
@@ -27,14 +27,14 @@ _END = b'{"headers":{"control":"snapshot-end"}},'
 
 
 def txid(stamp: Stamp) -> str:
-    """How a commit is named in a feed."""
+    """The name of a commit in a feed."""
     return f"{stamp.agent}:{stamp.clock}"
 
 
 class Messages:
-    """Makes the messages of one store. Each is its JSON text and a comma, as streams keep it.
+    """Makes the messages of one store. Each message is its JSON text and a comma, as streams store it.
 
-    :param name: of the store.
+    :param name: the name of the store.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,7 +43,7 @@ class Messages:
         self._commit_type = orjson.dumps(COMMIT)
 
     def changes(self, found: Changes[Any]) -> Iterator[bytes]:
-        """What changed between two tokens, and which commits did it."""
+        """Messages for the changes between two tokens, and for the commits that made them."""
         made = {effect.stamp: effect for effect in found.commits}
         undone = {id: effect for effect in found.commits if effect.op == "undo" and effect.won for id in effect.ids}
         named: set[Stamp] = set()
@@ -52,9 +52,9 @@ class Messages:
             old = bytes(before.data) if isinstance(before, Set) else None
             new = bytes(record.data) if isinstance(record, Set) else None
             if by is None and _is_same(record, before):
-                continue  # only commits that lost have written it
+                continue  # only commits that lost have written this document
             if old is None and new is None:
-                continue  # made and deleted in between
+                continue  # created and deleted between the tokens
             yield from self._written(id, old, new, by)
             if by is not None:
                 named.add(by.stamp)
@@ -64,10 +64,12 @@ class Messages:
                 yield _line(self._commit_type, key, "delete", b"null", effect)
 
     def snapshot(self, documents: Iterable[tuple[str, bytes]], *, is_first: bool) -> Iterator[bytes]:
-        """All documents there are, by id and JSON text.
+        """Messages for all documents.
 
-        :param is_first: nobody has any of them yet. Otherwise they come as updates: nothing changes for readers who
-            have them, and those who begin here take an update of what they do not have for an insert.
+        :param documents: the id and the JSON text of each.
+        :param is_first: whether no reader has any of them yet. If False, the documents come as updates. These change
+            nothing for readers that have the documents, and readers that begin here take the update of an unknown
+            document as an insert.
         """
         yield _START
         for id, text in documents:
@@ -75,9 +77,9 @@ class Messages:
         yield _END
 
     def difference(self, known: Mapping[str, bytes], records: Iterable[tuple[str, Record | None]]) -> Iterator[bytes]:
-        """What leads from the documents that readers have to those there are.
+        """Messages that turn the documents that readers have into those of the store.
 
-        :param records: of all documents there are.
+        :param records: the records of all documents of the store.
         """
         gone = set(known)
         for id, record in records:
@@ -90,7 +92,7 @@ class Messages:
             yield self._message(id, "delete", b"null")
 
     def read(self, known: dict[str, bytes], records: Iterable[bytes]) -> None:
-        """Apply messages to the documents that were known before them."""
+        """Apply messages to the documents `known` before them, in place."""
         for message in _messages.decode(json_mode.array(list(records))):
             if message.type != self._name:
                 continue
@@ -100,7 +102,7 @@ class Messages:
                 known[message.key] = bytes(message.value)
 
     def _written(self, id: str, old: bytes | None, new: bytes | None, by: Effect | None = None) -> Iterator[bytes]:
-        """What makes one document of another; None stands for none."""
+        """Messages that turn one document into another; None means that there is no document."""
         if new is None:
             yield self._message(id, "delete", b"null", by)
         elif old is None:
@@ -108,7 +110,7 @@ class Messages:
         elif _fields(old).keys() <= _fields(new).keys():
             yield self._message(id, "update", new, by)
         else:
-            # StreamDB merges an update into what it has: a field that is gone would stay.
+            # StreamDB merges an update into the document that it has, so a removed field would stay.
             yield self._message(id, "delete", b"null", by)
             yield self._message(id, "insert", new, by)
 
@@ -121,7 +123,7 @@ def _is_same(record: Record | None, before: Record | None) -> bool:
 
 
 def chunks(messages: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Messages together, in chunks of about so many bytes."""
+    """Join messages into chunks of about `size` bytes."""
     some: list[bytes] = []
     length = 0
     for message in messages:

@@ -1,7 +1,7 @@
-"""The storage of a served store, for agents elsewhere: carries out the calls of `opslog.backends.remote.protocol`.
+"""The storage of a served store, for remote agents: carries out the calls of `opslog.backends.remote.protocol`.
 
-A call on a lane is carried out once. It is answered again as before while it is the last one of its lane, and refused
-when it comes after a later one.
+A call on a lane is carried out once. If the last call of a lane is repeated, it gets the same answer again. If an
+earlier call is repeated, it is refused.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from opslog.format.layout import log_prefix, segment_path
 from opslog.server.stores.client_sessions import Sessions, written
 from opslog.server.stores.rights import EVERYBODY, Client
 
-# How many lanes are known. Whoever comes with one that was forgotten takes another one.
+# How many lanes the server remembers. A client whose lane was forgotten opens another one.
 _LANES_MAX = 10_000
 
-# How much one answer holds, but for a part that is longer; and how many parts are read at once.
+# The size limit of one answer, which only a single longer part exceeds; and how many parts are read at once.
 _ANSWER_BYTES = 64 * 1024 * 1024
 _RANGES = 64
 
 
 class _Lane:
-    """:ivar number: of the last call; `answer`: the answer to it."""
+    """:ivar number: the number of the last call.
+    :ivar answer: the answer to it."""
 
     def __init__(self) -> None:
         self.busy = threading.Lock()
@@ -50,7 +51,7 @@ class _Lane:
 class _Held:
     """A lock that is held for a client.
 
-    :ivar used: when it was taken or renewed last.
+    :ivar used: when it was last taken or renewed, on the monotonic clock.
     """
 
     def __init__(self, owner: str, holder: str, stack: ExitStack, used: float) -> None:
@@ -61,9 +62,9 @@ class _Held:
 
 
 class StorageService:
-    """Serves one storage. Everything blocks; safe to use from many threads.
+    """Serves one storage. All calls block. It is safe to use from many threads.
 
-    :param name: stands in messages for where the storage is, which is nobody's business elsewhere.
+    :param name: messages show it in place of the storage's URL, which clients are not to know.
     """
 
     def __init__(self, backend: Backend, name: str, environment: Environment = REAL) -> None:
@@ -74,7 +75,7 @@ class StorageService:
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
         self._mutex = threading.Lock()
         self._locks: dict[str, _Held] = {}
-        # Apart, because to take one may be slow.
+        # A mutex of its own, because taking a lock of the storage may be slow.
         self._locking = threading.Lock()
 
     @property
@@ -83,9 +84,9 @@ class StorageService:
         return self._backend
 
     def answer(self, body: bytes, client: Client = EVERYBODY) -> tuple[bytes, bool]:
-        """The body of the answer to a request, and whether that changed the storage.
+        """The body of the answer to a request, and whether the request was one that changes the storage.
 
-        :raises UsageError: it is none that this server understands.
+        :raises UsageError: this server does not understand the request.
         """
         try:
             request = protocol.decode_request(body)
@@ -184,7 +185,7 @@ class StorageService:
                 raise
 
     def _read_some(self, ranges: list[Range]) -> list[bytes | None]:
-        """What is asked for, up to about `_ANSWER_BYTES`, and one part at least."""
+        """The requested parts, up to about `_ANSWER_BYTES`, and at least one part."""
         parts: list[bytes | None] = []
         room = _ANSWER_BYTES
         while len(parts) < len(ranges) and room > 0:
@@ -207,10 +208,10 @@ class StorageService:
         return protocol.At(None if place is None else (place.segment, place.offset))
 
     def _tried(self, call: protocol.AppendAt) -> Position | None:
-        """Where an earlier try has appended all; None: nothing of it is there.
+        """The position at which an earlier attempt has appended everything; None if nothing of it is there.
 
-        :raises WriteFailedError: a part is.
-        :raises CommitUnknownError: that cannot be found out any more.
+        :raises WriteFailedError: only a part of it is there.
+        :raises CommitUnknownError: the segment was collected, so the outcome cannot be found out.
         """
         tried = written(self._backend, call.agent, call.end, call.data)
         if tried is not None:
@@ -226,7 +227,7 @@ class StorageService:
     # -- locks
 
     def release_unused(self) -> None:
-        """Let go of the names and locks of clients that have asked for nothing for long. To be called now and then."""
+        """Release the names and locks of clients that have sent no request for long. Call it now and then."""
         self._sessions.close_idle()
         before = self._environment.monotonic() - LOCK_SECONDS
         if any(held.used < before for held in list(self._locks.values())):
@@ -259,7 +260,7 @@ class StorageService:
             self._locks.pop(call.name).stack.close()
 
     def close(self) -> None:
-        """Give back all names and locks. The backend is closed by its owner."""
+        """Release all names and locks. The owner of the backend closes it."""
         self._sessions.close_all()
         while self._locks:
             self._locks.popitem()[1].stack.close()

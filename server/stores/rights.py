@@ -1,4 +1,4 @@
-"""What a client may call of a storage, in whose name."""
+"""Which calls of a storage a client may make, and in whose name."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from opslog.format.layout import ARCHIVE, TRANSACTIONS
 from opslog.log.session import SEALING_LOCK
 from opslog.replica.queueing import LOCK as DECIDING_LOCK
 
-# Those that agents take when they are in each other's way.
+# The locks that writers take to take turns.
 _WRITERS_LOCKS = frozenset({SEALING_LOCK, DECIDING_LOCK})
 
 
 class Client(msgspec.Struct, frozen=True):
-    """:ivar agent: in whose name it writes; None: in everybody's.
-    :ivar writes: whether it may write documents, and archives.
-    :ivar operates: whether it may do whatever else changes a store: compact, collect, repair.
+    """:ivar agent: the agent in whose name it may write; None: in any name.
+    :ivar writes: whether it may write documents and archives.
+    :ivar operates: whether it may change a store in other ways: compact, collect, repair.
     """
 
     agent: str | None
@@ -39,12 +39,12 @@ class Client(msgspec.Struct, frozen=True):
     operates: bool
 
     def own(self, sessions: Mapping[str, str]) -> Mapping[str, str]:
-        """Those of these sessions, each by its agent, that are its own: what others are called stands in the storage,
-        where it may read it."""
+        """The sessions, by agent, that the client may use. The others do not count: it can read their names in the
+        storage."""
         return {agent: name for agent, name in sessions.items() if self.agent in (None, agent)}
 
     def check(self, call: AnyCall) -> None:
-        """:raises UsageError: it may not make this call."""
+        """:raises UsageError: the client may not make this call."""
         match call:
             case OpenLog(agent) | CloseLog(agent):
                 # A compaction seals the logs of others.
@@ -67,7 +67,8 @@ class Client(msgspec.Struct, frozen=True):
             raise UsageError(f"this token writes in the name of {self.agent!r}, and of nobody else")
 
     def _check_lines(self, call: Append | AppendAt) -> None:
-        """One line that is no commit would keep everybody from reading the log."""
+        """Check the lines too, unless the client may write in any name. One line that is no commit would keep everybody
+        from reading the log."""
         if self.agent is None:
             self._check_writes(call.agent)
             return

@@ -8,18 +8,18 @@ import msgspec
 
 from opslog.environment import format_ts
 
-# How many samples are kept, and how far apart they are at first.
+# How many samples are kept, and the interval between them at first.
 _MOST = 720
 _SECONDS = 1.0
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Figures at one time.
+    """Figures at one moment.
 
-    :ivar at: by this server's clock.
-    :ivar commits: how many were ever written, as far as seen.
-    :ivar tail: how many of them are not compacted.
-    :ivar manifest: number of the newest manifest; a compaction makes a greater one.
+    :ivar at: the time, by this server's clock.
+    :ivar commits: how many commits were ever written, as far as this store has read.
+    :ivar tail: how many of them are not compacted yet.
+    :ivar manifest: the number of the newest manifest. Each compaction raises it.
     """
 
     at: str
@@ -30,10 +30,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Samples:
-    """Keeps samples from its beginning on. Where there are too many, every second one goes, and they are twice as far
-    apart from then on. The newest one is always there.
+    """Keeps samples from the start on. When there are too many, it drops every second one and doubles the interval. The
+    newest sample is always there.
 
-    :param most: how many are kept.
+    :param most: how many samples to keep.
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -43,9 +43,9 @@ class Samples:
         self._newest: Sample | None = None
 
     def note(self, now: float, *, commits: int, tail: int, documents: int, manifest: int) -> None:
-        """Take in figures.
+        """Add figures.
 
-        :param now: in seconds, as of `Environment.time`.
+        :param now: in seconds, as from `Environment.time`.
         """
         self._newest = Sample(format_ts(now), commits, tail, documents, manifest)
         if self._kept and now - self._kept[-1][0] < self._seconds:

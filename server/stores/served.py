@@ -1,4 +1,4 @@
-"""Stores that are served: each is opened once, for all who ask, and what blocks runs in threads of its own."""
+"""Served stores: each is opened once for all clients, and its blocking calls run in threads of its own."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from opslog.store import Store, replica_of
 
 R = TypeVar("R")
 
-# How many calls of one store are under way at once: transactions among them share appends.
+# How many calls of one store run at once. Transactions that run at once share appends.
 _THREADS = 16
-# How many views of the past are kept open, for whoever asks for the same one again.
+# How many views of the past stay open, so that the next request for the same view is fast.
 _VIEWS = 4
 
 
 class ServedStore:
-    """One store that is served.
+    """One served store.
 
-    Everything but construction, `call`, `call_in_turn`, `call_for_feed` and `named` blocks.
+    All methods block, except for `call`, `call_in_turn`, `call_for_feed` and `named`.
 
-    :ivar storage: for agents elsewhere that have a replica of their own.
-    :param name: in addresses.
-    :param agent: in whose name is written for those who name none.
+    :ivar storage: serves remote agents that have a replica of their own.
+    :param name: the store's name in addresses.
+    :param agent: the author of writes for which the client names none.
     :raises OpslogError: as of `opslog.open`.
     """
 
@@ -62,40 +62,41 @@ class ServedStore:
         self._views: OrderedDict[Point, _View] = OrderedDict()
         self._lock = threading.Lock()
         self._samples = Samples()
-        # The newest summary of the commits, and where in the store it was made: who asks again gets the same.
+        # The newest summary of the commits, and the state that it was made from. As long as that state is the newest,
+        # it is returned again.
         self._activity: tuple[object, Activity] | None = None
 
     async def call(self, function: Callable[[], R]) -> R:
-        """What a function returns that blocks; called in a thread."""
+        """Call a blocking function in a thread, and return its result."""
         return await _in(self._threads, function)
 
     async def call_in_turn(self, function: Callable[[], R]) -> R:
-        """The same, one after the other: for what takes long, and would take all threads where many ask for it."""
+        """Like `call`, but one call at a time: for long calls, which could otherwise occupy all threads."""
         return await _in(self._turns_thread, function)
 
     async def call_for_feed(self, function: Callable[[], R]) -> R:
-        """The same, one after the other, and beside those of clients."""
+        """Like `call`, but in the feed's own thread, one call at a time."""
         return await _in(self._feed_thread, function)
 
     def operations(self, author: str | None = None, once: Once | None = None) -> Operations:
-        """What a client may ask for, in the name of an author.
+        """The operations for a client, in the name of an author.
 
-        :param once: the request that it is for, if it has a key.
+        :param once: the request that they are for, if it has a key.
         """
         return Operations(self._store, author or self.agent, once)
 
     def once(self, key: str, content: bytes) -> Once:
         """A request with a key.
 
-        :param content: all that the request says.
-        :raises UsageError: it cannot be a key.
+        :param content: the whole content of the request.
+        :raises UsageError: `key` is not a valid key.
         """
         now = self._environment.time()
         grace = replica_of(self._store).state.manifest.settings.grace_seconds
         return Once(key, content, now, grace)
 
     def named(self, message: str) -> str:
-        """A message with the store's name in place of where it is. Does not block."""
+        """A message with the store's name in place of its URL. Does not block."""
         return message.replace(replica_of(self._store).backend.url, self.name)
 
     def figures(self) -> StoreFigures:
@@ -103,8 +104,8 @@ class ServedStore:
         return figures_of(self.name, self._store)
 
     def changes(self, since: str | None, limit: int) -> Changes[Document]:
-        """For the feed, which goes on from its own last call. It asks for as long as the store is served, so this is
-        also when the names and locks are let go of that nobody uses, and when a sample is taken of its figures."""
+        """The changes since a token, for the feed. The feed calls this again and again as long as the store is served.
+        So this call also releases unused names and locks, and takes a sample of the figures."""
         self.storage.release_unused()
         replica = replica_of(self._store)
         found = replica.changes(since, limit, self._feed)
@@ -119,11 +120,11 @@ class ServedStore:
         return found
 
     def samples(self) -> Sequence[Sample]:
-        """Figures since the store is served."""
+        """The samples since the start of serving."""
         return self._samples.all()
 
     def activity(self, most: int) -> Activity:
-        """As of `Operations.activity`, for `call_in_turn`. Asked again before there is anything new, it reads
+        """As `Operations.activity`; call it through `call_in_turn`. If nothing is new since the last call, it reads
         nothing."""
         replica = replica_of(self._store)
         self._store.refresh()
@@ -134,9 +135,9 @@ class ServedStore:
 
     @contextmanager
     def as_of(self, point: Point) -> Iterator[Operations]:
-        """The operations on the store as it was.
+        """The operations on the store as it was at `point`.
 
-        :raises OpslogError: as of `opslog.open` with `as_of`.
+        :raises OpslogError: as for `opslog.open` with `as_of`.
         """
         view = self._take(point)
         try:
@@ -154,7 +155,8 @@ class ServedStore:
         store = opslog.open(self.url, as_of=point, version=None, environment=self._environment)
         with self._lock:
             view = _View(store, users=1)
-            # Another thread may have opened the same meanwhile: the older one is closed when nobody uses it.
+            # Another thread may have opened the same view meanwhile. The older one is closed when nobody uses it any
+            # more.
             old = self._views.pop(point, None)
             self._views[point] = view
             closing = [] if old is None else [old]
@@ -175,7 +177,7 @@ class ServedStore:
             view.store.close()
 
     def close(self) -> None:
-        """Wait for the calls that are under way, and close the store."""
+        """Wait for the calls under way, and close the store."""
         self._feed_thread.shutdown()
         self._turns_thread.shutdown()
         self._threads.shutdown()
@@ -186,7 +188,7 @@ class ServedStore:
 
 
 async def _in(threads: ThreadPoolExecutor, function: Callable[[], R]) -> R:
-    """With the context of the task that waits, so that what is logged there has the id of its request."""
+    """Runs the function in the context of the waiting task, so that log lines have the id of the request."""
     return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, function)
 
 
@@ -194,7 +196,7 @@ class _View:
     """A store as of a point in the past.
 
     :ivar users: how many calls use it now.
-    :ivar is_dropped: the last of them closes it.
+    :ivar is_dropped: whether the last of these calls closes it.
     """
 
     def __init__(self, store: Store[Document], users: int) -> None:
@@ -204,10 +206,10 @@ class _View:
 
 
 class ServedStores:
-    """All stores that a server serves.
+    """All stores of a server.
 
-    :param urls: by name. All of them are opened at once.
-    :raises OpslogError: as of `opslog.open`; also for a name that cannot be one.
+    :param urls: the stores' URLs by name. All of them are opened at construction.
+    :raises OpslogError: as for `opslog.open`, and for an invalid name.
     """
 
     def __init__(self, urls: Mapping[str, str], agent: str, environment: Environment = REAL) -> None:
@@ -228,7 +230,7 @@ class ServedStores:
         return list(self._stores)
 
     def close(self) -> None:
-        """Close all of them. Blocks until the calls that are under way have ended."""
+        """Close all of them. Blocks until the calls under way have ended."""
         while self._stores:
             self._stores.popitem()[1].close()
 
