@@ -1,4 +1,4 @@
-// Who writes to a store: what, when last, and which leases they hold.
+// The agents of a store: what each wrote, when it last wrote, and which leases it holds.
 
 import { read, storeUrl } from "./ask.js"
 import { count, element, redraw, row, since, table, text, time, wide } from "./dom.js"
@@ -7,7 +7,7 @@ import { Exact, plain } from "./json.js"
 
 const LEASES = 200
 const PREFIX = "lease/"
-// For how long somebody who wrote counts as alive to the eye.
+// An agent that wrote within this time is marked as alive.
 const ALIVE_MS = 10_000
 
 export function showAgents(body, place, store) {
@@ -72,7 +72,7 @@ export function showAgents(body, place, store) {
                 : text("p", "No lease is held.", "summary"),
         )
     })
-    // "3 s ago" becomes wrong by itself, as "held" does.
+    // "3 s ago" and "held" become wrong as time passes.
     const ticking = setInterval(() => {
         for (const each of body.querySelectorAll("[data-since]")) mark(each)
         for (const each of body.querySelectorAll("[data-until]")) markLease(each)

@@ -1,4 +1,4 @@
-// Documents that were moved out of a store, by period.
+// Documents that were archived, by period.
 
 import { read, storeUrl } from "./ask.js"
 import { element, row, shortened, table, text, time, wide } from "./dom.js"

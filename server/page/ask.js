@@ -1,9 +1,9 @@
-// Requests: with the token, and with errors that say what happened.
+// Requests: they carry the token, and their errors say what happened.
 
 import { parse, plain } from "./json.js"
 
 let token = sessionStorage.getItem("token") ?? ""
-// Called where the server wants a token, or another one.
+// Called when the server asks for a token, or for another one.
 let onRefused = () => {}
 
 export function setToken(given) {
@@ -13,7 +13,7 @@ export function setToken(given) {
 }
 export const whenRefused = (called) => (onRefused = called)
 
-// What the server refused, or could not do. `problem` is its problem document, if it sent one.
+// An answer that refuses, or says that the server failed. `problem` is its problem document, if it has one.
 export class Refusal extends Error {
     constructor(status, problem, message) {
         super(message)
@@ -22,7 +22,7 @@ export class Refusal extends Error {
     }
 }
 
-// What can stand in a header; of anything else no request can be made.
+// The characters that a header may hold. With any others `fetch` cannot make a request.
 const SENDABLE = /^[\t\x20-\x7e\x80-\xff]*$/
 
 export async function ask(url, { headers = {}, ...options } = {}) {
@@ -39,7 +39,7 @@ export async function ask(url, { headers = {}, ...options } = {}) {
     return answer
 }
 
-// An answer of the server as an object; documents in it keep their numbers (see json.js).
+// The server's answer as an object. Documents in it keep their numbers as written (see json.js).
 export async function read(url, options = {}) {
     const answer = await ask(url, options)
     const text = await answer.text()
@@ -58,7 +58,7 @@ export const storeUrl = (name, path = "", given = {}) => {
     return `/v1/store/${encodeURIComponent(name)}${path}${asked && `?${asked}`}`
 }
 
-// Server-sent events by fetch, which can carry a token where EventSource cannot.
+// Server-sent events through fetch, because fetch can send a token and EventSource cannot.
 export async function* events(answer) {
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader()
     let text = ""
@@ -84,6 +84,6 @@ export const wait = (ms, signal) =>
         signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()))
     })
 
-// How long to wait before each next attempt.
+// How long to wait before the next attempt: the first wait, and the longest.
 export const WAIT_FIRST_MS = 500
 export const WAIT_LONGEST_MS = 5000

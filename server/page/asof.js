@@ -1,4 +1,4 @@
-// A slider over the newest commits of a store: the store as it was behind any of them.
+// A slider over the newest commits of a store. It shows the store as it was after any of them.
 
 import { read, storeUrl } from "./ask.js"
 import { element, shortened, text, time } from "./dom.js"
@@ -6,14 +6,14 @@ import { plain } from "./json.js"
 
 const COMMITS = 1000
 
-// The slider that was moved last. A move leads to another address, and so to a new slider: it goes on with these
-// commits at once, so that it takes the next key.
+// The slider that was moved last. Each move changes the address, so a new slider replaces the old one. It starts with
+// the same commits at once, so that it can take the next key.
 let moved = { name: "", commits: [] }
 
-// What the address has is the clock of a commit, or a time; the server takes both.
+// The address holds the clock of a commit, or a time. The server accepts both.
 export const pointOf = (as_of) => as_of || null
 
-// `go` is called with the clock of a commit, or "" for now.
+// Calls `go` with the clock of a commit, or with "" for now.
 export function slider(name, as_of, go) {
     const range = element("input", {
         type: "range",
@@ -88,11 +88,11 @@ export function slider(name, as_of, go) {
     return { element: all, close: () => (isClosed = true) }
 }
 
-// Whether a commit had been made at a clock, or at a time.
+// Whether a commit is at or before a clock, or a time.
 export const wasBy = (commit, as_of) =>
     /^\d+$/.test(as_of) ? clockOf(commit) <= Number(as_of) : microseconds(commit.ts) <= microseconds(as_of)
 
-// Since 1970. A Date by itself forgets what is beyond milliseconds, in which there can be several commits.
+// Microseconds since 1970. A Date keeps only milliseconds, and several commits can fall into one millisecond.
 const microseconds = (ts) =>
     new Date(ts).getTime() * 1000 + Number((/\.\d{3}(\d{1,3})/.exec(ts)?.[1] ?? "").padEnd(3, "0"))
 

@@ -1,4 +1,4 @@
-// The newest commits of a store, and those that lost.
+// The newest commits of a store, and the commits that lost.
 
 import { read, storeUrl } from "./ask.js"
 import { clockOf } from "./asof.js"
@@ -15,7 +15,7 @@ export const documentLink = (name, id) =>
 
 export const authorCell = (author) => element("td", { class: "author" }, author)
 
-// A view that is drawn of `/activity`, whenever something happens.
+// A view of `/activity` that is drawn again after each change.
 export function showActivity(body, place, store, draw) {
     body.replaceChildren(text("p", "Reading the commits that are kept…", "hint"))
     const loading = new Loading(

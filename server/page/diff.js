@@ -1,11 +1,12 @@
 // Differences between two documents, line by line.
 
-// How many pairs of lines are compared at most; beyond that everything between the ends counts as changed.
+// How many pairs of lines are compared at most. If there are more, everything between the equal start and end counts as
+// changed.
 const PAIRS_MAX = 4_000_000
-// Around what changed; longer runs of what stayed the same are folded.
+// Lines of context around a change. Longer runs of equal lines are folded.
 const CONTEXT = 3
 
-// A comma at the end of a line comes and goes with the line behind it: no difference.
+// Whether a line ends in a comma depends on the line after it, so a comma is no difference.
 const keyOf = (line) =>
     line
         .map(([, text]) => text)
@@ -31,7 +32,7 @@ export function differences(before, after) {
     ]
 }
 
-// By the longest common subsequence.
+// Compares by the longest common subsequence.
 function between(before, after, old, now, start, oldEnd, nowEnd) {
     const height = oldEnd - start
     const width = nowEnd - start
@@ -62,7 +63,7 @@ function between(before, after, old, now, start, oldEnd, nowEnd) {
     return found
 }
 
-// The same with long runs of what stayed as { kind: "folded", lines }.
+// The same, with long runs of equal lines as { kind: "folded", lines }.
 export function folded(changes) {
     const isNear = new Array(changes.length).fill(false)
     changes.forEach(({ kind }, number) => {

@@ -1,4 +1,4 @@
-// One document: what it is, what became of it in each of its revisions, and who did that.
+// One document: its content, each of its revisions, and who made them.
 
 import { read, storeUrl } from "./ask.js"
 import { wasBy } from "./asof.js"
@@ -17,9 +17,9 @@ export function showDocument(body, place, store) {
     let limit = REVISIONS
     let revisions = []
     let earlier = 0
-    let at = -1 // which one is shown
+    let at = -1 // the index of the revision that is shown
     let isAtEnd = true
-    let known = null // of which stamp the history is, and how long
+    let known = null // the stamp and the limit of the history that was read
     const firstPoint = place.given.get("as_of") ?? ""
 
     const heading = element("h2", { id: "id" }, id === "" ? "(empty id)" : id)
@@ -71,7 +71,8 @@ export function showDocument(body, place, store) {
     range.addEventListener("input", () => choose(Number(range.value)))
 
     async function load() {
-        // The history costs a reading of all logs that are kept: it is asked for where this document was written.
+        // To get the history, the server reads all logs that it retains. So the page asks for it only when this
+        // document has changed.
         const stamp = await stampNow()
         if (known !== null && known.stamp === stamp && known.limit === limit) return
         const found = await history()
@@ -99,7 +100,8 @@ export function showDocument(body, place, store) {
     async function history() {
         if (id !== "." && id !== "..")
             return read(storeUrl(place.name, `/history/${encodeURIComponent(id)}`, { limit }))
-        // Browsers take such an id for a step in the address, however it is written: of these the newest revision alone.
+        // Browsers take such an id for a step in the path, in whatever way it is encoded. So the page shows only the
+        // newest revision of such a document.
         const page = await read(storeUrl(place.name, "/documents", { where: JSON.stringify({ "@id": id }) }))
         return { revisions: page.items.map((item) => new Map([...item, ["op", "set"], ["undone", false]])), earlier: 0 }
     }
@@ -110,7 +112,7 @@ export function showDocument(body, place, store) {
         draw()
     }
 
-    // The revision that counted before another one: not one that was undone.
+    // The revision that counted before another one, so one that was not undone.
     const before = (number) => revisions.slice(0, number).findLast((each) => !each.undone)
 
     function draw() {
@@ -205,8 +207,8 @@ export function showDocument(body, place, store) {
             [...list.querySelectorAll("[data-stamp]")].find((each) => each.dataset.stamp === focused)?.focus()
     }
 
-    // Who holds a token undoes what its agent wrote; without tokens everybody is who they say. What stands in an agent's
-    // own log only that agent takes back, and what others have written over nobody.
+    // With tokens, a client undoes what the agent of its token wrote. Without tokens, everybody is who they say they
+    // are. Only an agent itself can undo what is in its own log, and nobody can undo what others have overwritten.
     function mayUndo(revision) {
         const agent = store.agent()
         return (

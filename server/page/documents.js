@@ -1,4 +1,4 @@
-// The documents of a store: a table, of which the server is asked for one page, and again when something changes.
+// The documents of a store as a table. The page asks the server for one page of it, and asks again after each change.
 
 import { read, storeUrl } from "./ask.js"
 import { pointOf, slider } from "./asof.js"
@@ -8,22 +8,22 @@ import { Loading } from "./live.js"
 import { storePlace } from "./places.js"
 
 const PAGE = 50
-// Of documents that are long there are fewer on a page.
+// If documents are long, a page holds fewer of them.
 const PAGE_BYTES = 1_000_000
-// Unless somebody chooses others: so many columns, of fields that not too few of the documents have.
+// The default columns: at most so many, of fields that at least this share of the documents have.
 const COLUMNS = 8
 const SHARE_MIN = 0.1
-// Where a window is narrower, a table is not made to fit: it is scrolled.
+// In a narrower window the table is not fitted. It scrolls instead.
 const NARROW_PX = 720
 
 export function showDocuments(body, place, store) {
     const { given } = place
     const asked = { where: given.get("where") ?? "", order: given.get("order") ?? "", as_of: given.get("as_of") ?? "" }
     const chosen = given.has("columns") ? given.get("columns").split("\n").filter(Boolean) : null
-    const pagesUpTo = [{ cursor: null, first: 0 }] // the one that is shown is the last
-    const known = new Map() // rows by id, as they are shown
+    const pagesUpTo = [{ cursor: null, first: 0 }] // the last one is shown
+    const known = new Map() // rows by id, as shown
     const seen = new Map() // how many documents had a field
-    let next = null // the page behind it
+    let next = null // the page after the one shown
     let isFirst = true
     let fitting = COLUMNS // how many columns fit
 
@@ -85,7 +85,7 @@ export function showDocuments(body, place, store) {
 
     function turn(by) {
         if (by > 0) {
-            if (next === null) return // the page that was turned to is not there yet
+            if (next === null) return // the page that the user turned to is not there yet
             pagesUpTo.push(next)
         } else pagesUpTo.pop()
         next = null
@@ -112,7 +112,7 @@ export function showDocuments(body, place, store) {
             ),
             read(storeUrl(place.name, "/count", question)),
         ])
-        if (wanted !== pagesUpTo.at(-1)) return // somebody turned to another page meanwhile, which is asked for next
+        if (wanted !== pagesUpTo.at(-1)) return // the user has turned to another page meanwhile, which is asked for next
         store.succeed()
         next = page.cursor === null ? null : { cursor: page.cursor, first: wanted.first + page.items.length }
         draw(page.items.map(plain), total.documents)
@@ -122,7 +122,7 @@ export function showDocuments(body, place, store) {
         const wasFirst = isFirst
         let columns = chosen ?? inferred(items)
         drawRows(items, columns)
-        // Who wrote it and when stands at the end, and is to be seen.
+        // The author and the time are in the last columns, and must stay visible.
         while (
             chosen === null &&
             columns.length > 1 &&
@@ -161,7 +161,8 @@ export function showDocuments(body, place, store) {
         if (focused !== undefined) known.get(focused)?.row.querySelector("a").focus()
     }
 
-    // The fields that most documents have, in the order in which they stand there; what is a column stays one.
+    // The fields that most documents have, in the order in which documents have them. A field that is a column stays
+    // one.
     function inferred(items) {
         const counts = new Map()
         for (const { data } of items) for (const name of data.keys()) counts.set(name, (counts.get(name) ?? 0) + 1)
@@ -202,7 +203,7 @@ export function showDocuments(body, place, store) {
     }
 
     function drawChoice(columns) {
-        if (columnsMenu.open) return // somebody is at it
+        if (columnsMenu.open) return // somebody is using it
         const boxes = [...new Set([...columns, ...seen.keys()])].map((name) => {
             const box = element("input", { type: "checkbox", data: { name }, checked: columns.includes(name) })
             return element("label", {}, box, ` ${shortened(name, 60)}`)
@@ -253,7 +254,7 @@ function cell(data, name) {
     return element("td", { class: "json", title: shown.length > 40 ? shortened(shown, 1000) : null }, shortened(shown))
 }
 
-// Makes the children of an element these, and leaves those in place that are there already.
+// Makes `wanted` the children of an element. Children that are already there stay in place.
 export function patch(parent, wanted) {
     const keep = new Set(wanted)
     for (const child of [...parent.children]) if (!keep.has(child)) child.remove()
@@ -262,6 +263,6 @@ export function patch(parent, wanted) {
     })
 }
 
-// A field's name as a path of the filter language.
+// A field's name, written as a path of the filter language.
 const pathOf = (name) =>
     /^[^\s\x00-\x1f\x7f.[\](){}"'=<>!,@-][^\s\x00-\x1f\x7f.[\](){}"'=<>!,@]*$/.test(name) ? name : JSON.stringify(name)

@@ -1,8 +1,8 @@
-// Elements. What a store or a stream holds or is called becomes text here, and never markup.
+// Elements. The contents and names of stores and streams become text here, and never markup.
 
 export const $ = (id) => document.getElementById(id)
 
-// An element with attributes, listeners ("onclick") and children, which are elements or text.
+// An element with attributes, listeners ("onclick") and children. Children are elements or text.
 export function element(tag, attributes = {}, ...children) {
     const made = document.createElement(tag)
     for (const [name, value] of Object.entries(attributes)) {
@@ -17,7 +17,7 @@ export function element(tag, attributes = {}, ...children) {
 
 export const text = (tag, content, className) => element(tag, { class: className || null }, String(content))
 
-// Text that is as long as a cell shows it: a document may hold megabytes.
+// The length of a text in a cell. A document may hold megabytes.
 const SHOWN_MAX = 160
 export const shortened = (content, most = SHOWN_MAX) => (content.length > most ? `${content.slice(0, most)}…` : content)
 
@@ -46,7 +46,7 @@ export const row = (...cells) =>
         cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : element("td", {}, cell))),
     )
 
-// Tables that are wider than the window scroll by themselves, also by keyboard.
+// A table that is wider than the window scrolls inside its own box, also by keyboard.
 export const wide = (table) =>
     element(
         "div",
@@ -54,7 +54,7 @@ export const wide = (table) =>
         table,
     )
 
-// Other children in place of those that are there; what is focused, and how far tables are scrolled, stays as it was.
+// Replaces the children of an element. Focus and the scroll positions of tables stay as they were.
 export function redraw(parent, ...children) {
     const key = (each) =>
         `${each.tagName} ${each.getAttribute("href") ?? each.id ?? ""} ${each.tagName === "A" ? each.textContent : each.ariaLabel}`
@@ -67,7 +67,7 @@ export function redraw(parent, ...children) {
     again?.focus({ preventScroll: true })
 }
 
-// Times are shown by this machine's clock and in its zone; what was written stands in `title`.
+// Times are shown in the zone of this machine. `title` has the time as it was written.
 const DAY_MS = 86_400_000
 const CLOCK = new Intl.DateTimeFormat(undefined, {
     hour: "2-digit",
@@ -77,7 +77,7 @@ const CLOCK = new Intl.DateTimeFormat(undefined, {
 })
 const DATE = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" })
 
-// With milliseconds, where the order of two times matters.
+// `isPrecise` adds milliseconds, for lists in which the order of two times matters.
 export function time(ts, { isPrecise = false } = {}) {
     const at = new Date(ts)
     if (!ts || Number.isNaN(at.getTime())) return text("span", ts || "–")

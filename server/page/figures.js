@@ -1,4 +1,4 @@
-// Figures of a store over the time that it has been served, and now.
+// Figures of a store: now, and over the time that it has been served.
 
 import { read, storeUrl } from "./ask.js"
 import { count, counted, element, size, text } from "./dom.js"
@@ -6,7 +6,7 @@ import { plain } from "./json.js"
 import { Loading } from "./live.js"
 
 const PAUSE_MS = 1000
-// Time passes, and compactions happen, also where nobody writes.
+// Figures change even when nobody writes: time passes, and compactions run.
 const TICK_MS = 2000
 const WIDTH = 600
 const HEIGHT = 120

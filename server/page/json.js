@@ -1,7 +1,6 @@
-// JSON that keeps numbers as they are written: a document may hold integers of 64 bits, which JSON.parse changes.
-//
-// Objects become Maps, whose names may be anything ("__proto__", "1") and stay in their order. Numbers become Number's
-// source text in an Exact.
+// JSON that keeps numbers as they are written. A document may hold 64-bit integers, which JSON.parse would change.
+// Objects become Maps, so that names such as "__proto__" and "1" are safe and stay in order. A number becomes an Exact,
+// which holds its source text.
 
 export class Exact {
     constructor(source) {
@@ -15,7 +14,7 @@ const NUMBER = /-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/y
 const WORD = /true|false|null/y
 const WORDS = { true: true, false: false, null: null }
 
-// Throws a SyntaxError, or a RangeError where it is nested deeper than the browser's stack.
+// Throws a SyntaxError, or a RangeError if the text is nested deeper than the browser's stack.
 export function parse(source) {
     let place = 0
 
@@ -72,14 +71,14 @@ export function parse(source) {
     return found
 }
 
-// A Map as an object, for what the server itself names; its values stay as they are, but for numbers.
+// A Map from the server's own answers as an object. Its numbers become Numbers; its other values stay as they are.
 export function plain(map) {
     const found = Object.create(null)
     for (const [name, value] of map) found[name] = value instanceof Exact ? Number(value.source) : value
     return found
 }
 
-// Values as tokens, [kind, text] each, on one line.
+// A value as tokens on one line; each token is [kind, text].
 export function tokens(value) {
     const found = []
     inline(value, found)
@@ -115,10 +114,10 @@ function scalar(value) {
 
 const length = (line) => line.reduce((sum, [, text]) => sum + text.length, 0)
 
-// Deeper than so many spaces nothing is indented any more: that would take the square of the depth.
+// Lines are indented by at most so many spaces. Otherwise the output would grow with the square of the depth.
 const INDENT_MAX = 48
 
-// Values as indented lines of tokens. What fits in the width stays on its line, unless it is the outermost.
+// A value as indented lines of tokens. A value that fits into the width stays on one line, unless it is the outermost.
 export function lines(value, width = 72) {
     const found = []
     indented(value, [], "", "", found, width, true)
@@ -150,7 +149,7 @@ function indented(value, before, indent, after, found, width, opens = false) {
     found.push([["space", indent], ["sign", isMap ? "}" : "]"], ...close])
 }
 
-// JSON text as it is written, as tokens.
+// JSON text as tokens, exactly as it is written.
 const TOKEN = /("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|(-?\d[\d.eE+-]*)|(true|false|null)|([\s\S])/g
 export function coloured(source) {
     const found = []
@@ -166,7 +165,7 @@ export function coloured(source) {
     return found
 }
 
-// The elements of a JSON array as they are written.
+// The elements of a JSON array, exactly as they are written.
 export function elements(array) {
     const found = []
     let depth = 0

@@ -1,9 +1,10 @@
-// What happens on the server, pushed: one connection for the page, which comes back after a restart.
+// Changes on the server, which the server pushes: the page has one connection for them, which is opened again after a
+// restart.
 
 import { ask, events, wait, Refusal, WAIT_FIRST_MS, WAIT_LONGEST_MS } from "./ask.js"
 
-// Until it was refused. `connected` is called before the first event and after each time that some may have been missed:
-// whatever is shown has to be asked for again.
+// Runs until the server refuses. Calls `connected` before the first event, and each time that events may have been
+// missed: then everything on the page has to be read again.
 export async function watch({ connected, changed, lost }) {
     let pause = WAIT_FIRST_MS
     for (;;) {
@@ -23,8 +24,8 @@ export async function watch({ connected, changed, lost }) {
     }
 }
 
-// Calls what loads something: at once, and again after each `again` that came meanwhile; never twice at a time, and
-// with a pause in between, so that a busy store makes no busy page.
+// Calls a function that loads something: at once, and once more if `again` was called meanwhile. Calls never overlap,
+// and there is a pause between them, so that a busy store does not make the page busy.
 export class Loading {
     constructor(load, report, pauseMs = 100) {
         this.load = load
@@ -50,7 +51,7 @@ export class Loading {
             } catch (error) {
                 if (!this.isClosed) this.report(error)
             }
-            // What is expensive to ask is asked for less often.
+            // The longer a call takes, the longer is the pause after it.
             await wait(Math.max(this.pauseMs, performance.now() - began))
         }
         this.isRunning = false

@@ -1,4 +1,4 @@
-// The page: what is in the list, what is shown beside it, and the connection that says what happens.
+// The page: the list of stores and streams, the view beside it, and the connection that reports changes.
 
 import { read, setToken, storeUrl, whenRefused } from "./ask.js"
 import { $, count, element, text } from "./dom.js"
@@ -11,7 +11,7 @@ import { loadStreams, markStream, startTree, streamsChanged } from "./tree.js"
 const COUNT_PAUSE_MS = 1000
 const access = { agent: null, rights: new Map() }
 const welcome = $("view").firstElementChild
-let shown = null // what is in the view, if anything
+let shown = null // the current view, if any
 
 const report = (error) => ($("state").textContent = error?.message ?? "Connecting again")
 
@@ -48,7 +48,7 @@ const recount = (is) => {
     for (const item of $("stores").children) if (is(item.dataset.name)) item.counting.again()
 }
 
-// What is shown
+// The view
 
 function markPlace() {
     const place = placeOf(location.hash)

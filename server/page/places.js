@@ -1,4 +1,4 @@
-// What the address says is shown: `#/store/NAME/VIEW/ID?name=value`, `#/stream/PATH`.
+// The address names the view: `#/store/NAME/VIEW/ID?name=value`, `#/stream/PATH`.
 
 const VIEWS = ["documents", "document", "commits", "agents", "conflicts", "archives", "figures"]
 

@@ -1,4 +1,4 @@
-// One store: its name, its views, and the one that is shown.
+// One store: its name, the links to its views, and the current view.
 
 import { element, text } from "./dom.js"
 import { showAgents } from "./agents.js"
@@ -18,7 +18,7 @@ const VIEWS = {
     figures: ["Figures", showFigures],
 }
 
-// Returns what is told of news: `changed(news)`, null for news that may have been missed; and `close()`.
+// Returns `changed(news)`, to be called with each change, or with null if changes may have been missed; and `close()`.
 export function showStore(view, place, access, report) {
     const current = place.view === "document" ? "documents" : place.view
     const links = Object.entries(VIEWS).map(([name, [label]]) =>
@@ -39,7 +39,7 @@ export function showStore(view, place, access, report) {
         name: place.name,
         rights: () => access.rights.get(place.name) ?? [],
         agent: () => access.agent,
-        // What went wrong, until something goes right.
+        // Shows an error until the next success.
         fail: (error) => {
             problem.hidden = false
             problem.textContent = error.message

@@ -1,4 +1,4 @@
-// One stream: what it is, who produces into it and follows it, and its messages as they arrive.
+// One stream: its properties, its producers and followers, and its messages as they arrive.
 
 import { ask, events, wait, WAIT_FIRST_MS, WAIT_LONGEST_MS } from "./ask.js"
 import { counted, element, row, size, table, text } from "./dom.js"
@@ -8,9 +8,9 @@ import { root } from "./tree.js"
 
 const SHOWN_MAX = 1000
 const TICK_MS = 2000
-// A longer message is indented.
+// Longer messages are indented.
 const LINE_MAX = 100
-// Longer ones are shown as they are: to colour them would take the browser too long.
+// Longer messages are shown without colours. Colouring them would take the browser too long.
 const COLOURED_MAX = 200_000
 
 const aboutUrl = (path) => `/page/stream?path=${encodeURIComponent(path)}`
@@ -38,7 +38,7 @@ export function showStream(view, place, report) {
     const closing = new AbortController()
     const describing = new Loading(() => describeStream(path, facts, about), report)
     describing.again()
-    // Those who follow come, go and fall behind also where nobody writes.
+    // Followers come, go and fall behind even when nobody writes.
     const ticking = setInterval(() => describing.again(), TICK_MS)
     follow(path, list, closing.signal, report)
     return {
@@ -81,12 +81,12 @@ async function describeStream(path, facts, about) {
     )
 }
 
-// Servers give out no offsets in between, so what is long is read from its beginning, and only its end is kept.
+// The server gives no offsets within the stream. So a long stream is read from its start, and only its end is shown.
 async function follow(path, list, signal, report) {
     let offset = "-1"
     let isLive = false
-    // Which stream of this path it is. One that was made anew, as all are where a server without a directory was started
-    // again, may take the offsets of the one before, and give other messages for them.
+    // When the stream at this path was created. A stream that was deleted and created again has other messages, but may
+    // have the same offsets. After a restart that holds for all streams of a server without a directory.
     let created = null
     const note = (content) => list.append(text("li", content, "note"))
     for (let pause = WAIT_FIRST_MS; !signal.aborted; pause = Math.min(pause * 2, WAIT_LONGEST_MS)) {
@@ -120,7 +120,7 @@ async function follow(path, list, signal, report) {
                 if (event.kind === "data") data.push(event.data)
                 if (event.kind !== "control") continue
                 const control = JSON.parse(event.data)
-                // What was there before this page is of times that nobody knows.
+                // It is unknown when the messages arrived that were there before this page.
                 for (const part of data) show(list, part, isBinary, stream.content_type, isLive ? new Date() : null)
                 data = []
                 isLive ||= control.upToDate === true
@@ -149,7 +149,7 @@ function show(list, data, isBinary, type, at) {
     if (isAtEnd) list.scrollTop = list.scrollHeight
 }
 
-// A message on one line as it is written, or indented where it is long.
+// A message on one line, as it is written. If it is long, it is indented.
 function message(source) {
     if (source.length > COLOURED_MAX) return [source]
     if (source.length <= LINE_MAX) return spans(coloured(source))

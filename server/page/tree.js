@@ -1,4 +1,4 @@
-// The list of streams: a tree, in which forks stand below what they were forked from.
+// The list of streams as a tree. Forks stand below the streams that they were forked from.
 
 import { ask } from "./ask.js"
 import { $, element, size, text } from "./dom.js"
@@ -24,7 +24,7 @@ export async function loadStreams(from = "") {
 export function streamsChanged(news) {
     for (const [path, stream] of Object.entries(news)) {
         if (stream === null) streams.delete(path)
-        // What stands behind "Show more" is not there yet: the list grows by what somebody asks for.
+        // A stream after the last loaded one is not added. "Show more" loads it.
         else if (after === null || path <= after || streams.has(path)) streams.set(path, { ...stream, moved: true })
     }
     draw()
@@ -40,7 +40,7 @@ function draw() {
     const shown = new Set()
     for (const stream of streams.values()) {
         if (!stream.path.toLowerCase().includes(wanted)) continue
-        // With the sources that it comes from, so that it has its place in the tree.
+        // Show the sources of a stream, too, so that it has its place in the tree.
         for (let one = stream; one && !shown.has(one.path); one = streams.get(one.source)) shown.add(one.path)
     }
     const children = new Map()
