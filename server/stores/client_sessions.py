@@ -217,7 +217,7 @@ class Sessions:
         is_collected = call.end[0] and call.end[0] not in self._sizes(call.agent)
         if call.again and (is_collected or isinstance(refusal, AgentBusyError)):
             return CommitUnknownError(
-                f"what was appended last to the log of agent {call.agent!r} may or may not be there, since an answer "
+                f"the last append to the log of agent {call.agent!r} may or may not have happened, since a response "
                 f"was lost: {refusal}. Close the store, open it again, and check"
             )
         if isinstance(refusal, AgentBusyError):
@@ -278,7 +278,7 @@ class Sessions:
         for number in [number for number in sizes if number > known or number == end[0]]:
             path = segment_path(agent, number)
             if sound_length(self._backend.read(path, end[1] if number == end[0] else 0)):
-                raise _fenced(agent, "its log goes on behind what this session has written", path)
+                raise _fenced(agent, "its log continues after what this session has written", path)
 
     def _cut_of(self, agent: str) -> Cut:
         """The cut of the newest manifest in a log."""
@@ -331,7 +331,7 @@ class Tried(NamedTuple):
         """
         if self.length < len(data):
             raise WriteFailedError(
-                f"only the first {self.length} bytes of this append are in the log: the server ended in the middle",
+                f"only the first {self.length} bytes of this append are in the log: the server was killed halfway",
                 self.length,
             )
         return self.place

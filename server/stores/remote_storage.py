@@ -110,7 +110,7 @@ class StorageService:
             if request.number == lane.number and lane.answer is not None:
                 return lane.answer
             if request.number <= lane.number:
-                raise UsageError("this request comes too late: its client has gone on")
+                raise UsageError("this request comes too late: its client has already sent a later one")
             lane.answer = self._try(client, call, partial(self._change, call, sessions))
             lane.number = request.number
             return lane.answer
@@ -219,8 +219,8 @@ class StorageService:
         listed = [entry.path for entry in self._backend.list(log_prefix(call.agent))]
         if segment_path(call.agent, call.end[0]) not in listed:
             raise CommitUnknownError(
-                "a transaction may or may not have happened: an answer was lost, and the shared log was collected "
-                "since. Check what is there"
+                "a transaction may or may not have happened: a response was lost, and the shared log was collected "
+                "since. Check the documents"
             )
         return None
 
@@ -244,8 +244,8 @@ class StorageService:
                 return
             if now - held.used < LOCK_SECONDS:
                 raise LockedError(
-                    f"the lock {call.name!r} is held by {held.holder}: try again when it is done, or, should it be "
-                    f"gone, in {LOCK_SECONDS:g} seconds",
+                    f"the lock {call.name!r} is held by {held.holder}: try again when it is done. If that "
+                    f"process is gone, try again in {LOCK_SECONDS:g} seconds",
                     call.name,
                     held.holder,
                 )

@@ -75,7 +75,7 @@ class Client(msgspec.Struct, frozen=True):
         try:
             commits = decode_commits(call.data, call.agent, 0)
         except DataError as error:
-            raise UsageError(f"what is to be appended are no lines of a log: {error}") from error
+            raise UsageError(f"the bytes to append are not lines of a log: {error}") from error
         if self.operates and commits and all(isinstance(commit, Seal) for commit in commits):
             return
         self._check_writes(self.agent if call.agent == TRANSACTIONS else call.agent)

@@ -239,7 +239,7 @@ def test_a_session_does_not_go_on_behind_what_somebody_else_wrote_there(served: 
     appender = served.open().appender("a")
     appender.append(b"1\n")
     own = written_while_it_is_away(served, b"2\n")
-    with pytest.raises(AgentFencedError, match="goes on behind"):
+    with pytest.raises(AgentFencedError, match="continues after what this session has written"):
         appender.append(b"late\n")
     assert log_of(own, "a") == b"1\n2\n"
     own.close()

@@ -271,12 +271,12 @@ def test_a_token_cannot_forge_these_calls() -> None:
     mine.check(Create("archive/old/1.jsonl", b""))
     refused: list[tuple[Change, str]] = [
         (AppendAt(TRANSACTIONS, end, shared + line(TRANSACTIONS, "other")), "of nobody else"),
-        (AppendAt(TRANSACTIONS, end, shared + b'{"by":"mine"}\n'), "no lines of a log"),
+        (AppendAt(TRANSACTIONS, end, shared + b'{"by":"mine"}\n'), "not lines of a log"),
         (AppendAt(TRANSACTIONS, end, line("other", "mine")), "of nobody else"),
         (AppendAt("other", end, line("other")), "of nobody else"),
         (Append("other", "session", end, 0, line("other")), "of nobody else"),
         (Append("mine", "session", end, 0, line("other")), "of nobody else"),
-        (Append("mine", "session", end, 0, b"torn"), "no lines of a log"),
+        (Append("mine", "session", end, 0, b"torn"), "not lines of a log"),
         (OpenLog("other", "session", "pid 1"), "of nobody else"),
         (Create("ops/other/00000000000000000001.jsonl", b""), "may not operate"),
         (Create("manifests/00000000000000000009.json", b""), "may not operate"),
