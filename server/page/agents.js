@@ -47,7 +47,7 @@ export function showAgents(body, place, store) {
             )
         })
         const more = found.more_agents
-            ? [text("p", `And ${count(found.more_agents)} who wrote longer ago.`, "hint")]
+            ? [text("p", `And ${count(found.more_agents)} who wrote earlier.`, "hint")]
             : []
         const agentHeads = [
             "Agent",
@@ -61,11 +61,11 @@ export function showAgents(body, place, store) {
         ]
         redraw(
             body,
-            wide(table("Agents, the one who wrote last first", agentHeads, agents, { id: "agents" })),
+            wide(table("Agents, last writer first", agentHeads, agents, { id: "agents" })),
             ...more,
             held.length
                 ? wide(
-                      table("Leases", ["Document", "Holder", "For", "Renewed", "State by this clock"], held, {
+                      table("Leases", ["Document", "Holder", "For", "Renewed", "State, by your clock"], held, {
                           id: "leases",
                       }),
                   )

@@ -28,13 +28,13 @@ const SENDABLE = /^[\t\x20-\x7e\x80-\xff]*$/
 export async function ask(url, { headers = {}, ...options } = {}) {
     if (!SENDABLE.test(token)) {
         onRefused()
-        throw new Refusal(401, null, "A token has no such letters")
+        throw new Refusal(401, null, "A token cannot have these characters")
     }
     const all = token ? { Authorization: `Bearer ${token}`, ...headers } : headers
     const answer = await fetch(url, { ...options, headers: all, cache: "no-store" })
     if (answer.status === 401) {
         onRefused()
-        throw new Refusal(401, null, token ? "This server does not know this token" : "This server wants a token")
+        throw new Refusal(401, null, token ? "This server does not know this token" : "This server requires a token")
     }
     return answer
 }

@@ -51,7 +51,7 @@ export function slider(name, as_of, go) {
         range.value = String(as_of === "" ? commits.length : Math.max(0, at))
         describe()
         if (as_of && at < 0)
-            point.textContent = `As of ${as_of}, before the commits that can be gone back to from here.`
+            point.textContent = `As of ${as_of}, before the commits that this slider reaches.`
         range.focus()
     }
 
@@ -64,14 +64,14 @@ export function slider(name, as_of, go) {
         range.setAttribute("aria-valuetext", commit ? `${commit.author} ${commit.op} ${commit.ts}` : "now")
         if (!commit)
             return point.replaceChildren(
-                as_of ? "Now, when you let go" : `Now. ${commits.length} commits can be gone back to from here.`,
+                as_of ? "Now, when you let go" : `Now. You can go back ${commits.length} commits from here.`,
             )
         const ids = commit.ids
             .slice(0, 3)
             .map((id) => shortened(id, 40))
             .join(", ")
         point.replaceChildren(
-            `Behind clock ${clockOf(commit)}: `,
+            `After clock ${clockOf(commit)}: `,
             text("strong", commit.author),
             ` ${commit.op} ${ids} `,
             time(commit.ts),

@@ -85,7 +85,7 @@ export function showConflicts(body, place, store) {
             )
         })
         const what =
-            "Writes in whose place another agent's write of the same document counts, though it was made no later: they were made without knowing of each other. A transaction never loses: it is made again."
+            "Here are writes that lost to another agent's write of the same document, although that was made no later: neither agent had read the other's write. A transaction never loses: it is decided again."
         redraw(
             body,
             text("p", what, "hint"),

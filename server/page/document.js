@@ -127,7 +127,7 @@ export function showDocument(body, place, store) {
     function drawDocument() {
         const revision = revisions[at]
         if (!revision) {
-            what.textContent = "Nothing is known of it: there is no such document, and none that is retained was."
+            what.textContent = "There is no such document, and the retained history has none."
             return shown.replaceChildren()
         }
         const isNow = at === revisions.findLastIndex((each) => !each.undone)
@@ -242,8 +242,8 @@ export function showDocument(body, place, store) {
                             body: JSON.stringify({ stamp: revision.stamp }),
                         })
                         said.textContent = done.undone
-                            ? `Undone: ${counted(done.ids.length, "document")} as before ${revision.author} wrote.`
-                            : "Nothing was left to undo."
+                            ? `Undone: ${counted(done.ids.length, "document")} restored to before ${revision.author} wrote.`
+                            : "There was nothing left to undo."
                     } catch (error) {
                         said.textContent = error.message
                     }

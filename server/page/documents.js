@@ -135,7 +135,7 @@ export function showDocuments(body, place, store) {
             drawRows(items, columns)
         }
         const { first } = pagesUpTo.at(-1)
-        if (!items.length) summary.textContent = asked.where ? "No document fulfils this." : "No document is here."
+        if (!items.length) summary.textContent = asked.where ? "No document matches." : "There are no documents."
         else summary.textContent = `${count(first + 1)}–${count(first + items.length)} of ${counted(total, "document")}`
         previous.disabled = pagesUpTo.length < 2
         following.disabled = next === null

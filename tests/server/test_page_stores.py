@@ -81,7 +81,7 @@ def cells(page: Page, id: str) -> list[str]:
 
 def test_a_change_of_another_process_comes_before_ones_eyes(browser: Browser, served: Served) -> None:
     with served.open("planner") as store, showing(browser, served, served.place()) as page:
-        page.locator("#summary", has_text="No document is here.").wait_for()
+        page.locator("#summary", has_text="There are no documents.").wait_for()
         store["task-1"] = {"title": "Build", "status": "open"}
         row(page, "task-1").wait_for()
         assert cells(page, "task-1")[:4] == ["task-1", "Build", "open", "planner"]
@@ -364,7 +364,7 @@ def test_the_store_as_it_was_at_a_time_and_before_the_commits_on_the_slider(brow
             store["a"] = {"n": number}
         second = store.history("a")[1].record
         with showing(browser, served, served.place(as_of=second.ts)) as page:
-            page.locator("#point", has_text=f"Behind clock {second.clock}: planner set a").wait_for()
+            page.locator("#point", has_text=f"After clock {second.clock}: planner set a").wait_for()
             row(page, "a").filter(has_text="1").wait_for()
             row(page, "a").locator("a").click()
             page.locator("#what", has_text="Revision 2 of 4").wait_for()
@@ -559,7 +559,7 @@ def test_a_token_sees_what_it_may_read_and_undoes_what_its_agent_wrote(
     page.locator("#state", has_text="does not know this token").wait_for()
     page.locator("#token").fill("“secret”")  # as an editor writes it
     page.keyboard.press("Enter")
-    page.locator("#state", has_text="no such letters").wait_for()
+    page.locator("#state", has_text="cannot have these characters").wait_for()
     page.locator("#token").fill(f"  secret of {who} ")
     page.keyboard.press("Enter")
     page.locator("#state", has_text="Live").wait_for()
