@@ -21,16 +21,17 @@ from tests.support.places import DIRECTORY, LOSSY, REMOTE, REMOTE_STORES, Place
 from tests.support.s3_servers import Server
 from tests.support.servers import Restarting
 
-# Before anybody imports them: more tests than those of the contract use what is in them.
+# Rewrite these before anybody imports them: other tests than those of the contract use them, too.
 pytest.register_assert_rewrite("opslog.backends.testing_names", "opslog.backends.testing_turns")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As in a job that a script began in the background: tests of Ctrl-C, and their children, would never see it.
+    # As in a job that a script started in the background. Tests of Ctrl-C, and their children, would never see it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes that share the work have to give tests the same names: no addresses of objects in them."""
+    """Processes that share the work must give each test the same name. So no name may contain the address of an
+    object."""
     unstable = [item.nodeid for item in items if re.search(r"\bat 0x[0-9a-f]", item.nodeid)]
     if unstable:
         raise pytest.UsageError(f"give the parameters of these tests names that stay: {unstable}")
@@ -85,7 +86,7 @@ def place(
     _servers: Callable[[str], Server],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Place]:
-    """Room for stores: a directory, or what an indirect parameter names (see `tests.support.places`)."""
+    """Room for stores: a directory, or the place that an indirect parameter names (see `tests.support.places`)."""
     name = getattr(request, "param", DIRECTORY)
     if name == DIRECTORY:
         yield Place(str(tmp_path), "", {})
@@ -113,11 +114,11 @@ def place(
 
 @pytest.fixture
 def forked(capfd: pytest.CaptureFixture[str]) -> Callable[[Callable[[], None]], None]:
-    """Runs a function in a forked child, and fails if it fails there."""
+    """Runs a function in a forked child. The test fails if the function fails there."""
 
     def run(function: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            # That other threads run (a buffered store's own, for one) is what makes these tests worth while.
+            # These tests are about a fork while other threads run, such as a buffered store's own.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:

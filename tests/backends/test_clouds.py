@@ -1,5 +1,5 @@
-"""Google Cloud Storage and Azure Blob Storage: the contract and a store, on a server in this process that speaks the
-former's language, and on the containers that a person names.
+"""Google Cloud Storage and Azure Blob Storage: the contract and a store, on a fake Google server in this process, and
+on containers that a person names.
 
 `OPSLOG_TEST_GS_URL=gs://bucket/prefix` and `OPSLOG_TEST_AZ_URL=az://container/prefix` name them; credentials and
 endpoints (of Azurite, for one) are those of the environment variables that obstore reads.

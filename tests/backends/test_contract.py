@@ -33,8 +33,8 @@ def test_the_suites_own_example_runs(tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(textwrap.dedent(example))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-k", "create and not while", "-p", "no:cacheprovider"]
-    command += ["--basetemp", str(tmp_path / "temporary")]  # where others are, it would first remove what old runs left
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # what others bring takes longer than the tests
+    command += ["--basetemp", str(tmp_path / "temporary")]  # pytest would first remove old runs in a shared directory
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins of others take longer than the tests
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout

@@ -1,4 +1,4 @@
-"""A directory that is for something else does not become a store; a directory that is empty, or nearly, does."""
+"""A directory that holds something else does not become a store. An empty directory, or a nearly empty one, does."""
 
 from __future__ import annotations
 

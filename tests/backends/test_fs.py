@@ -319,7 +319,7 @@ WRITES: list[tuple[str, Callable[[FsBackend], object]]] = [
     ("open", hold_lock),
     ("mkdir", hold_lock),
 ]
-# What the calls take for something else than a failure: nothing is there any more, or the clock may not be touched.
+# Some errors mean something else than a failure: nothing is there any more, or the clock may not be touched.
 HANDLED = {
     "scandir": {errno.ENOENT, errno.ENOTDIR},
     "utime": {errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM},
@@ -378,7 +378,7 @@ def test_segments_before_a_cursor_are_not_listed(backend: FsBackend) -> None:
 
 
 def test_many_agents_are_not_listed_for_each_of_them(backend: FsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that opens all logs in turn, as a compaction that seals them, lists them once."""
+    """A caller that opens all logs in turn, such as a compaction that seals them, lists the logs once."""
     agents = [f"agent-{number}" for number in range(50)]
     for agent in agents:
         append_once(backend, agent)
@@ -466,7 +466,7 @@ def test_a_creator_survives_the_removal_of_its_empty_directory(
 def test_the_entry_of_a_directory_that_can_be_removed_is_fsynced_when_there_is_a_file_in_it(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, directory: str
 ) -> None:
-    """Until then it may be removed, and made anew by somebody who has not fsynced it yet."""
+    """Until it holds a file, somebody may remove it, and make it again without having fsynced it yet."""
     real = posix.fsync_directory
     found: list[list[str]] = []
 

@@ -53,7 +53,7 @@ def test_bytes_of_a_short_write_are_durable_and_admitted(
     assert caught.value.durable == 10
     assert synced == [17]
     assert backend.read(segment_path("a", 1)) == b"before\none line\na"
-    # Still full: nothing more gets in, and no heap of empty segments grows.
+    # Still full: no further line is written, and empty segments do not pile up.
     for _ in range(5):
         with pytest.raises(WriteFailedError, match="nothing of this append is in the log") as caught:
             appender.append(b"again\n")
@@ -147,8 +147,8 @@ def test_a_segment_that_cannot_be_begun(
 def _replaced_after_the_creation_of_segment_two(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Appender, Appender]:
-    """An appender and, once its next append has created segment 2 and fails, the one that has written segment 3: its
-    lock file was removed meanwhile ("stale locks")."""
+    """Returns an appender whose append has failed after creating segment 2, and the appender that wrote segment 3
+    meanwhile, because somebody had removed the lock files as "stale"."""
     appender = backend.appender("a")
     appender.append(b"1\n")
     others: list[Appender] = []
@@ -188,7 +188,7 @@ def test_a_segment_that_somebody_has_gone_past_is_not_removed_while_it_is_locked
 def test_an_interrupt_after_a_segment_was_begun_leaves_no_gap(
     backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """The segment before it is let go of last."""
+    """The appender lets go of the segment before it last."""
     appender = backend.appender("a")
     appender.append(b"1\n")
     monkeypatch.setattr(appender, "_continues", False)
@@ -212,7 +212,7 @@ def test_an_agents_directory_that_was_removed(backend: FsBackend, root: Path) ->
     appender = backend.appender("a")
     appender.append(b"1\n")
     shutil.rmtree(root / "ops")
-    # A number that readers have seen is not given again.
+    # A segment number that readers have seen is not used again.
     assert appender.append(b"2\n") == Position(2, 0)
     assert files(root) == [segment_path("a", 2)]
     appender.close()
@@ -226,7 +226,7 @@ def test_a_store_that_was_removed(backend: FsBackend, root: Path) -> None:
         with pytest.raises(WriteFailedError, match="directory was removed or moved: put it back") as caught:
             appender.append(b"2\n")
         assert caught.value.durable == 0
-    # Somebody begins a new store there. The old lock excludes nobody from it.
+    # Somebody begins a new store there. The old lock does not keep anybody out of it.
     successor = FsBackend(root).appender("a")
     for _ in range(2):
         with pytest.raises(AgentFencedError, match="lock file was removed"):

@@ -1,4 +1,4 @@
-"""The order in which things reach the disk: what rests on something comes after it."""
+"""The order in which data reaches the disk: nothing comes before what it depends on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.faults import failing, interrupted
 
 @pytest.fixture
 def trace(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
-    """Records the system calls that matter, as "fsync ops/a" and the like, paths relative to the store."""
+    """Records the system calls that matter, as "fsync ops/a" and the like. Paths are relative to the store."""
     calls: list[str] = []
 
     def name(target: object, at: int | None = None) -> str:
         path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
-        # What is relative is so to the store's directory.
+        # Relative paths are relative to the store's directory.
         return os.path.relpath(path, root if at is None else ".").replace(".tmp-n", ".tmp")
 
     def record(module: Any, function: str, label: str) -> None:
         real = getattr(module, function)
 
         def call(*args: Any, **options: Any) -> Any:
-            # Called after the fact, so that only what worked is recorded.
+            # Recorded after the call, so that only calls that worked are recorded.
             result = real(*args, **options)
             at = options.get("dir_fd", options.get("dst_dir_fd"))
             calls.append(f"{label} {name(args[1] if label == 'link' else args[0], at)}")
@@ -139,11 +139,11 @@ def shared_line(number: int) -> bytes:
 
 
 def test_an_append_to_a_shared_log_costs_one_fdatasync(root: Path, trace: list[str]) -> None:
-    """Also where another process wrote before: it noted on the lock up to where the log is durable."""
+    """Also if another process wrote before: that process noted in the lock file how far the log is durable."""
     backends = [FsBackend(root) for _ in range(2)]
     ends = [Position(1, 0) for _ in range(2)]
     for number in range(8):
-        # Each backend fsyncs once that its lock files have their directories.
+        # Each backend fsyncs the directories of its lock files once.
         shared = f"shared-{number % 2}"
         backend, end = backends[number // 2 % 2], ends[number % 2]
         trace.clear()
@@ -184,7 +184,8 @@ def test_the_manifest_that_a_writer_finds_is_on_disk_before_it_writes(root: Path
 
 
 def test_commits_read_by_a_compaction_are_on_disk_before_its_manifest(root: Path, trace: list[str]) -> None:
-    """Another agent's commit can be seen before it is durable; nothing may be compacted that a power cut could take."""
+    """Another agent's commit can be visible before it is durable. A compaction must not compact what a power cut could
+    take."""
     with (
         opslog.open(root, agent="a", compact_after=None, settings=opslog.Settings(undo_window=0)) as store,
         opslog.open(root, agent="b", compact_after=None) as other,

@@ -1,4 +1,5 @@
-"""Links, pipes and strangers' permissions in a store's directory: nothing outside of it is read, written or deleted.
+"""Links, pipes and foreign permissions in a store's directory: nothing outside of it is read, written or deleted.
+docs/security.md refers to these tests.
 
 docs/security.md refers to these tests.
 """
@@ -27,7 +28,7 @@ FOLLOWED = "links inside a store are not followed"
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A directory that a store must leave alone, with files of the names that a store uses."""
+    """A directory that a store must not touch. Its files have the names that a store uses."""
     place = tmp_path / "outside"
     for name in ("manifests", "ops/a", "ops/b", "snapshots/00000000000000000002-aa", "archive/p", "locks/agents"):
         (place / name).mkdir(parents=True)
@@ -48,7 +49,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def contents(place: Path) -> dict[str, tuple[bytes, int]]:
-    """Of all files below: the bytes, and when they were written."""
+    """For each file below: its bytes, and when they were written."""
     files = (path for path in sorted(place.rglob("*")) if path.is_file())
     return {path.relative_to(place).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
@@ -64,7 +65,7 @@ def untouched(outside: Path) -> Callable[[], None]:
 
 
 def plant(root: Path, path: str, target: Path) -> None:
-    """A link where the store would have a file or a directory."""
+    """Puts a link where the store would have a file or a directory."""
     place = root / path
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_dir():
@@ -133,7 +134,8 @@ def test_no_listing_reads_through_a_link(root: Path, outside: Path, level: str) 
 
 
 def test_a_link_is_listed_as_itself(root: Path, tmp_path: Path) -> None:
-    """In no circles, with no size of something else; verify has a note of each."""
+    """The listing does not follow it in circles, and does not show the size of its target. `verify` has a note of each
+    link."""
     with opslog.open(root, agent="a") as store:
         store["x"] = {}
     (root / "ops" / "loop").symlink_to(root)
@@ -148,7 +150,7 @@ def test_a_link_is_listed_as_itself(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["locks", "locks/agents", "locks/agents/a.lock", "ops", "ops/a"])
 def test_no_agent_writes_through_a_link(root: Path, outside: Path, untouched: Callable[[], None], level: str) -> None:
-    """The holder of a lock writes its name into the lock file: through a link that would overwrite any file."""
+    """The holder of a lock writes its name into the lock file. Through a link that would overwrite any file."""
     with opslog.open(root, agent="b") as store:
         store["x"] = {}
     plant(root, level, outside / level)

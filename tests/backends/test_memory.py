@@ -1,4 +1,4 @@
-"""The behaviour that only the memory backend has."""
+"""Behaviour of the memory backend alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filesystems that machines share: refused or warned of, for writing alone."""
+"""Shared filesystems: opslog refuses them, or warns, only when it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mounted = Callable[[str], None]
 
 @pytest.fixture
 def mounted(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
-    """Makes the system say of the directory that it is on such a filesystem: its mount, among others."""
+    """Makes the system report that the directory is on such a filesystem, as one mount among others."""
     with opslog.open(root, agent="a") as store:
         store["x"] = {}
     descriptor = os.open(root, os.O_RDONLY)

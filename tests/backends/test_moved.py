@@ -1,7 +1,7 @@
-"""Lock files that somebody removes, and directories that are moved away or replaced, beside a store that is open.
+"""Somebody removes lock files, or moves or replaces the directory, while a store is open.
 
-What was acknowledged is where others look for it, no log has two writers, and a directory that was not opened is never
-written to.
+Others find everything that was acknowledged. No log has two writers. No store writes to a directory that it did not
+open.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REMOVALS = [remove, move, remove_and_make_again, remove_one]
 
 
 def contents(place: Path) -> dict[str, bytes | None]:
-    """Of everything below but lock files: the bytes, None for directories."""
+    """For everything below except lock files: the bytes, or None for a directory."""
     return {
         path.relative_to(place).as_posix(): path.read_bytes() if path.is_file() else None
         for path in sorted(place.rglob("*"))
@@ -68,7 +68,7 @@ def contents(place: Path) -> dict[str, bytes | None]:
 
 
 class Moment(NamedTuple):
-    """Right before or after a call of a function."""
+    """Right before or right after a call of a function."""
 
     module: Any
     function: str
@@ -88,7 +88,7 @@ When = Callable[[Moment, Callable[[], object]], None]
 
 @pytest.fixture
 def when(monkeypatch: pytest.MonkeyPatch) -> When:
-    """Has something done once, right before or after the next call of a function."""
+    """Runs `story` once, right before or after the next call of a function."""
 
     def arrange(moment: Moment, story: Callable[[], object]) -> None:
         real = getattr(moment.module, moment.function)
@@ -162,7 +162,7 @@ def test_a_writer_that_goes_on_a_log_of_an_earlier_session_is_alone(backend: FsB
 def test_lock_files_removed_while_an_append_is_under_way(
     backend: FsBackend, root: Path, when: When, remove_locks: Callable[[Path], None]
 ) -> None:
-    """The writer is alone all the same, so what it wrote counts."""
+    """The writer is still alone, so its commits count."""
     appender = backend.appender("a")
     appender.append(b"1\n")
     seen: list[type] = []
@@ -191,7 +191,8 @@ def test_lock_files_removed_while_an_append_is_under_way(
 def test_of_two_writers_one_goes_on_at_most_wherever_the_first_was_paused(
     backend: FsBackend, root: Path, when: When, earlier: int, moment: Moment
 ) -> None:
-    """At each step of the beginning of a segment the lock files go, and another process opens, writes and closes."""
+    """The lock files are removed at each step of beginning a segment, and then another process opens, writes and
+    closes."""
     if earlier:
         session = backend.appender("a")
         session.append(b"earlier\n")
@@ -320,7 +321,7 @@ def test_a_lock_file_removed_while_it_is_taken_is_taken_again(backend: FsBackend
 
 
 def copied_as_hard_links(root: Path) -> Path:
-    """As some backups are. Lock files and segments are the same ones then."""
+    """As some backups are. The lock files and segments are then the same files."""
     copy = shutil.copytree(root, root.with_name("copy"), copy_function=os.link)
     former = root.rename(root.with_name("former"))
     Path(copy).rename(root)
@@ -426,7 +427,7 @@ def test_a_directory_that_is_put_back(place: Path, change: Change) -> None:
 def test_a_directory_replaced_while_an_append_is_under_way(
     place: Path, change: Change, when: When, moment: Moment
 ) -> None:
-    """Acknowledged commits are in the segment that others find, in the former directory and in no other."""
+    """Acknowledged commits are in the segment that others find, which is in the former directory and in no other."""
     appender = FsBackend(place).appender("a")
     appender.append(b"1\n")
     moved: list[Path] = []
@@ -445,7 +446,7 @@ def test_a_directory_replaced_while_an_append_is_under_way(
 
 @pytest.mark.parametrize("moment", moments((Descriptor, "open"), (posix, "write_all"), (os, "fsync"), (os, "link")))
 def test_a_directory_replaced_while_a_file_is_created(place: Path, change: Change, when: When, moment: Moment) -> None:
-    """All of it happens in the directory that was opened, and it is not said to be done."""
+    """Everything happens in the directory that was opened, and the call does not report success."""
     backend = FsBackend(place)
     backend.create("manifests/1", b"1")
     copied: list[list[str]] = []
@@ -488,7 +489,7 @@ def test_a_part_of_the_directory_that_was_replaced(backend: FsBackend, root: Pat
 
 
 def test_a_directory_deleted_and_made_again_is_another_one(root: Path) -> None:
-    """Filesystems give the number of an inode to the next one as soon as nobody has it open."""
+    """A filesystem may give an inode's number to the next one as soon as nobody has it open."""
     backend = FsBackend(root)
     appender = backend.appender("a")
     appender.append(LINE)
@@ -539,7 +540,7 @@ def test_a_call_under_way_keeps_the_directory_open_and_nobody_else_does(backend:
 def test_a_directory_that_may_be_entered_and_not_listed(
     root: Path, forked: Callable[[Callable[[], None]], None]
 ) -> None:
-    """To hold the root takes no right to read it."""
+    """Holding the root does not need the right to read it."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     FsBackend(root).create("manifests/1", b"1")

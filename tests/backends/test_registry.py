@@ -160,7 +160,7 @@ def test_a_prefix_cannot_leave_its_bucket(prefix: str) -> None:
 
 
 class Required:
-    """A storage with what `Backend` names, and nothing more."""
+    """A storage with the methods that `Backend` requires, and no others."""
 
     segments_grow = MemoryBackend.segments_grow
 

@@ -45,9 +45,9 @@ URL = "http://server/tasks"
 
 
 class Brief(Handing):
-    """Ends each answer to who listens at once.
+    """Ends each streamed answer at once.
 
-    :ivar asked: when, by a clock that only goes forward."""
+    :ivar asked: when each was requested, by a clock that only goes forward."""
 
     def __init__(self, service: Callable[[], StorageService]) -> None:
         super().__init__(service)
@@ -72,7 +72,7 @@ def test_a_listener_does_not_ask_without_a_pause(tmp_path: Path) -> None:
 
 
 class Served:
-    """A storage with a server before it, which can be started anew."""
+    """A storage behind a server, which can be restarted."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -83,7 +83,7 @@ class Served:
         self.service = StorageService(open_backend(self.url), "tasks", self.clock.environment)
 
     def restart(self) -> None:
-        """As after a kill: what it held is free, and what it remembered is gone."""
+        """As after a kill: the names and locks that it held are free, and what it remembered is gone."""
         self.service.close()
         self.start()
 
@@ -128,7 +128,7 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 
 @pytest.mark.parametrize("seed", SEEDS, ids=str)
 def test_each_append_is_in_the_log_once_whatever_the_network_does(served: Served, seed: int) -> None:
-    """Acknowledged commits are there in order, those of unknown outcome at most once, and refused ones never."""
+    """Acknowledged commits are in the log in order, commits of unknown outcome at most once, and refused ones never."""
     dice = random.Random(seed)
     network = Network(Handing(lambda: served.service), dice, served.restart)
     acknowledged, refused = [], []
@@ -200,7 +200,7 @@ def appender_patiently(backend: RemoteBackend) -> RemoteAppender:
 
 
 def test_a_session_that_was_replaced_writes_nothing_any_more(served: Served) -> None:
-    """Its client was stopped. Whoever came next has written nothing yet, and the server was started anew since."""
+    """Its client was paused. The next client has not written anything yet, and the server was restarted since."""
     stopped = served.open().appender("a")
     stopped.append(b"1\n")
     with pytest.raises(AgentBusyError):
@@ -225,7 +225,7 @@ def test_a_session_goes_on_when_the_server_was_started_anew(served: Served) -> N
 
 
 def written_while_it_is_away(served: Served, line: bytes) -> Backend:
-    """Start the server anew, after another process has appended to the log of agent `a`; returns its storage."""
+    """Restart the server after another process has appended to the log of agent `a`. Returns its storage."""
     served.service.close()
     own = open_backend(served.url)
     appender = own.appender("a")
@@ -311,8 +311,8 @@ def test_a_lock_of_a_client_that_is_gone_is_free_after_a_while(served: Served) -
 
 
 class Breaking(Handing):
-    """Writes the first bytes of an append to its log, as a server does that is killed in the middle. Then another one
-    answers."""
+    """Writes only the first bytes of an append to its log, as a server does that is killed in the middle. Then another
+    server answers."""
 
     def __init__(self, served: Served, part: bytes, path: str) -> None:
         super().__init__(lambda: served.service)
@@ -412,7 +412,8 @@ def test_large_answers_come_in_parts(served: Served, monkeypatch: pytest.MonkeyP
 
 
 def test_where_no_server_listens_is_said_at_once() -> None:
-    """Without a pause: whoever made a mistake in the address, or forgot to start the server, sees nothing meanwhile."""
+    """There is no pause first. Otherwise a user who mistyped the address, or forgot to start the server, would see
+    nothing for a while."""
 
     def sleep(seconds: float) -> None:
         raise AssertionError("it waits")
@@ -421,7 +422,7 @@ def test_where_no_server_listens_is_said_at_once() -> None:
         raise httpx.ConnectError("unknown", request=request) from socket.gaierror(-2, "Name or service not known")
 
     says = r"no server listens at http.*: start `opslog serve --store tasks="
-    with socket.socket() as bound:  # and nobody listens
+    with socket.socket() as bound:  # nobody listens
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/tasks"
         for transport in (None, httpx.MockTransport(unknown)):
@@ -430,7 +431,7 @@ def test_where_no_server_listens_is_said_at_once() -> None:
 
 
 def test_a_name_server_that_does_not_answer_may_answer_later(served: Served) -> None:
-    """As where a container starts before the network is there."""
+    """For example, a container may start before the network does."""
     asked = 0
 
     class Late(Handing):
@@ -447,8 +448,8 @@ def test_a_name_server_that_does_not_answer_may_answer_later(served: Served) -> 
 
 
 def test_what_a_caller_is_handling_is_no_cause_of_a_lost_answer(served: Served) -> None:
-    """A program that cannot reach something else writes so into the store, whose server carries it out and is gone
-    before it answers."""
+    """A program that failed to reach something else writes that into the store. The server carries the write out, and
+    disappears before it answers."""
     lost = False
 
     class Losing(Handing):
@@ -541,7 +542,7 @@ STORES = 200
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of many stores."""
+    """The address of a server with many stores."""
     place = tmp_path_factory.mktemp("stores")
     stores = [text for number in range(STORES) for text in ("--store", f"s{number}={place}/{number}")]
     with serving(*stores, "--memory", "--feed-seconds", "3600") as server:
@@ -555,7 +556,7 @@ def numbers() -> dict[Path, int]:
 
 @pytest.mark.long
 class TestRemoteServer(BackendContract):
-    """Through real connections."""
+    """Over real connections."""
 
     @pytest.fixture(autouse=True)
     def _in_a_store_of_its_own(self, root: str, numbers: dict[Path, int]) -> None:

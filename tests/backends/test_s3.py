@@ -1,4 +1,5 @@
-"""S3 through its drivers, on a server in this process: the contract, what answers mean, and a store from end to end."""
+"""S3 through its drivers, on a server in this process: the contract, the meaning of responses, and a store from end to
+end."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def test_credentials_come_from_the_environment(server: S3Server, monkeypatch: py
 
 
 def test_a_put_is_one_round_trip(server: S3Server, driver: Driver) -> None:
-    """botocore would ask first whether the body is welcome, and wait for the answer."""
+    """botocore would first ask whether the body is welcome, and wait for the answer."""
     before = len(server.headers)
     driver.put_new("x", b"1")
     assert [headers["Expect"] for headers in server.headers[before:]] == [None]
@@ -123,7 +124,7 @@ def test_statuses_that_refuse_a_put(server: S3Server, driver: Driver, status: in
             driver.put_new("x", b"1")
         with pytest.raises(WriteFailedError, match="could not be"):
             driver.put("x", b"1")
-        if status != 404:  # what is not there is as good as deleted
+        if status != 404:  # a missing object counts as deleted
             with pytest.raises(WriteFailedError, match="could not be"):
                 driver.delete(["x"])
 
@@ -144,7 +145,7 @@ def test_reading_that_fails(server: S3Server, driver: Driver, status: int) -> No
 
 @pytest.mark.parametrize("name", ["s3fs", "obstore"])
 def test_a_server_that_says_nothing(server: S3Server, name: str) -> None:
-    """The wait has an end, and what it means is as of any other reply that is lost."""
+    """The request times out, and then counts like any other lost response."""
     backend = open_url(f"s3://silent?driver={name}", **server.options(), config_kwargs={"read_timeout": 0.1})
     driver = backend.driver
     for key, done in (("a", False), ("b", True)):

@@ -1,4 +1,4 @@
-"""Errors that retrying does not change are no `RetryError`: S3 without credentials, and without a bucket."""
+"""Errors that a retry cannot fix are not a `RetryError`: S3 without credentials, and without a bucket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import opslog
 
 
 class NoBucket(BaseHTTPRequestHandler):
-    """Answers as S3 does where there is no bucket."""
+    """Responds like S3 if there is no bucket."""
 
     protocol_version = "HTTP/1.1"
 

@@ -20,7 +20,7 @@ from tests.support.s3_servers import PARAMETERS, Server  # noqa: E402
 @pytest.mark.parametrize("s3_server", PARAMETERS, indirect=True)
 class OnServers(BackendContract):
     driver = ""
-    odd_paths = tuple(path for path in ODD_PATHS if "\n" not in path)  # moto and obstore do without
+    odd_paths = tuple(path for path in ODD_PATHS if "\n" not in path)  # moto and obstore cannot handle them
 
     @pytest.fixture(autouse=True)
     def in_a_prefix_of_its_own(self, s3_server: Server) -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""Appends to a log with many writers, when something fails, dies, stops or is moved. What holds where nothing does is
-in the contract's suite, `opslog.backends.testing_turns`."""
+"""Appends to a log with many writers when something fails, dies, pauses or is moved. The contract's suite,
+`opslog.backends.testing_turns`, covers what holds when nothing does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOCK = "locks/agents/shared.lock"
 
 
 def append(backend: Backend, text: object) -> Position:
-    """One more line, after all that are there."""
+    """Append one more line, after all lines that are there."""
     end = end_of(backend)
     position = backend.append_at("shared", end, line(text))
     assert position is not None
@@ -118,7 +118,7 @@ def test_a_full_segment_is_followed_by_the_next(root: Path) -> None:
 def test_a_segment_that_may_not_be_written_to_is_followed_by_the_next(
     backend: FsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user's, without the right for the group."""
+    """It belongs to another user, and the group may not write."""
     append(backend, 1)
     real = forking.Descriptor.open
 
@@ -132,11 +132,11 @@ def test_a_segment_that_may_not_be_written_to_is_followed_by_the_next(
     assert append(backend, 3) == Position(2, len(line(2)))
 
 
-# Up to where it is durable
+# How far the log is durable
 
 
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes at which files were synced from now on."""
+    """Records the file sizes at each sync from now on."""
     sizes: list[int] = []
     real = posix.datasync
 
@@ -309,7 +309,7 @@ def test_a_forked_child_appends_nothing(backend: FsBackend, forked: Callable[[Ca
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are opened for writing from now on."""
+    """Records the paths that are opened for writing from now on."""
     paths: list[str] = []
     real = forking.Descriptor.open
 
@@ -336,7 +336,7 @@ def test_the_next_append_opens_nothing_and_others_may_come_in_between(
 
 
 def test_what_others_began_meanwhile_is_the_end(root: Path) -> None:
-    """Also where the caller has not read that far."""
+    """Also if the caller has not read that far."""
     backend, other = (FsBackend(root, segment_bytes=len(line(0)) * 3) for _ in range(2))
     for number in range(2):
         append(backend, number)
@@ -351,7 +351,7 @@ def test_what_others_began_meanwhile_is_the_end(root: Path) -> None:
 
 
 def test_another_may_have_begun_a_segment_behind_one_that_has_room(backend: FsBackend, root: Path) -> None:
-    """One that may not write to it, or has another size for segments."""
+    """Because that writer may not write to it, or uses another segment size."""
     for number in range(3):
         append(backend, number)
     end = end_of(backend)
@@ -430,7 +430,8 @@ def test_close_closes_them(backend: FsBackend) -> None:
 
 
 def test_a_copy_of_links_gets_nothing(backend: FsBackend, root: Path) -> None:
-    """Its files are the same ones, and its log may go on in segments that are not in the directory that was opened."""
+    """Its files are the same as the original's. So the log may continue in segments that are not in the directory that
+    was opened."""
     for number in range(3):
         append(backend, number)
     end = end_of(backend)
@@ -445,7 +446,7 @@ def test_a_copy_of_links_gets_nothing(backend: FsBackend, root: Path) -> None:
 
 
 def test_locks_may_be_removed_at_any_moment(backend: FsBackend, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the midst of an append another process comes, and finds the segment locked."""
+    """In the middle of an append another process comes, and finds the segment locked."""
     append(backend, 1)
     real = posix.datasync
     outcomes: list[object] = []

@@ -1,4 +1,4 @@
-"""Appends to a log with many writers on an object storage, when an answer is lost or somebody else was first."""
+"""Appends to a log with many writers on an object storage, when a response is lost or somebody else was first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_after_a_lost_answer_the_bytes_that_are_there_decide(bucket: Bucket, obj
 
 @pytest.mark.parametrize("done", [True, False])
 def test_an_append_that_is_never_answered_is_unknown(bucket: Bucket, objects: ObjectBackend, done: bool) -> None:
-    """Also where the number is still free: the request may yet arrive."""
+    """Also if the number is still free, because the request may still arrive."""
     with (
         bucket.failing(lambda request: Fault("unknown", done)),
         pytest.raises(CommitUnknownError, match=r"00001\.jsonl may or may not"),

@@ -1,4 +1,4 @@
-"""Figures that became slower since the committed page, from made-up reports."""
+"""Which workloads became slower than on the committed page, from made-up reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(*results: Result) -> Report:
         ((10.0, 11.0, 12.0), (10.0, 11.0, 12.0), False),
         ((10.0, 11.0, 12.0), (13.0, 14.0, 15.0), True),
         ((10.0, 11.0, 12.0), (5.0, 6.0, 7.0), False),
-        # As much in the median, but within what the rounds vary.
+        # The same change in the median, but within the spread of the rounds.
         ((10.0, 11.0, 20.0), (13.0, 14.0, 15.0), False),
         ((10.0, 11.0, 12.0), (9.0, 14.0, 15.0), False),
     ],
@@ -37,7 +37,7 @@ def test_slower_is_what_is_beyond_the_noise_of_both(
 
 
 def test_a_slower_machine_is_not_a_slower_program() -> None:
-    """Where there is a floor, it is slower there, too."""
+    """If a workload has a floor, the floor is slower there, too."""
     before = report(result("opslog", 10, 11, 12), result("floor: dict", 1, 1, 1))
     assert slower(before, report(result("opslog", 30, 33, 36), result("floor: dict", 3, 3, 3))) == []
     found = slower(before, report(result("opslog", 10, 11, 12), result("floor: dict", 0.5, 0.5, 0.5)))
@@ -57,7 +57,7 @@ def test_every_figure_that_became_slower_is_named() -> None:
 
 
 def test_goals_with_and_without_the_kernel() -> None:
-    """Each is measured by workloads that there are; a rate is met from its limit on, a time up to it."""
+    """Existing workloads measure each goal. A rate meets its goal from the limit upward, a time up to the limit."""
     pytest.importorskip("benchmarks.__main__")
     assert WORKLOADS.keys() >= KERNEL_WORKLOADS
     times, rate = KERNEL_GOALS[0], KERNEL_GOALS[1]

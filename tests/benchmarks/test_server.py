@@ -1,4 +1,4 @@
-"""The benchmark of stream servers runs, small, and its page says what was measured."""
+"""The benchmark of stream servers runs with small sizes, and its page says what was measured."""
 
 from __future__ import annotations
 

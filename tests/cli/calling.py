@@ -1,4 +1,4 @@
-"""Calling commands: in this process, as a process of its own, at a terminal."""
+"""Calling commands: in this process, in a process of their own, and at a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import orjson
 from opslog.cli.app import run
 
 PROGRAM = (sys.executable, "-W", "error", "-m", "opslog")
-# An interrupt may come between the making of an object and the `with` that would close it: no fault of the program.
+# An interrupt may come between making an object and the `with` that would close it. That is not a fault of the program.
 INTERRUPTED_PROGRAM = (*PROGRAM[:-2], "-W", "ignore::ResourceWarning", *PROGRAM[-2:])
 
 
 class Result(NamedTuple):
-    """What a command said."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -30,20 +30,20 @@ class Result(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """The JSON in the lines of its output."""
+        """The JSON values in the lines of its output."""
         return [orjson.loads(line) for line in self.out.split("\n")[:-1]]
 
     @property
     def error(self) -> Any:
-        """Its error as JSON, which is one line."""
+        """Its error as JSON, which must be one line."""
         assert self.err.count("\n") == 1
         return orjson.loads(self.err)
 
 
 def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> Result:
-    """A command on a store, in this process, with nobody at the terminal. No call may end in a traceback.
+    """Run a command on a store, in this process and without a terminal. No call may end in a traceback.
 
-    :param settings: more of the environment.
+    :param settings: additional environment variables.
     """
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPSLOG_")}
@@ -65,7 +65,7 @@ def call(store: Path, *arguments: str, stdin: bytes = b"", **settings: str) -> R
 
 
 def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A bash script in which `opslog` is this one and OPSLOG_STORE is `store`, in the directory `cwd`."""
+    """Run a bash script in the directory `cwd`. In it `opslog` is this one, and OPSLOG_STORE is `store`."""
     return subprocess.run(
         ["bash", "-c", script],
         cwd=cwd,
@@ -78,7 +78,7 @@ def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def at_terminal(store: Path, *arguments: str, columns: int = 80) -> str:
-    """What a person sees of a command at a terminal of so many columns."""
+    """What a person sees of a command at a terminal with so many columns."""
     process, master = start_at_terminal(store, *arguments, columns=columns)
     seen = b""
     while data := read_terminal(master):
@@ -89,7 +89,7 @@ def at_terminal(store: Path, *arguments: str, columns: int = 80) -> str:
 
 
 def start_at_terminal(store: Path, *arguments: str, columns: int = 80) -> tuple[subprocess.Popen[bytes], int]:
-    """A command at a terminal, and the end of it that a person reads."""
+    """Start a command at a terminal. Yields it, and the end that a person reads from."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [*PROGRAM, "--store", str(store), *arguments],
@@ -105,5 +105,5 @@ def start_at_terminal(store: Path, *arguments: str, columns: int = 80) -> tuple[
 def read_terminal(master: int) -> bytes:
     try:
         return os.read(master, 65536)
-    except OSError:  # how Linux says that nobody has the other end open any more
+    except OSError:  # Linux reports so that nobody has the other end open any more
         return b""

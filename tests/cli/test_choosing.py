@@ -1,4 +1,4 @@
-"""Which documents a command means: conditions, ages, what an export has of them."""
+"""How commands choose documents: conditions, ages, and the fields of an export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def content(root: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Two documents of the year 2000, of schema version 3, and one of now."""
+    """Two documents from the year 2000 with schema version 3, and one from now."""
     long_ago = opslog.Environment(time=lambda: 946_684_800.0)
     root = tmp_path / "store"
     with opslog.open(root, agent="old", version=3, environment=long_ago) as store:

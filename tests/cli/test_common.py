@@ -1,4 +1,4 @@
-"""What all commands have in common: where the store and the agent come from, help, and errors of the store."""
+"""What all commands share: where the store and the agent come from, help, and errors of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""set --create, --if-stamp, delete --if-stamp, get --stamp, ls --stamp, and who is named as the author."""
+"""set --create, --if-stamp, delete --if-stamp, get --stamp, ls --stamp, and the name of the author."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON contract of docs/cli.md: exactly these fields, in this order, and documents as they are stored."""
+"""The JSON contract of docs/cli.md: exactly these fields, in this order, and documents as stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def documented(command: str) -> list[str]:
-    """The fields that the table of docs/cli.md gives a command."""
+    """The fields that the table of docs/cli.md lists for a command."""
     section = DOCUMENT[DOCUMENT.index("\n## JSON") :]
     (row,) = [line for line in section.splitlines() if re.match(rf"\|[^|]*`{command}`", line)]
     fields = row.split("|")[3]

@@ -1,4 +1,4 @@
-"""The console examples of the documents: each command is run, and prints what is shown."""
+"""The console examples of the documents: each command runs, and prints what the document shows."""
 
 from __future__ import annotations
 

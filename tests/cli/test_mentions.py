@@ -1,4 +1,4 @@
-"""What documents say of the command line is true: each command they mention exists, and the backup is a backup."""
+"""What documents say about the command line is true: each command they mention exists, and the backup restores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_page_describes_every_command_and_option_and_no_other() -> None:
 
 
 def mentioned(text: str) -> set[str]:
-    """What follows `opslog` where it is a command: at the start of code, in a job, in a shell block."""
+    """The text after `opslog` wherever it is a command: at the start of code, in a job, in a shell block."""
     code = re.findall(r"`([^`\n]+)`", text)
     blocks = re.findall(r"(?ms)^```(?:sh|console|cron|ini)\n(.*?)^```$", text)
     lines = [*code, *(line for block in blocks for line in block.splitlines())]
@@ -57,7 +57,7 @@ def test_commands_that_documents_mention_exist(path: Path) -> None:
 
 
 def test_mentions_are_found() -> None:
-    """Otherwise the test above would show nothing."""
+    """Otherwise the test above would prove nothing."""
     found = {text.split()[0] for path in DOCUMENTS for text in mentioned(path.read_text(encoding="utf-8"))}
     assert {"compact", "verify", "import", "demo"} <= found
     assert mentioned("`opslog nosuch` and\n```sh\nx | opslog --bad\n```\n") == {"nosuch", "--bad"}

@@ -1,4 +1,4 @@
-"""How far long work is: in units that people know, for people alone."""
+"""How far long work has come: in units that people know, and only for people."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_nobody_who_does_not_watch_is_shown_anything() -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that draws the line at each change, and not ten times a second."""
+    """Makes the program draw the line at each change, and not only ten times a second."""
     code = tmp_path / "sitecustomize.py"
     code.write_text(
         "import rich.progress\n"
@@ -134,7 +134,7 @@ def test_an_import_of_a_repository_counts_its_commits(tmp_path: Path) -> None:
 
 
 def test_lines_in_a_file_are_not_disturbed(store: Path, tmp_path: Path) -> None:
-    """A terminal reads stderr alone."""
+    """Only stderr is a terminal."""
     master, slave = pty.openpty()
     with (tmp_path / "out").open("wb") as out:
         command = [*PROGRAM, "--store", str(store), "export", "--plain"]

@@ -1,4 +1,4 @@
-"""Refusals: each has a sentence that says what to do, and an exit code that says whose fault it is."""
+"""Refusals: each has a sentence that says what to do, and an exit code that says who caused it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ Row = tuple[str, bytes, int, str, str, int, str | None, str | None]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Documents of every kind, in a snapshot of several runs and in the tails of two agents; some deleted or undone."""
+    """A store with documents of every kind, in a snapshot of several runs and in the tails of two agents. Some are
+    deleted or undone."""
     root = tmp_path / "source"
     settings = library.Settings(undo_window=2)
     with library.open(root, agent="a", settings=settings) as a, library.open(root, agent="b", version=7) as b:
@@ -56,7 +57,7 @@ def rows(found: list[library.Set]) -> list[Row]:
 
 
 def middle(root: Path) -> int:
-    """A clock from which on the past differs from the present."""
+    """A clock at which the past differs from the present."""
     with library.open(root, read_only=True) as store:
         return store.stats().clock - 3
 
@@ -146,7 +147,7 @@ def test_nothing_is_left_of_a_failure(opslog: Opslog, source: Path, tmp_path: Pa
 
 
 def test_a_killed_replay_leaves_nothing_under_the_name(source: Path, tmp_path: Path) -> None:
-    """It writes to a pipe, in the place of its first part, and is killed while it waits for a reader."""
+    """The command writes to a pipe in the place of its first part, and is killed while it waits for a reader."""
     code = (
         "import os, sys; from pathlib import Path; import opslog.bulk.replay as replay; write = replay._write_lines\n"
         "def stuck(rows, path, progress):\n    os.mkfifo(path.with_name('pipe')); write(rows, path, progress)\n"

@@ -1,4 +1,5 @@
-"""What is shown: nothing of a document or an id acts on a terminal, ids stay whole, a line is one document."""
+"""Output at a terminal: nothing in a document or an id controls the terminal, ids stay whole, and a line is one
+document."""
 
 from __future__ import annotations
 
@@ -52,14 +53,14 @@ def store(tmp_path: Path) -> Path:
 )
 def test_nothing_stored_acts_on_a_terminal(store: Path, command: list[str]) -> None:
     shown = STYLE.sub("", at_terminal(store, *command, columns=200))
-    raw = {"\x7f", "\x9b", "\u202e"} if "--json" in command else set()  # JSON text may hold these; that is for programs
+    raw = {"\x7f", "\x9b", "\u202e"} if "--json" in command else set()  # JSON text may hold these; it is for programs
     assert {char for char in shown if char != "\n" and not char.isprintable()} <= raw
     assert "evil" in shown
 
 
 @pytest.mark.parametrize("where", ["a file", "an error"])
 def test_no_name_of_a_file_acts_on_a_terminal(store: Path, where: str) -> None:
-    """Whoever may write to the directory may give a file any name."""
+    """Anybody who may write to the directory may give a file any name."""
     if where == "a file":
         (store / "ops" / "one" / EVIL).write_bytes(b"")
         result = call(store, "verify")

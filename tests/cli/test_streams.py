@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or that nobody reads any more; files that are no files."""
+"""Standard streams that are closed, full, or that nobody reads any more; and paths that are no regular files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
 def test_closed_streams_are_no_obstacle(store: Path, closed: str) -> None:
-    """And none of them is a file of the store instead."""
+    """And no file of the store takes the number of a closed stream."""
     redirections = " ".join(f"{number}>&-" for number in closed.split())
     done = shell(f"opslog set c '{{}}' {redirections}; opslog ls --ids {redirections}; echo $?", store.parent)
     assert done.stdout.splitlines()[-1] == "0"
@@ -73,7 +73,7 @@ def test_watch_takes_no_name_and_ends_with_an_interrupt(store: Path) -> None:
     with opslog.open(store, agent="main", compact_after=None) as opened:
 
         def write() -> None:
-            # It shows what comes after it has opened the store, so write until it has shown something.
+            # The command prints this after it has opened the store. So write until it has printed something.
             while not heard.is_set():
                 opened["a"] = {"n": 3}
 
@@ -99,7 +99,7 @@ def test_an_interrupt_says_nothing(store: Path) -> None:
         stderr=subprocess.PIPE,
     )
     assert process.stdin is not None
-    # More than a pipe holds: once all of it is written, the command is reading.
+    # More than a pipe holds: once everything is written, the command is reading.
     process.stdin.write(b" " * (1 << 20))
     process.stdin.flush()
     process.send_signal(signal.SIGINT)

@@ -22,7 +22,7 @@ def content(root: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A store with documents of two agents, two schema versions and all of Unicode."""
+    """A store with documents of two agents, of two schema versions, and with all of Unicode."""
     root = tmp_path / "source"
     with library.open(root, agent="a") as a, library.open(root, agent="b", version=7) as b:
         a["x"] = {"z": 1, "a": [None, 2**64 - 1, -(2**63), 0.1]}
@@ -159,7 +159,7 @@ def test_import_from_git(opslog: Opslog, root: Path, tmp_path: Path) -> None:
 
 
 class TestBacklog:
-    """A directory as npm @backloghq/opslog leaves it after a compaction by one of two writers."""
+    """A directory as npm @backloghq/opslog leaves it after one of two writers has compacted it."""
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:

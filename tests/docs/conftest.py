@@ -21,7 +21,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def screenshots() -> Path:
-    """Where pictures of what was shown are kept, for people to see."""
+    """Where screenshots are kept, for people to view."""
     folder = ROOT / "build" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

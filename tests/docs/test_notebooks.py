@@ -1,4 +1,4 @@
-"""What notebooks show of a store: the tables, in the browser that the system has.
+"""How notebooks show a store: its tables, in the system's browser.
 
 A notebook puts them into a box that scrolls sideways. Its style here is that of JupyterLab's output, as far as it
 concerns tables.

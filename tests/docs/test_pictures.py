@@ -1,4 +1,4 @@
-"""Pictures are drawn as they are described, and so that one can read them: nodes do not touch, edges lead down."""
+"""Pictures are drawn as described, and are readable: nodes do not touch, and edges lead down."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "pictures", module)  # dataclasses search it there
+    monkeypatch.setitem(sys.modules, "pictures", module)  # dataclasses search for it there
     spec.loader.exec_module(module)
     return module
 
 
 def nodes(drawing: str) -> dict[str, tuple[float, float, float]]:
-    """By text: where each begins, at which height, and how wide it is."""
+    """The position of each node by its text: the left edge, the height, and the width."""
     root = ElementTree.fromstring(drawing)
     texts = [": ".join(part.text or "" for part in node) for node in root.iter("text")]
     boxes = [tuple(float(node.attrib[name]) for name in ("x", "y", "width")) for node in root.iter("rect")]

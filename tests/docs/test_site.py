@@ -1,7 +1,7 @@
-"""The site that `make docs` has built, in the browser that the system has: on a desk and on a phone, light and dark.
+"""The site that `make docs` has built, in the system's browser: on a desktop and on a phone, light and dark.
 
-Pictures of it are in build/screenshots. What is there is checked by eye; that nothing is too wide, that the browser has
-nothing to complain about, and that no page needs anything from elsewhere is checked here.
+Screenshots are in build/screenshots, for a check by eye. These tests check that nothing is too wide, that the browser
+reports no problem, and that no page loads anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def site() -> Iterator[str]:
     """The address of the site, at localhost."""
     if not (SITE / "index.html").exists():
-        # In CI `make docs` comes first, unless these are the tests of a wheel, beside which there is no Makefile.
+        # In CI `make docs` runs first. The tests of a wheel have no Makefile beside them.
         assert not (os.environ.get("CI") and (ROOT / "Makefile").exists()), "build/site is missing: make docs"
         pytest.skip("there is no site in build/: make docs")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=SITE))
@@ -81,7 +81,7 @@ def test_pages_are_shown_as_they_should_be(browser: Browser, site: str, screensh
 def test_no_page_is_wider_than_a_phone_or_asks_anybody_else(browser: Browser, site: str) -> None:
     page = opened(browser, "phone-light")
     index = json.loads((SITE / "search" / "search_index.json").read_text(encoding="utf-8"))
-    index["docs"] = []  # or each page makes the whole index
+    index["docs"] = []  # or each page would make the whole index
     page.route("**/search_index.json", lambda route: route.fulfill(json=index))
     complaints = complaints_about(page, site)
     wide = {}
@@ -137,7 +137,7 @@ def test_names_in_the_reference_lead_to_their_headings(browser: Browser, site: s
 
 @pytest.mark.usefixtures("site")
 def test_blocks_and_lists_are_shown_as_such() -> None:
-    """What a checkout shows as a block or list may be text of a paragraph on the site, marks included."""
+    """A checkout may show text as a block or list that the site shows as a paragraph, with its marks."""
     marks = re.compile(r"^(?:```|[-*] |\d+\. )", re.MULTILINE)
     left = {
         path.parent.relative_to(SITE).as_posix(): paragraph

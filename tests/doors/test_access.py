@@ -1,4 +1,4 @@
-"""Requests as those who run a server see them: their ids, and the lines of the log."""
+"""Requests as the operator of a server sees them: their ids, and the lines of the log."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_is_logged_for_a_request_has_its_id() -> None:
 
 
 def test_an_exception_that_goes_on_is_logged_with_the_id() -> None:
-    """By whoever runs the application, in the task of the request."""
+    """The program that runs the application logs it, in the task of the request."""
 
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise ZeroDivisionError

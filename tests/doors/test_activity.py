@@ -1,4 +1,4 @@
-"""What commits say of who did what, and which writes lost."""
+"""What commits show about who did what, and which writes lost."""
 
 from __future__ import annotations
 

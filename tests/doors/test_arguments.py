@@ -1,4 +1,4 @@
-"""What a caller gave is named with what is possible in its place."""
+"""Errors about arguments name what the caller gave, and what is possible instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EACH = {"in [..]": "a in [1]", "not in [..]": "a not in [1]", "exists PATH": "ex
 
 
 def test_an_error_about_a_condition_has_the_language_in_it() -> None:
-    """By examples that are conditions, and with operators that there are."""
+    """It shows examples that are valid conditions, and lists the operators."""
     assert LANGUAGE in code_of(QueryError("…", None, "")).next
     text, mapping = re.findall(r"as in (.*?)(?:, or a mapping|\. Operators)", LANGUAGE)
     assert parse(text)

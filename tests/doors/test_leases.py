@@ -1,4 +1,4 @@
-"""Claims for those who stand at a door."""
+"""Claims through doors, whose callers keep no object between calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def sessions(tmp_path: Path, clock: Clock) -> Iterator[tuple[Operations, Operations]]:
-    """Two sessions over one store."""
+    """Two sessions on one store."""
     environment = replace(REAL, monotonic=clock)
     with opslog.open(tmp_path, agent="door", version=None, log="shared", environment=environment) as store:
         yield Operations(store, "ann"), Operations(store, "bob")
@@ -45,7 +45,7 @@ def test_a_document_has_one_holder_who_is_named(sessions: tuple[Operations, Oper
     mine = ann.claim("t", 60)
     assert (mine.claimed, mine.holder, mine.data) == (True, "ann", {"status": "open"})
     assert mine.key
-    for leases in (ann, bob):  # who has a claim renews it by its key
+    for leases in (ann, bob):  # the key is enough to renew a claim
         theirs = leases.claim("t", 60)
         assert (theirs.claimed, theirs.holder, theirs.seconds, theirs.key) == (False, "ann", 60, None)
     again = ann.renew("t", mine.key, 90)

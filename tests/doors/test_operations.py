@@ -1,4 +1,4 @@
-"""The operations behind the doors, over a store of their own log and over one that writes to the shared log alone."""
+"""The operations behind the doors, on a store with a log of its own and on one that writes only to the shared log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_write_gives_the_stamp_that_its_document_has(door: Operations) -> None
 
 
 def test_the_stamp_of_a_write_is_its_own_also_where_another_one_follows_at_once(tmp_path: Path) -> None:
-    """Twenty threads, one document: each stamp is another one, and one of them is what is there."""
+    """Twenty threads write one document. Each gets another stamp, and one of these is the document's stamp."""
     with opslog.open(tmp_path, agent="door", version=None, log="shared") as store:
         stamps: list[str | None] = []
         threads = [
@@ -91,7 +91,7 @@ def test_twenty_threads_that_modify_one_document_lose_nothing(door: Operations) 
 
 @pytest.mark.parametrize(
     ("document", "changes", "expected"),
-    [  # of RFC 7396
+    [  # from RFC 7396
         ({"a": "b"}, {"a": "c"}, {"a": "c"}),
         ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
         ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
@@ -232,7 +232,7 @@ def test_changes_name_what_is_new_and_say_what_they_leave_out(door: Operations) 
 
 
 def test_too_many_documents_are_read_in_pages_and_then_changes_go_on(door: Operations) -> None:
-    """What is written between the pages is in the changes behind the token, however the two overlap."""
+    """Writes between the pages are in the changes after the token, however pages and changes overlap."""
     for n in range(5):
         door.set(f"{n}", {"n": n})
     reset = door.changes(most=4)

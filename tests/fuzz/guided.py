@@ -1,6 +1,6 @@
 """One target with coverage feedback, by atheris: ``python -m tests.fuzz.guided TARGET [options of libFuzzer]``.
 
-Its inputs are changed by the same mutations, so that they stay close to what readers read.
+It changes inputs by the same mutations, so that they stay close to real files.
 """
 
 from __future__ import annotations

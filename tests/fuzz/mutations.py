@@ -1,4 +1,4 @@
-"""Changes to files that know a little of what is in them: bits, bytes, lines, and the tokens of JSON."""
+"""Mutations of files that know something about their content: bits, bytes, lines, and the tokens of JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def splice(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 
 
 def lines(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
-    """Whole lines, doubled, dropped, swapped, or taken from another file."""
+    """Whole lines are doubled, dropped, swapped, or taken from another file."""
     found = data.splitlines(keepends=True) or [b""]
     place, other = random.randrange(len(found)), random.randrange(len(found))
     match random.randrange(4):
@@ -90,7 +90,7 @@ def lines(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 
 
 def token(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
-    """A token of JSON becomes another one: of its kind, or of any."""
+    """A token of JSON becomes another one, of the same kind or of any kind."""
     found = list(_TOKEN.finditer(data))
     if not found:
         return insert(data, random, others)
@@ -102,7 +102,7 @@ def token(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 
 
 def member(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
-    """A member of an object comes twice, with the same value or with another one, or is dropped."""
+    """A member of an object is doubled, with the same value or with another one, or is dropped."""
     found = list(_MEMBER.finditer(data))
     if not found:
         return insert(data, random, others)

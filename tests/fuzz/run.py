@@ -1,8 +1,8 @@
 """Fuzzing for as long as wanted: `make fuzz MINUTES=10`.
 
-Each input is a real file or one from the corpus, changed at random; the random numbers come from a seed that is
-printed, so that a run can be had again. What fails is made smaller and written to build/fuzz/<target>/, from where it
-belongs into tests/fuzz/corpus/<target>/ together with the fix.
+Each input is a real file or one from the corpus, changed at random. The seed of the random numbers is printed, so that
+a run can be repeated. An input that fails is made smaller and written to build/fuzz/<target>/. Move it to
+tests/fuzz/corpus/<target>/ together with the fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY_MAX = 4 << 30
 
 
 class Hang(BaseException):
-    """Too long for one input. No `Exception`, so that nothing takes it for one of its own."""
+    """An input took too long. This is not an `Exception`, so that no handler takes it for an error of its own."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def limited() -> Iterator[None]:
 
 
 def failure(target: str, data: bytes) -> str | None:
-    """How a target fails on these bytes: the error and the last line of code, or None."""
+    """How a target fails on these bytes: the error and the last line of code. None if it does not fail."""
     try:
         with limited():
             TARGETS[target].check(data)
@@ -60,7 +60,7 @@ def failure(target: str, data: bytes) -> str | None:
 
 
 def smaller(target: str, data: bytes, how: str) -> bytes:
-    """A part of the data that fails in the same way, found within some seconds."""
+    """A part of the data that fails in the same way. It searches for some seconds."""
     place = how.partition(": ")[0]
     step = len(data) // 2
     end = time.monotonic() + SMALLER_SECONDS

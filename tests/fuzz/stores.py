@@ -1,4 +1,4 @@
-"""A small store in memory of which one file is damaged, everything that reads it, and what must come of that."""
+"""A small store in memory with one damaged file, everything that reads it, and what the readers must report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opslog.verify.verify import Report, verify
 
 URL = "memory://fuzz"
 
-# For a time after everything that is in these stores, whatever day it is here.
+# A time after everything in these stores, whatever the date is here.
 LATER = opslog.Environment(time=lambda: parse_ts("2026-12-01T00:00:00Z"))
 WINDOW = 3
 
@@ -29,7 +29,7 @@ Files = dict[str, bytes]
 
 
 def environment(first: int = 1) -> opslog.Environment:
-    """A clock that ticks, and names that count from a number on."""
+    """A clock that ticks, and names that count up from a number."""
     ticks, nonces = count(1_795_521_600), count(first)
     return opslog.Environment(
         time=lambda: float(next(ticks)),
@@ -44,7 +44,7 @@ def _files(backend: Backend) -> Files:
 
 
 def place(files: Files) -> Backend:
-    """The store at `URL` becomes exactly these files."""
+    """Make the store at `URL` consist of exactly these files."""
     backend = open_backend(URL)
     backend.delete([entry.path for entry in backend.list("")])
     for path, data in files.items():
@@ -81,7 +81,7 @@ def uncompacted() -> Files:
 
 @cache
 def compacted() -> Files:
-    """The same with an archive, and compacted: a run of several blocks and parts, and a tail."""
+    """The same store with an archive, and compacted: it has a run of several blocks and parts, and a tail."""
     place(uncompacted())
     world = environment(1000)
     with (
@@ -99,7 +99,7 @@ def compacted() -> Files:
 
 
 def state(**options: Any) -> dict[str, Any]:
-    """All documents, and what does not fit together in the answers."""
+    """All documents, and any contradiction between the answers."""
     with opslog.open(URL, read_only=True, **options) as store:
         found = dict(store.items())
         if len(store) != len(found) or any(store.get(id) != document for id, document in found.items()):
@@ -133,7 +133,7 @@ READERS: dict[str, Callable[[], object]] = {
 
 
 def answers() -> dict[str, object]:
-    """What each reader says of the store at `URL`: its answer, or the `OpslogError` that it raised. Others come
+    """What each reader returns for the store at `URL`, or the `OpslogError` that it raises. Other exceptions come
     through."""
     found: dict[str, object] = {}
     for name, read in READERS.items():
@@ -151,7 +151,7 @@ def sound_answers() -> dict[str, object]:
 
 
 def check_error(error: OpslogError, report: Report) -> None:
-    """It says what and where, and `verify` says it too."""
+    """The error says what is damaged and where, and `verify` reports the same."""
     assert isinstance(error, DataError), f"damage is not a mistake of the caller: {error!r}"
     if isinstance(error, FormatVersionError | HistoryGoneError):
         return
@@ -170,7 +170,7 @@ def verified(backend: Backend) -> Report | OpslogError:
 
 
 def check_damaged(path: str, data: bytes) -> None:
-    """A file with checksums is not what it was: `verify` says so, and no reader answers otherwise than before."""
+    """A file with checksums has changed: `verify` reports it, and each reader raises or answers as before."""
     backend = place(compacted() | {path: data})
     if data == compacted()[path]:
         return
@@ -185,7 +185,8 @@ def check_damaged(path: str, data: bytes) -> None:
 
 
 def check_forged(files: Files) -> None:
-    """Somebody who can make right checksums wrote these files: readers and `verify` take it or say why not."""
+    """Somebody who can compute the right checksums wrote these files: readers and `verify` accept them, or say why
+    not."""
     backend = place(files)
     report = verified(backend)
     if isinstance(report, OpslogError):
@@ -198,8 +199,8 @@ def check_forged(files: Files) -> None:
 
 
 def check_log(path: str, data: bytes) -> None:
-    """A log, which has no checksums, is not what it was. Readers raise, or hold what a plain reading of the lines
-    gives; a compaction changes nothing of it."""
+    """A log has changed. Logs have no checksums: a reader raises, or returns what a plain reading of the lines gives. A
+    compaction does not change that."""
     files = uncompacted() | {path: data}
     backend = place(files)
     report = verified(backend)
@@ -208,7 +209,7 @@ def check_log(path: str, data: bytes) -> None:
     for answer in found.values():
         if isinstance(answer, OpslogError):
             check_error(answer, report)
-    # No line holds a zero byte; what zeros behind the last line mean is no matter of reading it plainly.
+    # No line holds a zero byte. The meaning of zeros after the last line is not for a plain reading.
     if not report.ok or b"\0" in data:
         return
     assert found["open"] == found["open, snapshot on storage"] == plain_state(files)
@@ -219,8 +220,8 @@ def check_log(path: str, data: bytes) -> None:
 
 
 def plain_state(files: Files) -> dict[str, Any]:
-    """The state of a store that was never compacted, from the words of docs/format.md and nothing of opslog but its
-    strict JSON."""
+    """The state of a store that was never compacted. It follows the words of docs/format.md, and uses only opslog's
+    strict JSON decoder."""
     best: dict[str, tuple[tuple[int, str], Any]] = {}
     for agent in sorted({named[0] for path in files if (named := segment_of(path))}):
         paths = sorted(path for path in files if path.startswith(f"ops/{agent}/"))

@@ -1,5 +1,5 @@
-"""Everything that reads bytes which others wrote: per target real files to begin from, and what must hold for any
-bytes in their place."""
+"""Every function that reads bytes which others wrote: each target has real files to start from, and a check that must
+hold for any bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SIZE_MAX = 1 << 20
 
 
 class Target(NamedTuple):
-    """:ivar seeds: real inputs; `check`: fails if what comes of an input is not as it should be."""
+    """:ivar seeds: real inputs.
+    :ivar check: fails if the result for an input is wrong."""
 
     seeds: Callable[[], list[bytes]]
     check: Callable[[bytes], None]
@@ -59,7 +60,7 @@ def _file(ending: str) -> Target:
 
 
 def resealed(data: bytes) -> bytes:
-    """A manifest or an index with the checksum that its bytes should have."""
+    """A manifest or an index with the right checksum for its bytes."""
     body = data[: data.rfind(b',"checksum":"')] if b',"checksum":"' in data else data.rstrip(b"}\n")
     return body + b',"checksum":"' + sha256(body).encode() + b'"}\n'
 
@@ -69,7 +70,7 @@ def _check_forged(path: str, data: bytes) -> None:
 
 
 def _check_forged_part(data: bytes) -> None:
-    """The part with checksums that fit, in its index and in the manifest."""
+    """The part, with matching checksums in its index and in the manifest."""
     files = stores.compacted()
     path = _one("part-00000.jsonl")
     manifest, index = orjson.loads(files[NEWEST]), orjson.loads(files[index_path(path)])
@@ -88,7 +89,7 @@ def _check_line_error(error: CorruptError, data: bytes) -> None:
 
 
 def _check_lines(data: bytes) -> None:
-    """Without a store around them: whatever is decoded is encoded again to what is decoded the same."""
+    """Without a store around them: decoded lines are encoded again, and that decodes to the same."""
     try:
         commits = decode_commits(data, "p", 7)
     except CorruptError as error:
@@ -107,15 +108,15 @@ def _check_lines(data: bytes) -> None:
 
 
 def _check_place(error: OpslogError, source: str) -> None:
-    """It names a file in the source."""
+    """The error names a file in the source."""
     assert isinstance(error, CorruptError | UsageError)
     assert source in str(error)
     assert isinstance(error, UsageError) or (error.path.startswith(source) and error.path in str(error))
 
 
 def _imported(commits: Iterable[ImportedCommit], source: str) -> None:
-    """Read to the end, and written into a store: what is read can be stored and comes back, or the error names the
-    place in the source, which is a file or a directory."""
+    """Read to the end, and write into a store. Everything that can be read can be stored and comes back, or the error
+    names the place in the source, which is a file or a directory."""
     found: list[ImportedCommit] = []
     try:
         for commit in commits:
@@ -273,7 +274,7 @@ COMMANDS = [
 
 @cache
 def _cli_store() -> Path:
-    """One store for all commands: what they do to it is their business."""
+    """One store for all commands. What they do to it does not matter."""
     import atexit
 
     root = Path(tempfile.mkdtemp())
@@ -288,9 +289,11 @@ _HARMLESS = {command.split(b"\0")[0].decode() for command in COMMANDS}
 
 
 def _check_command(data: bytes) -> None:
-    """Arguments separated by NULs; what follows the last one is the input, too. Exit code, no traceback."""
+    """Arguments are separated by NULs, and the text after the last one is the input. The command must end with an exit
+    code, and no traceback."""
     arguments = [part.decode("utf-8", "surrogateescape") for part in data.split(b"\0")]
-    # Only these: others wait for ever, write elsewhere, or start processes. No store but ours, no files but ours.
+    # Only these commands: others wait for ever, write elsewhere, or start processes. They reach no store and no files
+    # but ours.
     risky = any(word.startswith(("-", "~", "/", ".")) and word not in _OPTIONS for word in arguments)
     if not arguments or arguments[0] not in _HARMLESS or risky:
         return
@@ -305,7 +308,7 @@ _OPTIONS = {word.decode() for command in COMMANDS for word in command.split(b"\0
 
 
 def _check_document(data: bytes) -> None:
-    """JSON text as a document: taken exactly, or refused."""
+    """JSON text as a document: it is stored exactly, or refused."""
     record = opslog.Set("2026-11-20T12:00:00.123456Z", 1, "a", "x", msgspec.Raw(data))
     try:
         document = record.document

@@ -1,4 +1,4 @@
-"""Every single bit: what is seen when one flips, and where it can hide."""
+"""Every single bit: what readers see if it flips, and where a flip goes unnoticed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fuzz.stores import Files
 
 
 def flipped(data: bytes, bits: range) -> Iterator[tuple[int, bytes]]:
-    """(which bit, the data with it flipped)"""
+    """(the bit's number, the data with that bit flipped)"""
     for bit in bits:
         place = bit // 8
         yield bit, data[:place] + bytes([data[place] ^ 1 << bit % 8]) + data[place + 1 :]
@@ -66,7 +66,7 @@ def test_each_bit_of_a_manifest_and_of_an_index() -> None:
 
 
 def test_each_bit_of_a_part_and_of_an_archive() -> None:
-    """Read into memory, and where it is."""
+    """The part is read into memory in one case, and stays on storage in the other."""
     files = stores.compacted()
     backend = stores.place(files)
     (run,) = decode_manifest(files[targets.NEWEST], targets.NEWEST, 2).runs
@@ -99,7 +99,7 @@ def test_each_bit_of_what_has_checksums_is_seen_by_verify_and_changes_no_answer(
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(29, id="some")])
 def test_a_bit_of_a_log_is_seen_or_changes_that_commit_alone(step: int) -> None:
-    """And how often which: `docs/decisions/checksums.md` has the figures for all bits."""
+    """It also counts how often each of them happens: `docs/decisions/checksums.md` has the figures for all bits."""
     files = stores.uncompacted()
     log = files[targets.LOG]
     backend = stores.place(files)
@@ -125,8 +125,8 @@ def test_a_bit_of_a_log_is_seen_or_changes_that_commit_alone(step: int) -> None:
 
 
 def touched(files: Files, damaged: bytes, number: int) -> set[str]:
-    """The documents that the commit on line `number` of the log concerns, before and after it was damaged. (A newline
-    that is no more makes one line of two, which is never a commit.)"""
+    """The documents that the commit on line `number` of the log changes, before and after the damage. (If a newline is
+    damaged, two lines become one, and that is never a commit.)"""
     found: set[str] = set()
     for log in (files[targets.LOG], damaged):
         commits = [loads(line) for line in log.split(b"\n")[:-1]]

@@ -1,4 +1,4 @@
-"""Files that are damaged, forged or foreign: always the right answer, or an error that names the place."""
+"""Damaged, forged or foreign files: readers give the right answer, or an error that names the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories made by the real npm package, and hand-made ones in the formats that its older versions wrote."""
+"""Directories that the real npm package made, and hand-made ones in the formats of its older versions."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def replay(commits: Iterable[ImportedCommit]) -> State:
 
 
 class Process:
-    """A process of its own that holds one store of the npm package; methods are commands of the driver."""
+    """A process that holds one store of the npm package. Its methods are commands of the driver."""
 
     def __init__(self, package: Path) -> None:
         command = ["node", str(DRIVER), str(package)]
@@ -60,7 +60,7 @@ class Process:
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's entry module, installed from the registry that npm is set up for."""
+    """The package's entry module, installed from the registry that npm uses."""
     if not (shutil.which("npm") and shutil.which("node")):
         pytest.skip("needs npm and node on the PATH")
     folder = tmp_path_factory.mktemp("npm")
@@ -73,7 +73,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(package: Path) -> Iterator[Start]:
-    """Starts processes; all are ended with the test."""
+    """Starts processes, and ends all of them after the test."""
     with ExitStack() as stack:
 
         def process() -> Process:
@@ -188,7 +188,7 @@ def test_archives_come_separately(start: Start, tmp_path: Path) -> None:
 
 
 def test_salvage_recovers_what_racing_compactions_lost(start: Start, tmp_path: Path) -> None:
-    """Four processes, in an order of steps that loses writes; each step waits for the answer to the one before."""
+    """Four processes take steps in an order that loses writes. Each step waits for the answer to the one before."""
     stores = {name: start() for name in ("p1", "p2", "p3", "p4")}
     for name, store in stores.items():
         store.open(str(tmp_path), {"agentId": name, "checkpointOnClose": False})
@@ -219,7 +219,7 @@ TS = "2026-04-09T12:00:00.123Z"
 
 
 def op(id: str, data: Any, *, ts: str = TS, prev: Any = None, **more: Any) -> dict[str, Any]:
-    """One op of a log; `data` None is a delete."""
+    """One op of a log. If `data` is None, it is a delete."""
     if data is None:
         return {"ts": ts, "op": "delete", "id": id, "prev": prev or {}, **more}
     return {"ts": ts, "op": "set", "id": id, "prev": prev, "data": data, **more}
@@ -246,14 +246,14 @@ def write_manifest(
 
 
 def write_snapshot(path: Path, records: Any, *, indent: int | None = 2) -> None:
-    """The format up to 0.6, one JSON value."""
+    """Write the format up to 0.6, which is one JSON value."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"version": 1, "timestamp": TS, "records": records}, indent=indent))
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A directory as 0.2 wrote it: an indented snapshot, a log with whole previous documents, an archive."""
+    """A directory as 0.2 wrote it: an indented snapshot, a log with whole previous documents, and an archive."""
     write_manifest(tmp_path, archives=["archive/archive-2026-Q1.json"])
     write_snapshot(tmp_path / "snapshots/snap-1.json", {"a": {"n": 1}, "b": {"n": 1}, "10": {}})
     write_lines(
@@ -309,7 +309,8 @@ def test_the_agents_of_0_3(tmp_path: Path) -> None:
 
 
 def test_a_log_from_before_the_first_agent_is_orphaned_by_it(old: Path) -> None:
-    """The package replays activeOps only while there are no agents, and forgets it when the first one registers."""
+    """The package replays activeOps only as long as there are no agents, and drops it when the first agent
+    registers."""
     (old / "ops/agent-w1-2.jsonl").touch()
     write_manifest(old, activeAgentOps={"w1": "ops/agent-w1-2.jsonl"})
     assert replay(read_backlog(old)) == {"a": {"n": 1}, "b": {"n": 1}, "10": {}}
@@ -329,7 +330,7 @@ def test_salvage_is_in_order_of_time_but_never_against_a_log(tmp_path: Path) -> 
     commits = list(read_backlog(tmp_path, salvage=True))
     assert [(commit.ops[0].id, (commit.ops[0].document or {}).get("n")) for commit in commits] == [
         *(("c", 2), ("a", 3), ("a", 4)),
-        *(("b", 5), ("b", None)),  # the same moment: the log that was begun first goes first
+        *(("b", 5), ("b", None)),  # at the same moment: the older log goes first
     ]
 
 
@@ -440,7 +441,7 @@ def test_another_directory_is_a_usage_error(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("field", ["currentSnapshot", "activeOps", "archiveSegments"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(old: Path, field: str, name: str) -> None:
-    """The directory may come from anybody; what is read from it ends up in a store that others read."""
+    """The directory may come from anybody, and others can read the store into which its files are imported."""
     (old.parent / "outside.jsonl").write_text('{"version":1,"timestamp":"2026-01-01T00:00:00Z","records":{"x":{}}}')
     (old / "ops" / "link.jsonl").symlink_to(old.parent / "outside.jsonl")
     manifest = json.loads((old / "manifest.json").read_text())

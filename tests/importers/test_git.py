@@ -14,7 +14,7 @@ from opslog.importers.git import path_of, read_git, read_log
 
 
 class Repository:
-    """A git repository in a folder, driven through the command; every commit is a minute after the one before."""
+    """A git repository in a folder, used through the git command. Every commit is a minute after the one before."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Repository:
             file.write(text)
 
     def tree(self, rev: str = "HEAD") -> dict[bytes, tuple[str, str]]:
-        """{path: (mode, object id)} as git lists it."""
+        """{path: (mode, object id)}, as git lists them."""
         entries = self.git("ls-tree", "-r", "-z", rev).split(b"\0")[:-1]
         split = (entry.split(b"\t", 1) for entry in entries)
         return {path: (head.split()[0].decode(), head.split()[2].decode()) for head, path in split}
@@ -239,7 +239,7 @@ def test_a_damaged_repository_is_corrupt(repository: Repository) -> None:
 
 
 def test_settings_of_the_repository_start_no_programs(repository: Repository, tmp_path: Path) -> None:
-    """A repository may come from anybody. One that lacks objects can say by which command to fetch them."""
+    """A repository may come from anybody, and it may set a command by which git fetches missing objects."""
     (repository.path / "folder").mkdir()
     (repository.path / "folder" / "file").write_text("1")
     repository.commit()
@@ -285,7 +285,7 @@ def test_output_that_git_never_prints_is_corrupt(tokens: list[bytes]) -> None:
 
 
 class TestContents:
-    """With what is in the files."""
+    """With the contents of files."""
 
     def test_text_is_text_and_all_else_base64(self, tmp_path: Path) -> None:
         repository = Repository(tmp_path / "r")

@@ -1,4 +1,4 @@
-"""Parquet and CSV: what was exported comes back; what cannot be carried exactly is refused."""
+"""Parquet and CSV: an export can be imported again, and values that the format cannot hold exactly are refused."""
 
 from __future__ import annotations
 
