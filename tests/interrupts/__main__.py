@@ -80,7 +80,7 @@ def main() -> int:
         return 0
 
     def run(unit: Unit) -> list[str]:
-        """In a process of its own: what never ends must not hold up the others."""
+        """Runs in a process of its own, so that a case that never ends does not hold up the others."""
         call, setting, kind = unit
         command = [sys.executable, "-m", "tests.interrupts", "--unit", "--calls", call, "--settings", str(setting)]
         command += ["--kinds", kind, "--events", *asked.events]
@@ -107,4 +107,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # threads of cases that do not end
+    os._exit(code)  # some cases leave threads that never end

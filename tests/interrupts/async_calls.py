@@ -1,4 +1,4 @@
-"""The calls of asyncio's store that are interrupted, as `tests.interrupts.calls` has those of the other one."""
+"""The interrupted calls of asyncio's store, like those of the other store in `tests.interrupts.calls`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.interrupts.stage import Documents, Stage
 
 
 class AsyncCall(NamedTuple):
-    """As `tests.interrupts.calls.Call`.
+    """Like `tests.interrupts.calls.Call`.
 
-    :ivar lost: what the documents may be besides where buffered commits were lost, and the store said so.
+    :ivar lost: further states that the documents may be in if buffered commits were lost and the store said so.
     """
 
     name: str

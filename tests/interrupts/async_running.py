@@ -1,4 +1,4 @@
-"""Cases of asyncio: a task that is cancelled where it waits, and exceptions in the threads behind it."""
+"""Cases of asyncio: a task is cancelled where it waits, and exceptions come into the threads behind it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ it yet."""
 
 
 class AsyncCase(NamedTuple):
-    """Which call is cancelled, at which of its waits, and when then."""
+    """Which call is cancelled, at which of its waits, and at which moment of that wait."""
 
     call: str
     setting: str
@@ -43,7 +43,7 @@ class AsyncCase(NamedTuple):
 
 
 class _Watched:
-    """A coroutine whose waits are counted; at one of them its task is cancelled.
+    """Counts the waits of a coroutine, and cancels its task at one of them.
 
     :ivar waits: how often it has waited so far; `cancelled`: whether its task was cancelled before its end.
     """
@@ -81,15 +81,15 @@ class _Watched:
             self.cancelled = task.cancel()
 
         if self._moment == "at once" or waited is None:
-            cancel()  # None: it only lets others have their turn
+            cancel()  # None: it only lets other tasks run
         elif self._moment == "soon":
             loop.call_soon(lambda: loop.call_soon(cancel))
         else:
-            waited.add_done_callback(cancel)  # before the task itself hears of it
+            waited.add_done_callback(cancel)  # before the task itself learns of it
 
 
 def _end_threads() -> None:
-    """Wait for what the threads of asyncio's pool are still at, of calls that were cancelled."""
+    """Wait for what the threads of asyncio's pool still do for cancelled calls."""
     loop = asyncio.get_running_loop()
     pool = getattr(loop, "_default_executor", None)
     if pool is not None:
@@ -174,7 +174,7 @@ async def _interrupted(case: AsyncCase, call: AsyncCall, stage: Stage, seen: Obs
 
 
 class ThreadCase(NamedTuple):
-    """A call behind which threads work, and in which of them what comes in between at which place."""
+    """A call with threads behind it, the thread and place that something comes into, and what comes."""
 
     call: str
     setting: str
@@ -198,8 +198,8 @@ _BUSY = {"buffer_bytes": 1, "compact_after": 3}
 
 
 def count_thread_places(runner: Runner, name: str, setting: Setting) -> Counter[str]:
-    """How many places there are in each thread behind a call, until it has ended: about, since threads run as they
-    like."""
+    """How many places there are in each thread behind a call, until the thread has ended. The numbers vary, since
+    threads run as they like."""
     counts = Counter[str]()
 
     def case() -> None:
@@ -229,8 +229,8 @@ def run_thread(runner: Runner, case: ThreadCase) -> Result:
 
 
 def _may_end(thread: str, injected: BaseException, complaint: str) -> bool:
-    """Whether a thread may end that way: by what nobody should catch; and the one that renews a lease, by anything,
-    since a lease that runs out costs work and does no harm."""
+    """Whether a thread may end by this exception: any thread by one that nobody should catch, and the thread that
+    renews a lease by any, since a lease that runs out costs work and does no harm."""
     is_end = complaint.startswith(f"thread {thread} died") and complaint.endswith(repr(injected))
     return is_end and (not isinstance(injected, Exception) or thread == "opslog-lease")
 
@@ -247,7 +247,7 @@ class _Stepped:
     def at(self, name: str, place: Place) -> None:
         if not self.is_armed:
             return
-        kind = name.partition("_")[0]  # those of asyncio's pool have numbers
+        kind = name.partition("_")[0]  # threads of asyncio's pool have numbers
         self.counts[kind] += 1
         if kind == self._thread and self.counts[kind] == self._number and self.injected is not None:
             self.where = place.where
@@ -284,7 +284,7 @@ def _run_threads(call: AsyncCall, setting: Setting, stepped: _Stepped, where: li
 
     asyncio.run(run(), debug=True)
     forget_frames(seen.error, *(step.error for step in seen.steps))
-    # It may have come into what a task beside it had to do.
+    # It may have come into the work of a task beside it.
     seen.steps = [step for step in seen.steps if step.name != BESIDE or step.error is not stepped.injected]
     finish(stage, seen, lambda stage: [])
     stage.remove()
@@ -296,7 +296,7 @@ def _run_threads(call: AsyncCall, setting: Setting, stepped: _Stepped, where: li
 
 
 def _prepare(call: AsyncCall, stage: Stage) -> None:
-    """As often as a compaction that the store had begun by itself was in the way."""
+    """Prepare the call again if a compaction that the store had started by itself was in the way."""
     while True:
         try:
             return call.prepare(stage)
@@ -305,7 +305,7 @@ def _prepare(call: AsyncCall, stage: Stage) -> None:
 
 
 async def _go_on(store: AsyncStore[Any], stage: Stage, seen: Observed) -> None:
-    """Everything else that a program may do then."""
+    """Everything else that a program may do afterwards."""
 
     async def step(name: str, run: Callable[[], Coroutine[Any, Any, object]], *, is_write: bool = False) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""The calls that are interrupted: what comes before each, and what may be true after it."""
+"""The calls that are interrupted: the preparation of each, and the states allowed after it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def unchanged(before: Documents) -> States:
 
 
 def sound(stage: Stage) -> list[str]:
-    """Nothing else to check."""
+    """There is nothing else to check."""
     return []
 
 
 class Call(NamedTuple):
-    """One call, as a row of the table.
+    """One call: a row of the table.
 
-    :ivar possible: given the documents before it, as a fresh reader finds them, what they may be afterwards: first
-        where nothing has happened, last where all has, which must be so if the call returned.
-    :ivar prepare: what comes before it on a new stage.
-    :ivar is_write: whether it may end in a store that has to be reopened.
-    :ivar has_buffered: whether what it is about was acknowledged before, by calls that a buffer stands for.
+    :ivar possible: given the documents before the call, as a fresh reader finds them, the states that they may be in
+        afterwards. In the first state nothing has happened, in the last state everything has. A call that returned must
+        have led to the last one.
+    :ivar prepare: prepares a new stage for the call.
+    :ivar is_write: whether the store may have to be reopened after it.
+    :ivar has_buffered: whether its commits were acknowledged earlier, by calls that wrote into a buffer.
     :ivar closes: whether the store is closed afterwards.
-    :ivar also: problems that only this call can leave.
+    :ivar also: finds problems that only this call can leave.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Refused(Exception):
-    """What ends a batch in these tests."""
+    """Raised to end a batch in these tests."""
 
 
 # Writing
@@ -136,7 +137,7 @@ def guarded(stage: Stage) -> None:
 
 
 def raced(stage: Stage) -> None:
-    """Another agent's transaction that is not read."""
+    """Another agent's transaction that this agent has not read."""
     stage.other.create("raced", {"v": 1})
     stage.of_others.append(("transactions", stage.other.stats().clock))
 
@@ -178,7 +179,7 @@ def compacted(stage: Stage) -> None:
 
 
 def _overtaken(stage: Stage) -> None:
-    """Somebody else has compacted what "a" has not read, so that it has to load again."""
+    """Somebody else has compacted commits that "a" has not read, so "a" has to load again."""
     for number in range(4):
         stage.write_other(f"b-{number}")
     stage.other.compact()
@@ -246,7 +247,7 @@ def _copy(stage: Stage) -> None:
 
 
 def _can_be_copied(stage: Stage) -> list[str]:
-    """Whatever an attempt has left, the next one goes on from it, where nothing was written meanwhile."""
+    """Whatever an attempt has left, the next attempt can continue from it, if nothing was written meanwhile."""
     with opslog.open(stage.url_of("copy"), agent="late") as late:
         late["late"] = {"v": 1}
     return []
@@ -256,7 +257,7 @@ def _verify(repair: bool) -> Callable[[Stage], None]:
     def run(stage: Stage) -> None:
         backend = open_backend(stage.url, create=False)
         try:
-            verify(backend, repair=repair)  # what it could not read it reports
+            verify(backend, repair=repair)  # it reports what it could not read
         finally:
             backend.close()
 

@@ -1,4 +1,4 @@
-"""What the handler of a signal may do with a store, while its own thread is in another call of it."""
+"""What a signal handler may do with a store while its own thread is in another call of that store."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tests.interrupts.stage import Documents, Stage
 
 @dataclass
 class Handled:
-    """What became of the call that a handler made.
+    """The outcome of the call that a handler made.
 
     :ivar written, others: the documents that it has written, of the store itself and of another one.
-    :ivar is_in_batch: whether that became a part of the batch that its thread had open, and shares its fate.
+    :ivar is_in_batch: whether its writes became a part of the batch that its thread had open, and share the outcome of
+        that batch.
     :ivar has_closed: whether it has closed the store.
-    :ivar brought: the ids of what others had written, which it took in.
-    :ivar read: the document "x", where it read that.
+    :ivar brought: the ids of others' writes that it read.
+    :ivar read: the document "x", if it read that.
     :ivar refused: why the store refused; `error`: what else it raised.
     """
 

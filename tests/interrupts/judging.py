@@ -1,4 +1,4 @@
-"""What must be true after a call that was interrupted. Pure: from what was observed to what is wrong."""
+"""What must be true after an interrupted call. Pure: a function from observations to problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST = (opslog.ReopenError, opslog.ClosedError)
 
 @dataclass
 class Step:
-    """A further call, from the thread that was interrupted or another one, and what it raised."""
+    """A further call, from the interrupted thread or another one, and what it raised."""
 
     name: str
     is_write: bool
@@ -23,7 +23,7 @@ class Step:
 
 @dataclass
 class Observed:
-    """What became of a call that was interrupted, and of the store.
+    """The outcome of an interrupted call, and the state of the store after it.
 
     :ivar error: what the call raised, None where it returned; `injected`: what came in between, None where
         that was a handler that made a call itself, as `handled` says.
@@ -75,7 +75,7 @@ class Observed:
 
 
 def problems(seen: Observed) -> list[str]:
-    """What is not as it must be; nothing, if all is well."""
+    """Returns the problems; an empty result means that all is well."""
     judges = (_of_the_call, _of_the_steps, _of_the_documents, _of_others_commits, _left)
     return [problem for judge in judges for problem in judge(seen)]
 
@@ -94,7 +94,8 @@ def _of_the_call(seen: Observed) -> list[str]:
 
 
 def _of_the_handler(seen: Observed) -> list[str]:
-    """The call is done as if no handler had been. One that closes the store may end it."""
+    """The outcome of the call is the same as without the handler. Only a handler that closes the store may end the
+    call."""
     found = []
     if seen.handled.error is not None:
         found.append(f"the handler's call raised {seen.handled.error!r}")
@@ -111,9 +112,9 @@ def _ended(handled: Handled) -> str:
 
 
 def _of_the_steps(seen: Observed) -> list[str]:
-    """Each further call succeeds, or every one that writes says that the store has to be reopened."""
+    """Each further call succeeds, or each one that writes says that the store has to be reopened."""
     found = []
-    lost = False  # what the call itself says may be about a file of an archive or a compaction alone
+    lost = False  # the call itself may have meant only a file of an archive or a compaction
     for step in seen.steps:
         if step.error is None:
             if lost and step.is_write:
@@ -139,18 +140,19 @@ def _of_the_documents(seen: Observed) -> list[str]:
     said = seen.is_lost or isinstance(seen.error, opslog.WriteFailedError)
     must = seen.error is None or (seen.has_buffered and not said)
     right = [state | seen.written for state in (seen.possible[-1:] if must else seen.possible)]
-    if seen.is_buffered and seen.is_lost:  # so is what was in the buffer, from some commit on
+    if seen.is_buffered and seen.is_lost:  # then the buffered commits are lost too, from some commit on
         steps = list(seen.written.items())
         right = seen.possible[:-1] + [seen.possible[-1] | dict(steps[:count]) for count in range(len(steps) + 1)]
     right = [state | seen.others | seen.handled.others for state in right]
     inner = seen.handled.written
-    # What a handler wrote amid a batch is part of that; and a call that deletes all may have come after it.
+    # A handler's write in the middle of a batch is part of the batch. And a call that deletes everything may have come
+    # after it.
     is_certain = not seen.handled.is_in_batch and not seen.clears
     right = [state | inner for state in right] + ([] if is_certain else right)
-    if seen.clears:  # it may also have come after a handler took in what others wrote, and delete that, too
+    if seen.clears:  # it may have come after a handler read what others wrote, and have deleted that, too
         brought = seen.handled.brought
         right += [{id: document for id, document in state.items() if id not in brought} for state in right[-1:]]
-    if inner and seen.undoes:  # what a handler wrote before an undo has decided is the newest commit, and taken back
+    if inner and seen.undoes:  # the undo may have taken back the handler's write, which then was the newest
         right.append(seen.possible[0] | seen.written | seen.others)
     if seen.reopened not in right:
         found.append(f"the next session finds {_shown(seen.reopened)}, not {' or '.join(map(_shown, right))}")
@@ -179,6 +181,6 @@ def _of_others_commits(seen: Observed) -> list[str]:
 
 
 def _left(seen: Observed) -> list[str]:
-    # What a finalizer was to close stays open, if the exception came into it.
+    # If the exception came into a finalizer, what it was to close stays open.
     left = [] if seen.vanished else seen.left
     return [*(f"left behind: {name}" for name in left), *seen.faults, *seen.warnings, *seen.also]

@@ -1,12 +1,12 @@
-"""Every place of a call where CPython can run a signal's handler, one after the other and not by luck.
+"""Every place of a call where CPython can run a signal handler, one after the other instead of by luck.
 
-The interpreter checks whether there is a signal when it enters a function or goes on with a generator, when it jumps
-backwards, and when a call of something that is not written in Python has returned; not in between, and not when a
-function in Python returns. So ``with lock:`` on a lock of C cannot be interrupted between taking the lock and being in
-the block; ``lock.acquire()`` before a ``try`` can, and so can ``__enter__`` in Python, before it returns.
+The interpreter checks for signals when it enters a function, resumes a generator or jumps backwards, and when a call of
+something that is not written in Python has returned. It does not check in between, and not when a Python function
+returns. So ``with lock:`` on a lock of C cannot be interrupted between taking the lock and being in the block;
+``lock.acquire()`` before a ``try`` can, and so can ``__enter__`` in Python, before it returns.
 `tests/interrupts/test_places.py` holds these places against those where real signals come, on Python 3.11 to 3.13.
 
-A second kind of place is a call that waits or asks the system: what is raised there comes in its stead.
+A second kind of place is a call that waits or makes a system call: an exception raised there replaces the call.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ Handler = Callable[[Place], None]
 
 
 def at_places(call: Callable[[], T], handler: Handler, kind: Kind = "after", *, goes_on: bool = False) -> T:
-    """What `call` returns; meanwhile the handler is called, in this thread, at each place. What it raises is raised
-    there.
+    """Call `call` and return its result. Meanwhile the handler is called, in this thread, at each place. If it raises,
+    the exception is raised at that place.
 
-    :param goes_on: go on to call it after that, for a second exception; only "after" steps.
+    :param goes_on: continue to call the handler after it has raised, for a second exception; only at "after" steps.
 
-    Garbage of earlier calls is not collected meanwhile: finalizers would make places of their own, now here, now there.
+    Garbage of earlier calls is not collected meanwhile, because finalizers would add places at random.
     """
     places = _ManyPlaces(handler) if goes_on else _Places(handler)
-    # CPython lets go of these when one of them raises, and may call them once more; so something else has to have them.
+    # CPython drops these when one of them raises, and may call them once more. So something else has to hold them.
     enter, returned, called = places.enter, places.returned, places.called
     gc.disable()
     if kind == "after":
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 only traces them if some frame asks for it before
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if some frame has asked for it before
         sys.settrace(enter)
         sys.setprofile(returned)
     else:
@@ -104,7 +104,7 @@ def at_each(
 
 @contextmanager
 def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
-    """Inside the block each thread that begins stops at its places; the handler gets the thread's name, too."""
+    """Inside the block each thread that starts stops at its places. The handler also gets the thread's name."""
 
     begun: list[_Places] = []
 
@@ -126,7 +126,7 @@ def stopping_threads(handler: Callable[[str, Place], None]) -> Iterator[None]:
 
 
 class _Places:
-    """Recognises places, with what the interpreter reports to a debugger and a profiler of one thread."""
+    """Recognises places from what the interpreter reports to the debugger and the profiler of one thread."""
 
     def __init__(self, handler: Handler) -> None:
         self.is_over = False
@@ -136,7 +136,7 @@ class _Places:
         """Frames whose present call is of a function in Python, which is no place, or was seen to return already."""
 
     def end(self) -> None:
-        """Hold on to nothing: when an exception goes, all that its traceback has shall go, too."""
+        """Drop all references, so that an exception can be freed together with everything in its traceback."""
         self._done.clear()
 
     def _stop(self, frame: FrameType, offset: int, what: str = "") -> None:
@@ -151,7 +151,7 @@ class _Places:
         if not _counts(frame):
             return None
         frame.f_trace_lines = False
-        frame.f_trace = self._step  # first, or Python 3.13 does not take notice of the next
+        frame.f_trace = self._step  # set this first, or Python 3.13 ignores the next line
         frame.f_trace_opcodes = True
         return self._step
 
@@ -172,7 +172,7 @@ class _Places:
             self._stop(frame, frame.f_lasti)
 
     def called(self, frame: FrameType, event: str, function: Any) -> None:
-        """For `sys.setprofile`: what waits or asks the system is about to be called."""
+        """For `sys.setprofile`: a call that waits or makes a system call is about to start."""
         if event != "c_call" or not _asks_the_system(function):
             return
         if _counts(frame) or function.__name__ == "start_new_thread":
@@ -180,8 +180,8 @@ class _Places:
 
 
 class _ManyPlaces(_Places):
-    """CPython lets go of the debugger or the profiler that raised; the other one puts it back. A place may be missed in
-    between."""
+    """CPython drops the debugger or the profiler that raised, and the other one puts it back. A place in between may be
+    missed."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__(handler)
@@ -222,7 +222,7 @@ of a value does so, too.)"""
 
 
 class _Step(NamedTuple):
-    """What there is to know of an instruction before it is carried out.
+    """What is known of an instruction before it runs.
 
     :ivar belongs_to: the offset of the instruction with which it makes a place, None if it makes none.
     :ivar is_after_call: whether there is a place only if the call before it was of nothing in Python.
@@ -245,7 +245,7 @@ def _steps(code: CodeType) -> dict[int, _Step]:
             found[offset] = _Step(offset)
         elif before is not None and before.opname == "RESUME":
             found[offset] = _Step(before.offset)
-        # What is raised here must lead to where it leads from the call itself.
+        # An exception raised here must lead to the same handler as one raised by the call itself.
         elif before is not None and before.opname in _CALLS and _leads(code, before.offset) == _leads(code, offset):
             found[offset] = _Step(before.offset, is_after_call=True)
         before = instruction
@@ -292,7 +292,7 @@ def _asks_the_system(function: Any) -> bool:
 def _counts(frame: FrameType) -> bool:
     caller = frame.f_back
     if caller is not None and caller.f_code.co_filename.endswith("/tests/support/bucket.py"):
-        return False  # what stands for a server has no places
+        return False  # a stand-in for a server has no places
     return _is_ours(frame.f_code.co_filename) and not _is_of_asyncio(frame)
 
 

@@ -1,4 +1,4 @@
-"""One case: a call on a new stage, what comes in between at one place, and what is true afterwards."""
+"""One case: a call on a new stage, what comes into it at one place, and what is true afterwards."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class Case(NamedTuple):
-    """Which call, where, and what comes in between at which place: one of `EXCEPTIONS`, or of `HANDLERS`. As text, it
-    can be given to be replayed."""
+    """A call, a place, and what comes in there: one of `EXCEPTIONS` or `HANDLERS`. Its text can be passed to
+    --replay."""
 
     call: str
     setting: str
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where something came in between, empty if there is no such place; and what was wrong then.
+    """The place where something came in, empty if there is no such place; and the problems found.
 
     :ivar is_lost: whether the store said that it has to be reopened; `hangs`: whether it did not come to its end.
     """
@@ -70,7 +70,7 @@ class _Thread:
         self._tasks.put(None)
 
     def call(self, function: Callable[[], T], seconds: float | None = None) -> T:
-        """What it gives, or raises, in this thread. :raises TimeoutError: it has not ended by then."""
+        """Return what it returns, or raise what it raises, in this thread."""
         done = threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -108,7 +108,7 @@ class Runner:
             thread.end()
 
     def count(self, name: str, setting: Setting, kind: Kind = "after") -> int:
-        """How many places a call has. (The first time it may do more: modules are loaded where they are needed.)"""
+        """How many places a call has. (The first call may have more, because it loads modules.)"""
         key = name, setting, kind
         if key not in self._counts:
             call = _call(name)
@@ -137,7 +137,7 @@ class Runner:
         return self.watch(lambda where: self._run(case, call, setting, where))
 
     def watch(self, run: Callable[[list[str]], Result]) -> Result:
-        """What a case comes to, also if it does not end. :param run: notes where it is in the list that it gets."""
+        """The result of a case, also if the case does not end."""
         where: list[str] = []
         try:
             return self.first.call(lambda: run(where), WATCH_SECONDS)
@@ -183,7 +183,7 @@ class Runner:
                 handled=handled,
             )
             if where[0].startswith("contextlib."):
-                # A lock of a storage that is taken or given back just then is free when the exception is gone.
+                # A lock of a storage that was being taken or released is free when the exception is gone.
                 forget_frames(error, injected)
             self._go_on(stage, call, seen)
             stage.remove()
@@ -192,7 +192,7 @@ class Runner:
         return Result(where[0], problems(seen), seen.is_lost)
 
     def _go_on(self, stage: Stage, call: Call, seen: Observed) -> None:
-        """Everything else that a program may do then."""
+        """Everything else that a program may do afterwards."""
         store = stage.store
 
         def step(name: str, run: Callable[[], object], *, is_write: bool = False, other_thread: bool = False) -> bool:
@@ -253,7 +253,7 @@ def finish(stage: Stage, seen: Observed, also: Callable[[Stage], list[str]]) -> 
 
 
 def forget_frames(*errors: BaseException | None) -> None:
-    """Exceptions were kept until now, with all that their tracebacks hold on to; nothing but that may be left."""
+    """Until now exceptions were kept, with everything that their tracebacks refer to. Nothing else may be left."""
     waiting, seen = list(errors), set[int]()
     while waiting:
         error = waiting.pop()

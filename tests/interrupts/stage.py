@@ -1,4 +1,4 @@
-"""What a call that is interrupted finds: a store of each kind, that another agent writes to, too."""
+"""The stage for an interrupted call: a store of each kind, to which another agent writes, too."""
 
 from __future__ import annotations
 
@@ -84,19 +84,19 @@ class Stage:
         self.of_others.append(("b", self.other.stats().clock))
 
     def url_of(self, name: str) -> str:
-        """Where another store can be."""
+        """The URL of another store."""
         return f"{self.url}-{name}"
 
     def hand_out(self, commits: Iterable[Commit]) -> None:
         self.handed.extend((commit.agent, commit.clock) for commit in commits)
 
     def documents(self) -> Documents:
-        """What a fresh reader finds."""
+        """The documents that a fresh reader finds."""
         with opslog.open(self.url, read_only=True) as fresh:
             return dict(fresh.items())
 
     def remove(self) -> None:
-        """What was written, from disk or from memory."""
+        """Remove what was written, from disk or from memory."""
         if self._folder is not None:
             shutil.rmtree(self._folder)
         for shared in (memory._shared, bucket.BUCKETS):

@@ -1,5 +1,5 @@
-"""A task is cancelled at each place where a call of asyncio's store waits: right away, a little later, and when what it
-waits for is there and it has not seen it yet."""
+"""A task is cancelled at each place where a call of asyncio's store waits: right away, a little later, and when the
+awaited result is there but the task has not seen it yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What storages hold (names, locks, descriptors, files half made) when an exception comes in at any place of a call."""
+"""The names, locks, descriptors and half-made files that storages hold when an exception comes in at any place of a
+call."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def append(backend: Backend, agent: str = "a") -> None:
         try:
             appender.close()
         finally:
-            appender.close()  # once more, for what came into the first
+            appender.close()  # once more, in case the exception came into the first one
 
 
 def append_at(backend: Backend) -> None:
@@ -89,11 +90,11 @@ CALLS: dict[str, Callable[[Backend], None]] = {
 def test_an_exception_at_any_place_of_a_call_leaves_nothing_held(
     tmp_path: Path, name: str, storage: str, kind: Kind, step: int
 ) -> None:
-    """All can be done in another session then, even while somebody keeps the exception; but for a lock, which is given
-    back at the latest when the exception is gone."""
+    """Afterwards another session can do everything, even while somebody keeps the exception. Only a lock may stay taken
+    until the exception is gone."""
     call = CALLS[name]
     warm = open_backend(new_url(tmp_path, storage))
-    call(warm)  # loads what is loaded where it is needed
+    call(warm)  # loads modules that are loaded at first use
     warm.close()
     for number in itertools.count(1 + random.Random(SEED).randrange(step), step):
         url = new_url(tmp_path, storage)
@@ -135,8 +136,8 @@ def interrupted(
 
 
 def again(url: str, came: list[Place]) -> None:
-    """All of it once more, and what is there then: files whole, and each in the listing once."""
-    # A lease that was not given back runs out.
+    """Do everything once more. Then files are whole, and each is in the listing once."""
+    # A lease that was not released runs out.
     later = {"now": lambda: time.time() + 100.0} if url.startswith("bucket://") else {}
     backend = open_backend(url, **later)
     try:
@@ -159,7 +160,7 @@ def again(url: str, came: list[Place]) -> None:
 @pytest.mark.parametrize("storage", ["memory", "directory", "bucket"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_signals_handler_may_use_the_same_storage(tmp_path: Path, name: str, storage: str, step: int) -> None:
-    """At any place of any call: no lock is waited for that its own thread holds, and both calls do what they do."""
+    """At any place of any call: nothing waits for a lock that its own thread holds, and both calls succeed."""
     call = CALLS[name]
     for number in itertools.count(1 + random.Random(SEED).randrange(step), step):
         url = new_url(tmp_path, storage)

@@ -1,5 +1,5 @@
-"""An exception comes into a thread that a store has for itself, at any place: that thread goes on, or another one takes
-its place, and afterwards memory, log and a fresh reader agree."""
+"""An exception comes into a store's own thread, at any place. The thread continues or another one replaces it, and
+afterwards memory, log and a fresh reader agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_TO_BE_CAUGHT: dict[str, Callable[[], BaseException]] = {"SystemExit": System
 
 @pytest.fixture(autouse=True)
 def _unlogged(caplog: pytest.LogCaptureFixture) -> None:
-    """What is logged is kept until the test ends: errors, their tracebacks, and all that these hold on to."""
+    """Logged errors stay in memory until the test ends, with their tracebacks and everything that these refer to."""
     caplog.set_level(logging.CRITICAL + 1, logger="opslog")
 
 
@@ -40,7 +40,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.mark.parametrize("make", (EXCEPTIONS | NOT_TO_BE_CAUGHT).values(), ids=EXCEPTIONS | NOT_TO_BE_CAUGHT)
 def test_a_background_thread_is_there_when_it_is_woken_next(make: Callable[[], BaseException]) -> None:
-    """Whatever came into it at any place of its run, also where it had not begun or was about to end."""
+    """Whatever came into it at any place of its run, also before it had begun or when it was about to end."""
     numbers = iter(range(1, 1000))
     while came := wake_after(make, next(numbers)):
         """There is one more place."""
@@ -49,8 +49,8 @@ def test_a_background_thread_is_there_when_it_is_woken_next(make: Callable[[], B
 
 
 def wake_after(make: Callable[[], BaseException], number: int) -> list[Place]:
-    """Where an exception came into a worker's thread; nowhere, if it has no such place. The next two times that it is
-    woken then, it works."""
+    """The place where an exception came into a worker's thread, or empty if there is no such place. The worker then
+    works the next two times that it is woken."""
     came: list[Place] = []
     runs: list[None] = []
     worker = Worker(
@@ -63,7 +63,7 @@ def wake_after(make: Callable[[], BaseException], number: int) -> list[Place]:
             raise make()
 
     def wake(hurry: bool) -> None:
-        """Until it has worked once more: a run that is under way may be the one that is stopped."""
+        """Wake it until it has worked once more: a run that is under way may be the one that is stopped."""
         before = len(runs)
         until(lambda: worker.wake(hurry) and len(runs) > before)
 
@@ -80,14 +80,15 @@ def wake_after(make: Callable[[], BaseException], number: int) -> list[Place]:
 @pytest.mark.parametrize("count", [1, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("name", [call.name for call in ASYNC_CALLS])
 def test_an_exception_in_a_thread_behind_a_call(runner: Runner, name: str, count: int) -> None:
-    """Those that write buffers, compact, write for tasks and renew a lease, and asyncio's own. (A store without asyncio
-    has the first two and the fourth of them.)"""
+    """Such threads write buffers, compact, write for tasks, and renew a lease; and there are asyncio's own. (A store
+    without asyncio has the first two and the fourth of them.)"""
     chances = random.Random(f"{SEED} {name}")
     for setting in chances.sample(SETTINGS_OF_ALL, 1 if count == 1 else len(SETTINGS_OF_ALL)):
         places = count_thread_places(runner, name, setting)
         for thread, number in sorted(places.items()):
             for place in chances.sample(range(1, number + 1), min(count, number)):
-                # Of what nobody should catch: what was awaited from a thread that it ended is not awaited to the end.
+                # These are exceptions that nobody should catch. A wait for a thread that one of them ended does not end
+                # either.
                 event = chances.choice([event for event in EXCEPTIONS if event != "KeyboardInterrupt"])
                 case = ThreadCase(name, str(setting), thread, place, event)
                 result = run_thread(runner, case)

@@ -1,4 +1,4 @@
-"""An exception comes into every call of a store, at any place; afterwards memory, log and a fresh reader agree, or the
+"""An exception comes into every call of a store, at any place. Afterwards memory, log and a fresh reader agree, or the
 store says that it has to be reopened."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check(runner: Runner, cases: list[Case]) -> None:
 @pytest.mark.parametrize("places", [2, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_ends_early_at_some_places(runner: Runner, name: str, places: int) -> None:
-    """Of each kind of store some places, chosen by a seed."""
+    """At some places, chosen by a seed, on each kind of store."""
     chances = random.Random(f"{SEED} {name}")
     cases = []
     for setting in chances.sample(SETTINGS_OF_ALL, 3):

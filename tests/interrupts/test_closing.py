@@ -1,4 +1,4 @@
-"""Two exceptions come into one `close` of a buffered store, as when Ctrl-C is pressed again: what was acknowledged is
+"""Two exceptions come into one `close` of a buffered store, as when Ctrl-C is pressed twice. What was acknowledged is
 in the log, or the store says that it may not be."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _numbers = itertools.count()
 
 
 def _exit(store: Store) -> None:
-    """The end of a program that goes on to it after the second exception."""
+    """Ends the program as it ends after the second exception."""
     replica_of(store).write_at_exit()
     failure = replica_of(store).failure
-    if failure is not None:  # was logged
+    if failure is not None:  # it was logged
         raise failure
 
 
@@ -38,7 +38,7 @@ def test_two_exceptions_in_one_close_lose_nothing_in_silence(
     both = 0
     came: list[Place] = []
     for first in itertools.count(1, every):
-        # The second one comes right after the first, or anywhere.
+        # The second one comes right after the first one, or anywhere later.
         for second in itertools.count(first + 1):
             if every > 1 and second > first + 20 and second % 17:
                 continue

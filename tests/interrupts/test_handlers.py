@@ -1,5 +1,5 @@
-"""The handler of a signal calls the store, or another one, at any place of a call: that is done or refused, and the
-call is done as if nothing had been."""
+"""A signal handler calls the store, or another one, at any place of a call. Its call is carried out or refused, and the
+interrupted call ends as if there had been no handler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def runner() -> Iterator[Runner]:
     runner.end()
 
 
-# A refresh would take what a watch waits for.
+# A refresh would take the commits that a watch waits for.
 PAIRS = [
     (call.name, handler)
     for call in CALLS

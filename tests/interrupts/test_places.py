@@ -1,4 +1,4 @@
-"""The places are those at which real signals come, on each version of Python."""
+"""Real signals come at the same places, on each version of Python."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.interrupts.places import Place, at_places
 
 @contextmanager
 def alarms(handler: Callable[[str, CodeType, int], None]) -> Iterator[Callable[[], None]]:
-    """Calls a handler of real signals with the instruction that each came after: its name, and where it is. Inside the
-    block, the function that it gives sets the next one off in a while."""
+    """Calls a handler of real signals with the instruction that each signal came after: its name and its place. The
+    block gets a function that sets off the next signal after a while."""
     chances = random.Random(7)
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -58,15 +58,15 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 
 
 def test_real_signals_come_after_the_instructions_that_make_places_alone() -> None:
-    """Timers go off at any time in calls of a store. Where each came is of a kind that is foreseen: above all none came
-    between taking a lock of ``with`` and its block."""
-    foreseen = {*places._CALLS, "RESUME", "BINARY_OP"}  # the last one makes text of values, with %
+    """Timers go off at random times in calls of a store. Each signal must come after an instruction of an expected
+    kind. Above all none may come between taking the lock of a ``with`` and its block."""
+    foreseen = {*places._CALLS, "RESUME", "BINARY_OP"}  # the last one makes text from values, with %
     came: Counter[str] = Counter()
     is_armed = False
 
     def handler(name: str, code: CodeType, offset: int) -> None:
         if is_armed and "/tests/" not in code.co_filename:
-            if name == "COMPARE_OP":  # CPython 3.11 does a comparison and the jump back behind it in one
+            if name == "COMPARE_OP":  # CPython 3.11 runs a comparison and the jump back after it as one
                 name = next(one.opname for one in _instructions(code) if one.offset > offset and one.opname != "CACHE")
             came[name] += 1
 
@@ -99,7 +99,7 @@ class Built:
         return self
 
     def __exit__(self, *about: object) -> None:
-        """Nothing to give back."""
+        """There is nothing to release."""
 
 
 class BuiltUpon(Built):
@@ -130,7 +130,7 @@ def starred(numbers: list[int]) -> int:
 
 
 def everything(number: int) -> dict[str, object]:
-    """Calls of each kind."""
+    """Makes calls of each kind."""
     with LOCK:
         total = leaf(number)
     with BuiltUpon() as built, Built(2):
@@ -171,7 +171,7 @@ def test_real_signals_come_at_the_places_and_nowhere_else(monkeypatch: pytest.Mo
     with alarms(handler) as set_alarm:
         number = 1
         while {place for place in known - came if place[0] not in UNMET}:
-            # Anew each time: what was often called Python 3.13 calls without a check for signals.
+            # A new function each time: Python 3.13 stops checking for signals in a function that was called often.
             anew = FunctionType(everything.__code__.replace(), globals())
             number += 1
             set_alarm()
@@ -196,7 +196,7 @@ def test_each_place_comes_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     found: list[Place] = []
     assert at_places(lambda: branch([1, 2]), found.append) == 3
     names = [place.where.rpartition(":")[0].rpartition(".")[2] for place in found]
-    # Not where a lock is taken, nor where leaf returns; but where the lock was given back, where a class has built
-    # something, and where the loop goes on.
+    # Not where a lock is taken, nor where leaf returns; but where the lock was released, where a class has built
+    # something, and where the loop continues.
     assert names == ["<lambda>", "branch", "leaf", "leaf", "branch", "__init__", "branch", "branch", "branch"]
     assert [place.number for place in found] == list(range(1, len(found) + 1))

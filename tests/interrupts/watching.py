@@ -1,4 +1,4 @@
-"""What is raised in the midst of calls, and what must not be left behind then."""
+"""What is raised in the middle of calls, and what must not be left afterwards."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
 
 @contextmanager
 def resources() -> Iterator[list[str]]:
-    """Gives a list that has, after the block, the threads and descriptors that are there and were not before."""
+    """Yields a list. After the block it has the threads and descriptors that were not there before."""
     left: list[str] = []
     before = _descriptors(), set(threading.enumerate())
     yield left
     for thread in set(threading.enumerate()) - before[1]:
-        if thread.is_alive():  # Python remembers one whose start was interrupted
+        if thread.is_alive():  # Python remembers threads whose start was interrupted
             thread.join(timeout=WATCH_SECONDS / 2)
             if thread.is_alive():
                 left.append(f"thread {thread.name}")
@@ -53,7 +53,7 @@ def _descriptors() -> list[str]:
 
 
 class Complaints:
-    """What Python has to say: exceptions that nobody can catch, and warnings.
+    """Reports by Python: exceptions that nobody can catch, and warnings.
 
     :ivar vanished: exceptions that came into a finalizer.
     """
@@ -74,7 +74,7 @@ class Complaints:
 
 @contextmanager
 def complaints_of() -> Iterator[Complaints]:
-    """What Python has to say in the block, complete at its end."""
+    """Python's reports in the block. The list is complete when the block has ended."""
     complaints = Complaints()
     hooks = sys.unraisablehook, threading.excepthook
     sys.unraisablehook, threading.excepthook = complaints.unraisable, complaints.in_thread
@@ -83,7 +83,7 @@ def complaints_of() -> Iterator[Complaints]:
             warnings.simplefilter("always")
             yield complaints
         texts = map(str, (warning.message for warning in warned))
-        # It closes what it says was not: something came between the opening and ``with``.
+        # It closes what it reports as not closed: something came between the opening and ``with``.
         complaints.texts += [f"warning: {text}" for text in texts if not text.startswith("unclosed ")]
     finally:
         sys.unraisablehook, threading.excepthook = hooks

@@ -1,4 +1,4 @@
-"""A compaction with the kernel writes what one by Python writes, byte for byte."""
+"""A compaction with the kernel writes the same bytes as one in Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TS = "2026-11-24T12:00:00.000000Z"
 
 
 def fill(root: Path, seed: int, turn: int = 0) -> None:
-    """Sets of the usual form and others: deletes, batches, undos, other versions, ids that are escaped.
+    """Sets of the usual form and unusual ones: deletes, batches, undos, other versions, and escaped ids.
 
     :param turn: how often that was done before.
     """
@@ -71,7 +71,7 @@ def fill(root: Path, seed: int, turn: int = 0) -> None:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """The runs, without the part of their names that is drawn at random."""
+    """The runs, without the random part of their names."""
     return {f"{path.parent.name[:20]}/{path.name}": path.read_bytes() for path in sorted(root.glob("snapshots/*/*"))}
 
 
@@ -87,7 +87,7 @@ def use(monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_runs_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Of a first compaction, and of those over what it wrote, with runs that are merged or not."""
+    """The first compaction, and later ones over its result, in which runs are merged or not."""
     chance = random.Random(seed)
     monkeypatch.setattr(reader, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 700)
@@ -156,12 +156,12 @@ def records(draw: st.DrawFn) -> Record:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[Record]:
-    """Records in order of id. Another program may have written more than one of an id."""
+    """Records in order of id. A run of another program may have more than one record of an id."""
     return sorted(draw(st.lists(records())), key=lambda record: record.id)
 
 
 def in_chunks(run: list[Record], draw: Callable[[st.SearchStrategy[int]], int]) -> Iterator[Any]:
-    """As the kernel's rows, some at a time."""
+    """As rows of the kernel, some at a time."""
     while run:
         count = draw(st.integers(1, 3))
         some, run = run[:count], run[count:]
@@ -169,7 +169,7 @@ def in_chunks(run: list[Record], draw: Callable[[st.SearchStrategy[int]], int]) 
 
 
 def winners_of(sets: list[Set]) -> Any:
-    """Those of them that lines can hold; what they are in Python."""
+    """The winners among the rows that lines can hold, as Python objects."""
     table = Lines()
     held = {item.id: item for item in sets if item.agent != TRANSACTIONS}
     settled: dict[str, Record] = dict(held)
@@ -180,7 +180,7 @@ def winners_of(sets: list[Set]) -> Any:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), stored=st.lists(runs(), max_size=4), mine=runs())
 def test_any_merge(data: st.DataObject, stored: list[list[Record]], mine: list[Record]) -> None:
-    """What wins, how much it is, and what the merge of several runs is, as Python has it."""
+    """Winners, sizes, and the merge of several runs are the same as in Python."""
     mine = list({record.id: record for record in mine}.values())
     with pytest.MonkeyPatch.context() as patch:
         use(patch, True)
@@ -229,7 +229,7 @@ def test_any_merge(data: st.DataObject, stored: list[list[Record]], mine: list[R
 
 @pytest.mark.parametrize("seed", range(10))
 def test_damaged_rows(seed: int) -> None:
-    """What the kernel reads of a snapshot, Python reads, too, and finds the same in it."""
+    """What the kernel can read of a snapshot, Python can read, too, with the same result."""
     chance = random.Random(seed)
     lines = b"".join(
         encode_commit(item)
@@ -258,7 +258,7 @@ def test_damaged_rows(seed: int) -> None:
         for number, (item, place) in enumerate(zip(expected, places, strict=True)):
             check_compared(item, place)
             if number and item.id == expected[number - 1].id:
-                continue  # the first one of an id counts
+                continue  # only the first one of an id counts
             if isinstance(item, Set) and item.agent != TRANSACTIONS:
                 assert merger.take(1) == (place, 1, item.id, item.id)
             else:
@@ -284,7 +284,7 @@ def without_its_end(data: bytes) -> bytes:
 def test_parts_of_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes], cut: bool
 ) -> None:
-    """What their checksums are right for is read as Python reads it."""
+    """Parts with right checksums and unusual content are read in the same way as in Python."""
     monkeypatch.setattr("opslog.compaction.compact.format_ts", lambda _: TS)
     root, other = tmp_path / "one", tmp_path / "other"
     with opslog.open(root, agent="a", settings=opslog.Settings(undo_window=0), compact_after=None) as store:

@@ -1,4 +1,4 @@
-"""The kernel encodes and copies documents as Python does, or declines."""
+"""The kernel encodes and copies documents as Python does, or leaves them to Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def nested(depth: int, inner: Any = None) -> Any:
-    """So many levels of dicts and lists in turn, a dict outermost."""
+    """Dicts and lists nested in turn, with so many levels. The outermost one is a dict."""
     value: Any = {} if depth % 2 else [inner]
     for level in range(depth - 1, 0, -1):
         value = {"a": value} if level % 2 else [value]
@@ -69,7 +69,7 @@ def by_python(document: Any, monkeypatch: pytest.MonkeyPatch) -> bytes | None:
 
 
 class TestEncode:
-    @settings(suppress_health_check=[HealthCheck.too_slow])  # its first inputs, on a busy machine
+    @settings(suppress_health_check=[HealthCheck.too_slow])  # the first inputs are slow on a busy machine
     @given(document=VALUES | st.dictionaries(st.text(max_size=4), VALUES))
     def test_the_kernel_writes_what_python_writes(self, document: Any) -> None:
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -285,7 +285,7 @@ class TestFindDocument:
 
     @pytest.mark.parametrize("id", ["none", "old", "of version 3", "escaped"])
     def test_what_it_does_not_find_is_not_remembered(self, id: str) -> None:
-        """Python remembers that itself; what is there already is kept at its first read."""
+        """Python remembers those documents itself. A document that is there already is kept at its first read."""
         sets = put(1, "old", b"{}"), put(5, "of version 3", b"{}", 3), put(6, "escaped", b'{"a":"\\u0041"}')
         read = {"x"}
         assert self.find(id, table_of(*sets), read=read, most=1, after=4) is None

@@ -1,4 +1,4 @@
-"""The kernel reads fields out of lines as Python does, or leaves a line to it."""
+"""The kernel reads the same fields out of lines as Python, or leaves a line to Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SMALL, inner, max_size=4), max_leaves=10
 )
 DOCUMENTS = st.dictionaries(SMALL, VALUES, max_size=6)
-# What other programs and people write, and what is damaged.
+# Lines of other programs and people, and damaged ones.
 ODD = [
     *(b'{"a":1,"a":1}', b'{"c":1,"c":2}', b'{"a":{"x":1,"x":2}}', b'{"c":[{"x":1,"x":2}]}', b'{"a":1,"\\u0061":2}'),
     *(b'{"c":{"x":{"y":1},"y":{"x":1}}}', b'{"c":[{"x":1},{"x":1}],"x":1}', b'{"\\u0061":1}', b'{"a":"\\u00e9"}'),
@@ -96,7 +96,7 @@ def decoded(line: bytes) -> Record | None:
 
 
 def check(line: bytes, names: tuple[str, ...] = NAMES, version: int = 0) -> bool:
-    """Whether the kernel takes a line; it takes none of which Python says anything else."""
+    """Whether the kernel takes a line. It must not take a line for which Python has another result."""
     ids, columns, others = _kernel.fields(line, names, version, MISSING)
     if others:
         assert (ids, columns, others) == ([], [[] for _ in names], [0])
@@ -105,13 +105,13 @@ def check(line: bytes, names: tuple[str, ...] = NAMES, version: int = 0) -> bool
     assert type(record) is Set
     assert [record.id] == ids
     assert version in (0, record.v)
-    document = record.document  # which may raise
+    document = record.document  # this may raise
     assert repr([column for (column,) in columns]) == repr([document.get(name, MISSING) for name in names])
     return True
 
 
 def is_plain(document: Any) -> bool:
-    """Whether Python is not needed to find out what a document is."""
+    """Whether the kernel can read the document without Python."""
     if type(document) is dict:
         plain = all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name in document)
         return plain and all(map(is_plain, document.values()))
@@ -125,7 +125,7 @@ def is_plain(document: Any) -> bool:
     return type(document) is not int or abs(document) < 10**17
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # its first inputs, on a busy machine
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first inputs are slow on a busy machine
 @given(
     document=DOCUMENTS,
     id=st.text(st.characters(codec="utf-8"), max_size=5),
@@ -147,7 +147,7 @@ def test_documents_of_any_form(data: bytes) -> None:
     record = decoded(line)
     if is_taken:
         return
-    # With rows around it, all three say the same.
+    # With rows around it, the results are the same.
     text = b"".join((line_of(b'{"a":1}', id="w"), line, line_of(b'{"a":"z"}', id="y")))
     assert _kernel.fields(text, ("a",), 0, MISSING) == (["w", "y"], [[1, "z"]], [1])
     if record is None:
@@ -179,7 +179,7 @@ def test_a_line_ends_where_it_ends() -> None:
     for cut in range(1, len(line)):
         others = [0, 1] if cut < len(line) - 1 else [1]
         assert _kernel.fields(line[:cut] + b"\n" + line[cut:-1] + b"\n", (), 0, MISSING)[2] == others
-    for cut in range(1, len(line)):  # the end of the buffer in the midst of anything
+    for cut in range(1, len(line)):  # the buffer ends in the middle of anything
         assert _kernel.fields(line[:cut], ("a",), 0, MISSING) is None
         assert check(line[:cut] + b"\n", ("a",)) is (cut == len(line) - 1)
 
@@ -220,7 +220,7 @@ def test_a_reader_has_the_same_with_and_without_the_kernel(
 
 
 def seen(text: bytes, version: int | None) -> list[tuple[Record, str]]:
-    """Each record with the fields that it has."""
+    """Each record, with its fields."""
     read = Reader(NAMES, version).lines(text, "lines", 0)
     sets = read.sets(range(len(read.ids)))
     assert [record.id for record in sets] == list(read.ids)

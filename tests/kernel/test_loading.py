@@ -1,4 +1,5 @@
-"""A load with the kernel gives what a load by Python gives, for any log, and takes no line that Python refuses."""
+"""Loading with the kernel gives the same result as in Python, for any log. The kernel accepts no line that Python
+refuses."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was no
 
 @pytest.fixture(autouse=True)
 def with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment says."""
+    """Uses the kernel, whatever the environment says."""
     use(monkeypatch, True)
 
 
@@ -68,7 +69,7 @@ def line(clock: int, id: str, **kwargs: Any) -> bytes:
 
 
 def by_python(lines: bytes, agent: str) -> list[Commit] | str:
-    """What Python makes of a chunk, in the order of a log."""
+    """The result of Python for a chunk, in the order of the log."""
     try:
         commits = decode_commits(lines, "x", 0)
     except CorruptError as error:
@@ -82,7 +83,7 @@ def by_python(lines: bytes, agent: str) -> list[Commit] | str:
 
 
 def check_scan(lines: bytes, agent: str = "a") -> ScannedCommits | None:
-    """What the kernel takes, Python takes with the same result."""
+    """What the kernel accepts, Python accepts with the same result."""
     found = scan_commits(lines, agent, "x", 0)
     if found is None:
         return None
@@ -118,7 +119,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
-# As many programs write it: escaped or not, with spaces or without, with what is no JSON at all.
+# Lines as other programs write them: with or without escapes, with or without spaces, or no JSON at all.
 TEXTS = st.builds(
     lambda value, ascii, spaces: json.dumps(
         value, ensure_ascii=ascii, separators=(", ", ": ") if spaces else (",", ":")
@@ -132,7 +133,7 @@ ASCII = st.text("abc-0", min_size=0, max_size=3)
 
 @st.composite
 def logs(draw: st.DrawFn, kinds: str = "sssssssdbBBuvjx") -> list[bytes]:
-    """Lines of a log, in order."""
+    """The lines of a log, in order."""
     lines = []
     clock = 0
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=30)):
@@ -185,7 +186,7 @@ class TestScan:
             check_scan(mutate(lines, random_, [lines]))
 
     def test_every_byte_anything_else(self) -> None:
-        """Of one line in the midst of others, each byte in turn is each of these."""
+        """Each byte of a line, in the middle of others, is replaced by each of these in turn."""
         first, last = line(1, "x"), line(9, "y")
         middle = line(5, "ü", data={"a": ["\\u00fc", 1.25, True, None]}).replace(b"\\\\u", b"\\u")
         taken = 0
@@ -289,7 +290,7 @@ class TestScan:
             assert scan_commits(lines, "a", "x", 0) is None
 
     def test_two_commits_on_one_line_and_one_on_two(self) -> None:
-        """Python counts lines; it takes these together. So does the kernel, by leaving them to it."""
+        """Python counts lines, and accepts these two together. The kernel does the same by leaving them to Python."""
         two = line(2, "x")[:-1] + line(3, "x")
         split = line(4, "y").replace(b',"clock"', b',\n"clock"')
         for lines in (
@@ -441,7 +442,7 @@ class TestMerge:
         assert found.recent == expected.recent
         assert found.undone == expected.undone
         assert found.settled_by == expected.settled_by
-        # And both go on alike.
+        # And both continue in the same way.
         last = max([0, *(log[-1].commit.clock for log in expected.recent.values() if log)])
         for text in more:
             (commit,) = decode_commits(text, "x", 0)

@@ -1,4 +1,4 @@
-"""Where there is no memory left, the kernel says so, and what it has stays as it is."""
+"""If memory runs out, the kernel raises MemoryError, and its data stays as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay with the kernel writes what one by Python writes, byte for byte."""
+"""A replay with the kernel writes the same bytes as one in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _kernel = pytest.importorskip("opslog.kernel._kernel", reason="the kernel was no
 
 @pytest.fixture(autouse=True)
 def with_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment says; and so that a short log is several chunks."""
+    """Uses the kernel, whatever the environment says. Small chunks make several of a short log."""
     monkeypatch.setattr("opslog.merge.lines.Table", _kernel.Table)
     monkeypatch.setattr(reader, "_CHUNK_BYTES", 1000)
 
@@ -58,7 +58,7 @@ def test_the_written_lines_are_the_same(
 
 
 def of_store(root: Path) -> object:
-    """What does not depend on the moment at which a store was written, nor on chance."""
+    """The files, without the parts that depend on the time of writing or on chance."""
     backend = open_backend(root)
     assert verify(backend).ok
     manifest = ManifestStore(backend).newest()

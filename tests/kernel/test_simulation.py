@@ -1,4 +1,4 @@
-"""Agents whose logs are read in chunks of a few lines, so that most of these are kept as lines, whatever goes wrong."""
+"""Simulated agents read logs in chunks of a few lines, so that most records stay lines, whatever goes wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configurations of docs/mcp.md can be pasted: they are JSON, and the command takes their arguments."""
+"""The configurations of docs/mcp.md can be pasted: they are JSON, and the command accepts their arguments."""
 
 from __future__ import annotations
 

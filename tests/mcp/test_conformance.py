@@ -1,5 +1,5 @@
-"""The official conformance suite for servers: every scenario that applies to a server with tools and resources of its
-own. The others call tools, prompts and resources that only a server made for the suite has."""
+"""The official conformance suite for servers: every scenario that applies to a server with its own tools and resources.
+The other scenarios call tools, prompts and resources that only a server made for the suite has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The tools of the memory server: what they return is what the reference server returns, and two that write at once
-lose nothing."""
+"""The tools of the memory server return what the reference server returns, and two that write at once lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, many at once, some of them killed; and over HTTP."""
+"""Servers as processes of their own, many at once, of which some are killed; and servers over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.places import DIRECTORY, Place
 
 @pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_twenty_parallel_writes_keep_twenty(tmp_path: Path, servers: int) -> None:
-    """Of one process and of two; the reference memory server, which rewrites its file, keeps 1 and 2."""
+    """From one process and from two. The reference memory server, which rewrites its file, keeps 1 and 2 of them."""
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -43,7 +43,7 @@ def test_twenty_parallel_writes_keep_twenty(tmp_path: Path, servers: int) -> Non
 
 
 async def _work(call: Calls, done: list[str]) -> None:
-    """Do tasks until there are none."""
+    """Do tasks until none is left."""
     while (claimed := await call("claim", where="status = open", seconds=600))["claimed"]:
         done.append(claimed["id"])
         await call("release", id=claimed["id"], key=claimed["key"], changes={"status": "done"})
@@ -79,7 +79,8 @@ def test_each_task_is_done_once(place: Place, servers: int, tasks: int) -> None:
 
 
 def test_a_killed_server_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    """SIGKILL while many calls are under way: what was answered is there, and a claim of the dead is taken over."""
+    """SIGKILL comes while many calls are under way. What was answered is there, and another agent takes over a claim of
+    the dead one."""
     with subprocess.Popen(
         [*COMMAND, "--store", str(tmp_path / "store")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -130,9 +131,9 @@ def test_over_http_sessions_of_one_process_share_a_store(tmp_path: Path, mode: s
             assert (await first("claim", id="a", seconds=60))["claimed"]
             assert not (await second("claim", id="a", seconds=60))["claimed"]
             stamp = (await first("set", id="b", data={"by": "first"}))["stamp"]
-            if mode == "legacy":  # where there are sessions, each has a name of its own, and undoes its own writes
+            if mode == "legacy":  # with sessions, each one has a name of its own, and undoes its own writes
                 assert (await second("describe"))["agent"] != (await first("describe"))["agent"]
-                with pytest.raises(Refused):  # its newest write is one of `a`, which others have written since
+                with pytest.raises(Refused):  # its newest write is one of `a` that others have overwritten
                     await second("undo")
             else:
                 with pytest.raises(Refused, match="give the stamp"):
@@ -219,7 +220,7 @@ def test_addresses_that_others_reach_need_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("anyone", [True, False])
 def test_anyone_may_come_by_another_name_where_that_is_said(tmp_path: Path, anyone: bool) -> None:
-    """As behind a proxy on the same machine, which passes on the name that its clients use."""
+    """As behind a proxy on the same machine that passes on the name that its clients use."""
     names = {"host": "tasks.example", "origin": "https://tasks.example"}
     asked = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     accepted = {"accept": "application/json, text/event-stream"}

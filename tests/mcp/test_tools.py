@@ -1,4 +1,4 @@
-"""The tools for documents, called by the SDK's own client, which checks each result against the schema of its tool."""
+"""The tools for documents, called by the SDK's own client, which checks each result against the tool's schema."""
 
 from __future__ import annotations
 

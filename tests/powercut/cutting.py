@@ -1,4 +1,4 @@
-"""Cutting the power at every point of a run, and judging what is left."""
+"""Cuts the power at every point of a run, and judges what is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.powercut.judging import Logs, Written, judge, shown, survivors, write
 
 
 class Cutter:
-    """Judges what a power cut may leave of a run, each image once.
+    """Judges everything that a power cut may leave of a run, each image once.
 
     :ivar images: how many there were; `points`: of how many moments.
     """
@@ -24,7 +24,7 @@ class Cutter:
         self._seen: set[int] = set()
 
     def apply(self, event: Event) -> None:
-        """Let one more thing happen, before the power is cut."""
+        """Carry out one more action before the power is cut."""
         self._disk.apply(event)
         self._written.apply(event)
 
@@ -33,7 +33,8 @@ class Cutter:
         self.points += 1
         for chooser in choosers:
             image = {path: data for path, data in self._disk.after_cut(chooser).items() if not _is_lock(path)}
-            # What was promised is part of it: the same files may be enough before an acknowledgement, and not after.
+            # The promises are part of the key: the same files may be enough before an acknowledgement, and not after
+            # it.
             key = hash((tuple(sorted(image.items(), key=lambda item: item[0])), self._written.key))
             if key not in self._seen:
                 self._seen.add(key)
@@ -48,7 +49,7 @@ class Cutter:
                 self.cut([*EXTREMES, *(AtRandom(rng) for _ in range(each))], f"{number}: {event}")
 
     def leave(self, place: Path, seed: object) -> Logs:
-        """Write one random outcome of a cut now to a directory; returns what is left of the logs there."""
+        """Write one random outcome of a cut now to a directory. Returns the logs that are left there."""
         write_out(self._disk.after_cut(AtRandom(random.Random(f"left {seed}"))), place)
         return survivors(place, self._written)
 
@@ -66,5 +67,5 @@ class Cutter:
 
 
 def _is_lock(path: str) -> bool:
-    """The content of a lock file is for messages only; `tests/powercut/test_powercut.py` has a test of it."""
+    """The content of a lock file only serves messages. `tests/powercut/test_powercut.py` has a test of it."""
     return "/locks/" in path

@@ -1,6 +1,6 @@
-"""What a disk may hold after a power cut, as POSIX has it.
+"""What a disk may hold after a power cut, according to POSIX.
 
-A `Disk` follows the system calls of a run. At any point it can say what a power cut right then may leave:
+A `Disk` follows the system calls of a run. At any point it can list what a power cut at that moment may leave:
 
 - bytes of a file that were fsynced are there; of those written since, any may be: the file may have any length between
   the two, and any of its new bytes may be zeros, because a length can reach the disk before the bytes;
@@ -25,7 +25,7 @@ Image = dict[str, bytes | None]
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
-    """A file or directory came to be."""
+    """A file or directory was created."""
 
     path: str
     inode: int
@@ -66,7 +66,7 @@ class Sync(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True):
-    """An agent has been acknowledged that its commits up to a clock are durable."""
+    """An agent got an acknowledgement that its commits up to a clock are durable."""
 
     agent: str
     clock: int
@@ -122,17 +122,17 @@ Node = File | Directory
 
 
 class Chooser(Protocol):
-    """Decides what of the undurable is there."""
+    """Decides which of the changes that are not durable survive."""
 
     def entry(self, options: list[Node | None]) -> Node | None:
-        """One of what a name may mean; the oldest first."""
+        """Choose one of the possible meanings of a name; the oldest comes first."""
 
     def content(self, file: File) -> bytes:
-        """The content of a file that is not durable."""
+        """Choose the content of a file that is not durable."""
 
 
 class Disk:
-    """See the module's docstring. Paths are absolute and below the directory `world`; what is there at first is
+    """See the module's docstring. Paths are absolute and below the directory `world`. Whatever is there at first is
     durable."""
 
     def __init__(self, world: Path) -> None:
@@ -224,28 +224,28 @@ class Nothing:
 
 
 class Names(Nothing):
-    """All names survive, and of the bytes only what is durable."""
+    """All names survive, and only the durable bytes."""
 
     def entry(self, options: list[Node | None]) -> Node | None:
         return options[-1]
 
 
 class Everything(Names):
-    """As after a crash of all processes."""
+    """As after all processes have crashed."""
 
     def content(self, file: File) -> bytes:
         return bytes(file.now)
 
 
 class Bytes(Everything):
-    """All bytes survive, and of the names only what is durable."""
+    """All bytes survive, and only the durable names."""
 
     def entry(self, options: list[Node | None]) -> Node | None:
         return options[0]
 
 
 class Lengths(Names):
-    """All names and lengths survive, and zeros stand where bytes were."""
+    """All names and lengths survive, and zeros take the place of bytes."""
 
     def content(self, file: File) -> bytes:
         return file.durable + bytes(max(0, len(file.now) - len(file.durable)))
@@ -255,7 +255,7 @@ EXTREMES: list[Chooser] = [Nothing(), Names(), Everything(), Bytes(), Lengths()]
 
 
 class AtRandom:
-    """Anything that may survive."""
+    """Anything that may survive, at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -310,8 +310,8 @@ class InTurn:
 
 
 def notable(file: File) -> list[bytes]:
-    """Contents of a file that is not durable which a reader may distinguish: cut off, and with holes, at ends of lines
-    and elsewhere."""
+    """The contents of a file that is not durable which a reader may tell apart: cut off, and with holes, at ends of
+    lines and elsewhere."""
     old, now = file.durable, bytes(file.now)
     if not file.appended:
         return [old, now, b""]

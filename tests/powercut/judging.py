@@ -1,4 +1,4 @@
-"""Whether a store is what it promises to be after a power cut."""
+"""Whether a store keeps its promises after a power cut."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SEGMENT = re.compile(r"ops/[^/]+/[^/]+\.jsonl$")
 
 
 class Written:
-    """What agents wrote into their logs, and what of it was acknowledged to them, up to a point of a run.
+    """The commits that agents wrote into their logs, and which of them were acknowledged, up to a point of a run.
 
-    :param before: what was in the logs, and durable, when the run began.
+    :param before: the durable content of the logs when the run began.
     """
 
     def __init__(self, before: Logs | None = None) -> None:
@@ -53,16 +53,16 @@ class Written:
 
     @property
     def is_promised(self) -> bool:
-        """Whether anything was acknowledged to anybody, if only that there is a store."""
+        """Whether anybody got any acknowledgement, if only that the store exists."""
         return bool(self._acknowledged)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Differs where something else was promised."""
+        """Two keys differ if different things were promised."""
         return tuple(sorted(self._acknowledged.items()))
 
     def commits(self) -> Logs:
-        """Per agent all whole lines of its log, also those that were compacted and collected."""
+        """Per agent all whole lines of its log, including those that were compacted and collected."""
         logs = {agent: list(log) for agent, log in self._before.items()}
         for agent, number in sorted(self._segments):
             data = bytes(self._segments[agent, number])
@@ -70,7 +70,8 @@ class Written:
         return logs
 
     def promised(self, agent: str, log: list[Commit]) -> int:
-        """How many commits of a log were acknowledged. (A seal is so to nobody; its clock says nothing of others.)"""
+        """How many commits of a log were acknowledged. (A seal is acknowledged to nobody, and its clock says nothing
+        about other commits.)"""
         clock = self._acknowledged.get(agent, 0)
         own = (number for number, commit in enumerate(log, 1) if not isinstance(commit, Seal) and commit.clock <= clock)
         return max(own, default=0)
@@ -87,7 +88,7 @@ def write_out(image: Image, place: Path) -> None:
 
 @contextmanager
 def nothing_synced() -> Iterator[None]:
-    """Makes fsync cheap, where nothing will be cut."""
+    """Makes fsync cheap where no power cut is simulated."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(posix, "datasync", lambda descriptor: None))
         stack.enter_context(patch("os.fsync", lambda descriptor: None))
@@ -95,7 +96,7 @@ def nothing_synced() -> Iterator[None]:
 
 
 def survivors(world: Path, written: Written) -> Logs:
-    """The commits of the logs that a power cut has left, compacted ones included."""
+    """The commits of the logs that are left after a power cut, including compacted ones."""
     try:
         counts = _read(world / STORE)[1]
     except opslog.NotFoundError:
@@ -104,7 +105,7 @@ def survivors(world: Path, written: Written) -> Logs:
 
 
 def judge(world: Path, written: Written) -> None:
-    """Open what a power cut left, and use it. Fails where a promise is broken."""
+    """Open the store that a power cut has left, and use it. Fails if a promise is broken."""
     root = world / STORE
     with nothing_synced():
         try:
@@ -120,7 +121,7 @@ def judge(world: Path, written: Written) -> None:
 
 
 def _read(root: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """All documents, and how many commits of each log they come from."""
+    """All documents, and how many commits of each log they include."""
     with opslog.open(root, read_only=True) as store:
         cursors: dict[str, Cursor] = replica_of(store).state.cursors
         return dict(store.items()), {agent: cursor.commits for agent, cursor in cursors.items()}
@@ -132,7 +133,7 @@ def _check_clean(root: Path) -> None:
 
 
 def _check_promises(written: Written, found: dict[str, Any], counts: dict[str, int]) -> None:
-    """All that was acknowledged is there, of the rest of each log its beginning, and nothing else."""
+    """Each log has all acknowledged commits, then maybe some of the others in order, and nothing else."""
     there: list[Commit] = []
     for agent, log in written.commits().items():
         count = counts.get(agent, 0)
@@ -155,7 +156,7 @@ def _check_archives(root: Path, written: Written, counts: dict[str, int]) -> Non
 
 
 def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
-    """All agents come back and write; a compaction and two reads later everything is as they said."""
+    """All agents come back and write. After a compaction and two reads everything is as they expect."""
     expected = dict(documents)
     for turn in range(2):
         for agent in [*agents, "new"]:
@@ -175,5 +176,5 @@ def _go_on(root: Path, documents: dict[str, Any], agents: list[str]) -> None:
 
 
 def shown(image: Image) -> str:
-    """An image, to be read by people."""
+    """An image of a disk as text for people."""
     return "\n".join(f"{path}: {json.dumps((data or b'').decode(errors='replace'))}" for path, data in image.items())

@@ -1,4 +1,4 @@
-"""One process of a run that several record together: run with `python -m tests.powercut.process`."""
+"""One process of a run that several processes record together: run it with `python -m tests.powercut.process`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(world: str, record: str, agent: str, kind: str, commits: str) -> None:
 
 
 def opened(recorder: SharedRecorder, agent: str, **options: Any) -> opslog.Store[Any]:
-    """The store, as soon as no compaction of another process has the agent's name, to end its undo window."""
+    """The store, as soon as no compaction of another process holds the agent's name to seal its log."""
     while True:
         try:
             return opslog.open(recorder.world / STORE, agent=agent, settings=SETTINGS, **options)
@@ -31,7 +31,7 @@ def opened(recorder: SharedRecorder, agent: str, **options: Any) -> opslog.Store
 
 
 def single(recorder: SharedRecorder, agent: str, commits: int) -> None:
-    """A session for every few commits, with all that a store can do, in one thread."""
+    """One thread that opens a session for every few commits, and does everything that a store can do."""
     for first in range(0, commits, 4):
         with opened(recorder, agent, compact_after=None) as store:
             recorder.acknowledge(agent, replica_of(store).clock.value)
@@ -65,7 +65,7 @@ def threads(recorder: SharedRecorder, agent: str, commits: int) -> None:
 
 
 def buffered(recorder: SharedRecorder, agent: str, commits: int) -> None:
-    """A buffered store, flushed by its own thread, and by itself at times."""
+    """A buffered store, which its own thread flushes, and sometimes the program."""
     with opened(recorder, agent, compact_after=None, durability="buffered", buffer_seconds=0.001) as store:
         for number in range(commits):
             store[f"{agent}-{number % 5}"] = {"number": number}

@@ -1,7 +1,7 @@
-"""Records what a run does to the disk, by putting itself before the system calls of `opslog.backends`.
+"""Records what a run does to the disk, by replacing the system calls of `opslog.backends`.
 
-`Recorder` is for threads of one process; with `Turns` only one of them runs at a time, and a seed decides at each
-system call which. `SharedRecorder` is for one of many processes, which write one record together.
+`Recorder` is for threads of one process. With `Turns` only one of them runs at a time, and at each system call a seed
+decides which one. `SharedRecorder` is for one of many processes that write one record together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.powercut.disk import Ack, Event, Link, Make, Remove, Sync, Truncate, 
 
 
 class Killed(BaseException):
-    """Raised in a thread of a process that counts as killed: from then on it can change nothing."""
+    """Raised in a thread of a process that counts as killed. From then on it can change nothing."""
 
 
 _PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
@@ -31,7 +31,7 @@ _PAUSES = {"_fdatasync": 0.5, "_fsync": 0.15}
 
 
 class Turns:
-    """Threads of which one runs at a time.
+    """Threads of which only one runs at a time.
 
     :ivar doomed: by thread, how many system calls it still has before it is killed; 0 for one that was.
     """
@@ -48,7 +48,7 @@ class Turns:
         self.doomed: dict[str, int] = {}
 
     def run(self, works: dict[str, Callable[[], None]]) -> None:
-        """Do all works at once, each in a thread of its own, by name. Raises what one of them raised."""
+        """Run all works at once, each in a thread with the given name. Raises what one of them raised."""
         self._waiting = sorted(works)
         threads = [threading.Thread(target=self._work, args=work, name=work[0]) for work in works.items()]
         with self._condition:
@@ -61,7 +61,7 @@ class Turns:
             raise self._failures[0]
 
     def take(self, call: str) -> None:
-        """Called before each system call; here others may come first, and before an fsync much may happen."""
+        """Called before each system call. Other threads may run here, and before an fsync they may do a lot."""
         name = threading.current_thread().name
         if name not in self._waiting:
             return
@@ -69,7 +69,7 @@ class Turns:
             if self.doomed[name] == 0:
                 raise Killed
             self.doomed[name] -= 1
-        # Nobody else holds that lock: nobody waits here with it.
+        # Nobody else holds that lock, so nobody waits for it here.
         if not forking.lock._is_owned():  # type: ignore[attr-defined]
             with self._condition:
                 if self._rng.random() < _PAUSES.get(call, 0):
@@ -137,7 +137,8 @@ class Recorder:
         return call
 
     def _path(self, target: str | int, at: int | None) -> str | None:
-        """Its path, if it is in the world. :param at: the directory that a path is relative to, as a descriptor."""
+        """The path of a file, if it is in the world. :param at: the descriptor of the directory that a path is relative
+        to."""
         path = _whole(target, at)
         return path if f"{path}/".startswith(self._prefix) else None
 
@@ -150,7 +151,7 @@ class Recorder:
     def _note(self, event: Event) -> None:
         self.events.append(event)
 
-    # What each call comes to. `path` and `target` name the same thing.
+    # The result of each call. `path` and `target` name the same thing.
 
     def _open(self, real: Any, path: str, target: str, flags: int, *args: Any, **options: Any) -> int:
         is_new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
@@ -191,7 +192,7 @@ class Recorder:
         self._note(Truncate(path, os.fstat(target).st_ino, size))
 
     def _fsync(self, real: Any, path: str, target: int) -> None:
-        # Noted, not done: what it is good for is seen in the model, and a busy disk would make the tests slow.
+        # Noted, but not done: the model knows what it is good for, and a real fsync would make the tests slow.
         self._note(Sync(path, os.fstat(target).st_ino))
 
     def _fdatasync(self, real: Any, path: str, target: int) -> None:
@@ -199,7 +200,7 @@ class Recorder:
 
 
 class SharedRecorder(Recorder):
-    """One record of many processes: a file to which each adds a line while no other does anything."""
+    """One record of many processes: a file to which each process adds a line while no other process does anything."""
 
     def __init__(self, world: Path, record: Path) -> None:
         super().__init__(world)

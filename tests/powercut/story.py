@@ -1,4 +1,4 @@
-"""Runs of whole stores, to be cut short: agents who write, undo, compact, archive and get killed, all at once."""
+"""Runs of whole stores that can be cut off: agents write, undo, compact, archive and get killed, all at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORE = "data/team/store"
 class Agent:
     """One agent's sessions.
 
-    :param kills: how likely it is that a session is killed, somewhere.
+    :param kills: how likely each session is to be killed somewhere.
     """
 
     def __init__(self, name: str, recorder: Recorder, turns: Turns, *, seed: object, kills: float) -> None:
@@ -50,12 +50,12 @@ class Agent:
     def live(self, sessions: int, actions: int) -> None:
         for _ in range(sessions):
             if self._rng.random() < self._kills:
-                # Half of them early, while they open the store.
+                # Half of the kills come early, while a session opens the store.
                 self._turns.doomed[self.name] = self._rng.randrange(self._rng.choice([15, 80]))
             try:
                 self._session(actions)
             except opslog.AgentBusyError:
-                pass  # a compaction has the name, to seal the log
+                pass  # a compaction holds the name, to seal the log
             except (Killed, opslog.ReopenError):
                 if self._turns.doomed.get(self.name) != 0:
                     raise
@@ -77,7 +77,7 @@ class Agent:
             self._acknowledge(store)
 
     def _acknowledge(self, store: Store) -> None:
-        """Every commit in its log was acknowledged to it, or seen by it."""
+        """Note that each commit in the agent's log was acknowledged to the agent, or read by it."""
         self._recorder.acknowledge(self.name, replica_of(store).clock.value)
 
     def _act(self, store: Store) -> None:
@@ -121,7 +121,7 @@ class Agent:
 
 
 def _nonces(seed: object) -> Iterator[str]:
-    """Never the same twice, also not in a run that begins with what another one left."""
+    """Never repeats a value, even in a run that starts from what another run left."""
     run = crc32(str(seed).encode())
     return (f"{run:08x}{number:08x}" for number in itertools.count(1))
 
@@ -130,7 +130,7 @@ def _nonces(seed: object) -> Iterator[str]:
 def opened(
     root: Path, agent: str, settings: opslog.Settings, *, buffered: bool = False, environment: opslog.Environment = REAL
 ) -> Iterator[Store]:
-    """A store that does nothing by itself: what is buffered is written by `flush` and `close` alone.
+    """Opens a store that does nothing by itself: only `flush` and `close` write the buffer.
 
     :param settings: of a new one.
     """
@@ -148,12 +148,12 @@ def opened(
         finally:
             log = replica_of(store).log
             assert log is not None
-            log._flusher.close()  # a killed one does not come to it in `close`
+            log._flusher.close()  # a killed process does not reach this call in `close`
 
 
 def play(world: Path, seed: object, *, agents: int = 3, sessions: int = 3, actions: int = 8) -> list[Event]:
-    """What happened to the disk in a run that a seed decides, with at most so many sessions and actions of each agent.
-    Every third session is killed, somewhere."""
+    """Play a run that a seed decides, with at most so many sessions and actions of each agent, and return what happened
+    to the disk. Every third session is killed somewhere."""
     turns = Turns(seed)
     recorder = Recorder(world, turns.take)
     temporary = _nonces(f"temporary {seed}")

@@ -1,4 +1,4 @@
-"""The model of a disk: what must be able to get lost, and what must not."""
+"""The model of a disk: what can get lost, and what cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ W = "/world"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
-    """With an empty world, in which /world/d is a durable directory of inode 1."""
+    """A disk with an empty world. /world/d is a durable directory of inode 1."""
     disk = Disk(tmp_path)
     world = tmp_path.stat().st_ino
     disk.apply(Make(f"{tmp_path.resolve()}/d", 1, True))

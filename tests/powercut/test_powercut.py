@@ -1,4 +1,4 @@
-"""The power is cut while stores are in use, at any point, and what may be left is opened.
+"""The power is cut at any point while stores are in use, and whatever may be left is opened.
 
 `tests.powercut.disk` says what that is, `tests.powercut.judging` what must hold.
 """
@@ -95,7 +95,8 @@ def test_files_left_by_a_power_cut_survive_the_next_ones(
 
 
 def small_run(world: Path) -> Recorder:
-    """The least there can be: a store is made, two commits in one append, an undo, a compaction, garbage."""
+    """The smallest possible run: a store is created, two commits share an append, then an undo, a compaction, and
+    garbage collection."""
     recorder = Recorder(world)
     with (
         recorder.recording(),
@@ -123,7 +124,7 @@ def small_run(world: Path) -> Recorder:
 
 @pytest.mark.long
 def test_all_that_can_be_left_of_a_small_run(world: Path, tmp_path: Path) -> None:
-    """Not some, but every outcome that a reader may distinguish from another, at every point."""
+    """Every outcome that a reader can distinguish from another, at every point."""
     cutter = Cutter(world, tmp_path)
     for number, event in enumerate(small_run(world).events):
         cutter.apply(event)
@@ -133,7 +134,7 @@ def test_all_that_can_be_left_of_a_small_run(world: Path, tmp_path: Path) -> Non
 
 
 class Executioner:
-    """Kills whoever makes system calls, at a certain one and for as long as it is `armed`."""
+    """Kills whoever makes system calls, at a certain call and as long as it is `armed`."""
 
     def __init__(self, calls: int) -> None:
         self.armed = True
@@ -151,10 +152,10 @@ class Executioner:
 
 
 def found_and_cut(place: Path, agent: str, every: int = 1) -> int:
-    """The first session ever is killed at its first call, then at its second, and so on; then one of `agent` comes, and
-    the power is cut when something was acknowledged to it. Returns how many calls there were.
+    """The very first session is killed at its first call, then at its second one, and so on. Each time a session of
+    `agent` follows, and the power is cut when something was acknowledged to it. Returns how many calls there were.
 
-    :param every: try one of so many calls.
+    :param every: try only one out of so many calls.
     """
     for calls in itertools.count(0, every):
         world = place / str(calls)
@@ -210,7 +211,7 @@ def start_process(
 
 
 def test_no_content_of_a_lock_file_does_harm(tmp_path: Path) -> None:
-    """It is not fsynced, so anything may be left of it."""
+    """Lock files are not fsynced, so a cut may leave any content."""
     with opslog.open(tmp_path, agent="a") as store:
         store["x"] = {}
         store.compact()
@@ -222,7 +223,7 @@ def test_no_content_of_a_lock_file_does_harm(tmp_path: Path) -> None:
             store.compact()
 
 
-# What the tests above are worth: each of these breaks the product, and they must notice.
+# The tests above must notice each of these breakages of the product.
 
 
 def _nothing(*args: object, **options: object) -> None:
@@ -230,7 +231,7 @@ def _nothing(*args: object, **options: object) -> None:
 
 
 def _made_all_at_once(self: fs.FsBackend, create: bool) -> None:
-    """The directories of a new store, without a thought for those who find them half-way."""
+    """Makes the directories of a new store without care for those who find them half-made."""
     new, level = [], self.root
     while not os.path.isdir(level):
         new.append(level)
@@ -290,7 +291,7 @@ def test_a_broken_product_is_noticed(tmp_path: Path, broken: str, monkeypatch: p
     seed, patches = BREAKAGES[broken]
     for owner, name, replacement in patches:
         monkeypatch.setattr(owner, name, replacement)
-    # Another one may have to be found when the runs have become others.
+    # If the runs change, another one may have to be found.
     assert any(fails(tmp_path / str(number), number) for number in [seed, *range(100, 200)])
 
 

@@ -1,4 +1,4 @@
-"""The recording of system calls: complete, and the same again for the same seed."""
+"""The recording of system calls is complete, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_strace_sees_the_same(tmp_path: Path) -> None:
     assert start_process(world, record, "one", "single", 8, under=options).wait() == 0
     recorded = [(KINDS[type(event)], event.path) for event in read_record(record) if not isinstance(event, Ack)]
     assert traced(trace, str(world.resolve())) == recorded
-    # A file is made shorter only where a lock's last holder had more to say about itself.
+    # A file gets shorter only if the last holder of a lock wrote more about itself.
     assert {kind for kind, _ in recorded} | {"truncate"} == set(KINDS.values())
 
 
 def traced(trace: Path, world: str) -> list[tuple[str, str]]:
-    """The changes that strace saw in the world, in the words of the record."""
+    """The changes in the world that strace saw, in the words of the record."""
     seen: list[tuple[str, str]] = []
     for line in trace.read_text(encoding="utf-8").splitlines():
         match = re.match(r"(?:\d+ +)?(\w+)\((.*)\) += +(\d+)", line)
@@ -63,8 +63,8 @@ def traced(trace: Path, world: str) -> list[tuple[str, str]]:
 
 
 def path_of(arguments: str) -> str:
-    """What a call is about. Paths stand in quotes, behind the directory that they are relative to, or behind a
-    descriptor alone; a link is known by its new name, the last one."""
+    """The path that a call is about. Paths are in quotes, after the directory that they are relative to, or there is
+    only a descriptor. A link counts under its new name, the last one."""
     found = re.findall(r'(?:\d+<([^>]*)>, )?"([^"]*)"', arguments)
     if found:
         directory, path = found[-1]
@@ -74,7 +74,7 @@ def path_of(arguments: str) -> str:
 
 
 def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
-    """But for the times that stand in lines, and for inodes."""
+    """Only the times in lines and the inodes differ."""
     runs = []
     for turn in range(2):
         world = tmp_path / str(turn)

@@ -1,4 +1,4 @@
-"""Conditions: both forms mean the same, every comparison has an answer, and faults are pointed at."""
+"""Conditions: both forms mean the same, every comparison has an answer, and errors point at the mistake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opslog.query.question import parse, question
 from opslog.query.text import DEPTH_MAX
 from opslog.query.values import MISSING, key_of, rank, value_of
 
-# A machine that does other work, too, makes no test fail.
+# No test may fail because the machine is busy.
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 DOCUMENT = {
@@ -206,7 +206,7 @@ def test_a_mapping_takes_what_typed_documents_are_made_of() -> None:
 )
 def test_faults_in_a_text_are_pointed_at(text: str, caret: str, reason: str) -> None:
     if text.endswith("\ud800"):
-        assert not is_true(text)  # a word that no document can have
+        assert not is_true(text)  # a word that is in no document
         return
     with pytest.raises(QueryError) as raised:
         parse(text)
@@ -319,7 +319,7 @@ JSON = st.recursive(
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Equality of JSON, another way."""
+    """Equality of JSON, implemented in another way."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -353,7 +353,7 @@ PATHS = st.sampled_from(["x", "y", "x.y", '"a b"', "x[0]", "x[*]", "@id"])
 
 
 def spelled(condition: Condition) -> str:
-    """A condition as text."""
+    """A condition in its form as text."""
     if isinstance(condition, OneOf):
         return f"{condition.path} in {json.dumps([value_of(key) for key in condition.keys])}"
     if isinstance(condition, Range):
@@ -366,7 +366,7 @@ def spelled(condition: Condition) -> str:
 
 
 def mapped(condition: Condition) -> dict[str, Any]:
-    """A condition as a mapping."""
+    """A condition in its form as a mapping."""
     if isinstance(condition, OneOf):
         return {str(condition.path): {"in": [value_of(key) for key in condition.keys]}}
     if isinstance(condition, Range):

@@ -1,4 +1,4 @@
-"""An index against a plain dictionary, and which questions it can answer."""
+"""An index gives the same answers as a plain dictionary, and knows which questions it can answer."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_fewest_candidates_are_chosen_and_too_many_are_none() -> None:
 
     assert candidates("x = 1 and y = 7") == candidates("y = 7 and x = 1") == (1, "y")
     assert candidates("x = 1 and y > 95") == (4, "y")
-    assert candidates("x = 1") == (50, "x")  # of one value, they need not be gathered
+    assert candidates("x = 1") == (50, "x")  # all of one value, so they need not be gathered
     assert candidates("x in [0, 1]") is None
     assert candidates("y < 50") is None
     assert candidates("y = 1 or y = 2") == (2, "y")
