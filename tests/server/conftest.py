@@ -24,7 +24,7 @@ MAP_BYTES = 2**30
 
 @pytest.fixture(params=["memory", "lmdb"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
-    """Each kind of storage, empty; a directory with several shards, so that all that differs between them shows."""
+    """Each kind of storage, empty. The directory has several shards, so that their differences show."""
     opened: Storage = MemoryStorage()
     if request.param == "lmdb":
         opened = DirectoryStorage(tmp_path / "data", shards=3, map_bytes=MAP_BYTES)
@@ -44,7 +44,7 @@ def reopen(tmp_path: Path) -> Callable[..., DirectoryStorage]:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Of a server at localhost, for TLS, and its key."""
+    """The TLS certificate of a server at localhost, and its key."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2"
     made = subprocess.run([*command.split(), "-keyout", key, "-out", certificate], capture_output=True, check=False)
@@ -60,7 +60,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Clock:
-    """Time that passes when a test says so; also that of the monotonic clock."""
+    """Wall-clock time and monotonic time that pass only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0

@@ -1,4 +1,4 @@
-"""Whatever is asked, the answer is one of the protocol's, and no fault of the server's."""
+"""The server answers any request as the protocol says, and never with a fault of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that mean harm, on a running server: what they cost it is limited, and the others are served."""
+"""Hostile clients on a running server: they can take only limited resources, and other clients are served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def peak_bytes(server: Server) -> int:
-    """The most memory that the server ever had."""
+    """The peak memory of the server."""
     status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
     return int(kilobytes) * 1024
@@ -45,7 +45,7 @@ def refused(server: Server) -> float:
 
 
 def send_for_ever(connection: socket.socket, chunk: bytes, most: int) -> int:
-    """Send until the server ends the connection; how much went out."""
+    """Send until the server closes the connection. Returns how much was sent."""
     sent = 0
     try:
         while sent < most:
@@ -81,7 +81,7 @@ def test_an_endless_head_is_refused_before_its_token_and_takes_no_memory(server:
         connection.sendall(start + chunk * 2)
         assert status_of(connection) == 431
         assert http("GET", f"{server.root}/healthz").status_code == 200
-        send_for_ever(connection, chunk, 80 * MB)  # it reads on for a while, and forgets
+        send_for_ever(connection, chunk, 80 * MB)  # it reads on for a while, and discards what it reads
     assert peak_bytes(server) - before < 8 * MB
     metrics = http("GET", f"{server.root}/metrics", headers={"authorization": "Bearer secret"}).text
     assert 'opslog_server_requests_total{method="-",status="431"} 1.0' in metrics

@@ -18,8 +18,8 @@ async def ignore(message: Message) -> None:
 
 
 def test_what_is_logged_in_the_background_is_of_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor in work that it begins later: a webhook that is delivered again for days is not about the request that
-    appended to the stream."""
+    """The same holds for work that it starts later: a webhook that is delivered again for days does not belong to the
+    request that appended to the stream."""
     caplog.handler.addFilter(named)
 
     async def fail() -> None:
@@ -33,7 +33,7 @@ def test_what_is_logged_in_the_background_is_of_no_request(caplog: pytest.LogCap
             _log.warning("asked for")
             background.spawn(fail())
         await asyncio.wait(background.tasks)
-        await asyncio.sleep(0)  # for what is called when it has ended
+        await asyncio.sleep(0)  # for callbacks that run after its end
 
     asyncio.run(run())
     caplog.handler.removeFilter(named)

@@ -1,4 +1,4 @@
-"""The board of examples/board/, in the browser that the system has, as its page says to start it."""
+"""The board of examples/board/ in the system's browser, started as its page says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = "<img src=x onerror=window.hacked=1>"
 
 @pytest.fixture(scope="module")
 def files() -> Iterator[str]:
-    """The files of the board, served as they are."""
+    """Serves the files of the board as they are."""
     place = str(EXAMPLES / "board")
     command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", place]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

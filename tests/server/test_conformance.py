@@ -1,4 +1,4 @@
-"""The official conformance suite of the protocol passes whole, on each storage.
+"""The whole official conformance suite of the protocol passes, on each storage.
 
 The pinned npm packages are installed once, in a folder that git ignores.
 """
@@ -34,7 +34,7 @@ def vitest() -> Path:
         if done.returncode:
             pytest.skip(f"the official suite cannot be installed: {done.stderr.strip()[-300:]}")
         installed.write_text(json.dumps(PACKAGES))
-    shutil.copy(SUITE, FOLDER)  # the packages are found from where the file is
+    shutil.copy(SUITE, FOLDER)  # packages are found from the directory of the file
     return FOLDER
 
 
@@ -44,7 +44,7 @@ def vitest() -> Path:
 def test_official_suite(vitest: Path, tmp_path: Path, storage: str) -> None:
     options = ("--memory",) if storage == "memory" else ("--data", str(tmp_path / "data"))
     report = tmp_path / "report.json"
-    # Of the suite's own five seconds for a test, most are gone on a machine that is busy with other things.
+    # On a busy machine, the suite's own five seconds for a test are almost used up by other work.
     patience = "--testTimeout=60000"
     command = ["npx", "vitest", "run", SUITE.name, "--reporter=json", f"--outputFile={report}", patience]
     with serving("--long-poll-seconds", "2", "--webhook-loopback", *options) as server:

@@ -1,4 +1,4 @@
-"""How a connection parses the bytes that come, whatever they are and wherever they are cut."""
+"""A connection parses any incoming bytes, cut at any place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = b"/v1/stream/"
 
 
 class Wire:
-    """A transport that keeps what is written, and counts what is held back."""
+    """A transport that keeps what is written, and counts what is still unsent."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -55,7 +55,7 @@ class Wire:
 
 
 class Answers:
-    """The parsed response."""
+    """The parsed responses."""
 
     def __init__(self, written: bytes) -> None:
         self.statuses: list[int] = []
@@ -117,7 +117,7 @@ class Side:
 
 
 async def settled(condition: Callable[[], bool]) -> None:
-    """The test's own timeout ends a wait in vain."""
+    """Wait until nothing is pending. The test's own timeout ends a wait in vain."""
     while not condition():
         await asyncio.sleep(0)
 
@@ -211,7 +211,7 @@ def test_a_head_at_its_limit_is_taken() -> None:
 
 
 def test_no_more_than_a_head_is_ever_given_to_the_parser() -> None:
-    """The time that the parser and uvicorn take for a part of a request line is proportional to the whole line."""
+    """The parser and uvicorn need time in proportion to the whole request line for each part of it."""
 
     async def run(world: World) -> None:
         side = world.open()
@@ -230,7 +230,7 @@ def test_no_more_than_a_head_is_ever_given_to_the_parser() -> None:
 
 
 def conversation() -> tuple[bytes, list[int]]:
-    """Requests one after the other, and the statuses of their answers."""
+    """Requests one after the other, with the statuses of their answers."""
     parts = [
         (b"\r\n\r\n" + request(b"PUT", ROOT + b"b", TEXT), 201),
         (request(b"POST", ROOT + b"b", TEXT, body=b"GET /healthz HTTP/1.1\r\n\r\n"), 204),
@@ -261,7 +261,7 @@ def test_where_the_bytes_are_cut_changes_nothing(seed: int) -> None:
             if cuts.random() < 0.5:
                 await asyncio.sleep(0)
         await settled(lambda: side.wire.closed)
-        # An answer to HEAD has no body, though its head has the length of one.
+        # An answer to HEAD has no body, although its head has the length of one.
         written = side.wire.written
         assert [int(part[:3]) for part in written.split(b"HTTP/1.1 ")[1:]] == statuses
         await world.application.streams.delete("b")
@@ -270,7 +270,8 @@ def test_where_the_bytes_are_cut_changes_nothing(seed: int) -> None:
 
 
 def test_the_next_request_waits_until_the_one_before_it_is_answered() -> None:
-    """A thousand requests that are sent ahead are not a thousand requests in memory, and each is answered in turn."""
+    """If a client sends a thousand requests ahead, they are not a thousand requests in memory, and each is answered in
+    turn."""
 
     async def run(world: World) -> None:
         side = world.open()
@@ -280,7 +281,7 @@ def test_the_next_request_waits_until_the_one_before_it_is_answered() -> None:
         await asyncio.sleep(0)
         assert (side.wire.paused, len(world.state.tasks), len(side.connection.pipeline)) == (True, 1, 0)
         assert world.application.budget.held == len(request(b"GET", b"/healthz")) * count
-        side.connection.flow.resume_reading()  # as whoever waits for a body does
+        side.connection.flow.resume_reading()  # as an application that waits for a body does
         assert side.wire.paused
         await world.application.streams.delete("a")
         await settled(lambda: side.wire.written.count(b"HTTP/1.1 200") == count)
@@ -392,7 +393,7 @@ def test_one_connection_too_many() -> None:
 
 
 class TestTheWholeBudget:
-    """With 10,000 bytes for all requests under way."""
+    """All requests under way share 10,000 bytes."""
 
     def test_bodies_of_all_connections_share_it(self) -> None:
         async def run(world: World) -> None:

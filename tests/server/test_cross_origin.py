@@ -1,4 +1,4 @@
-"""Pages of another origin use the server from a browser: what preflight requests allow, and what scripts may read."""
+"""Pages of another origin use the server from a browser: preflight requests, and what scripts may read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Empty(http.server.BaseHTTPRequestHandler):
-    """A site of its own, with one page that has nothing on it."""
+    """A site with one empty page."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -50,7 +50,7 @@ def elsewhere() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that wants a token, so that each request needs a preflight."""
+    """A server that requires a token, so that each request needs a preflight."""
     tokens: Path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     hashed = sha256(b"secret").hexdigest()
     tokens.write_text(f'[[token]]\nname = "page"\nsha256 = "{hashed}"\nread = [""]\nwrite = ["open"]\n')
@@ -68,7 +68,7 @@ class Script:
     def fetch(
         self, method: str, path: str, headers: dict[str, str], body: str | None = None
     ) -> tuple[int, dict[str, str], str]:
-        """Status, headers that the script may read, and body. A request that CORS forbids is an error."""
+        """Status, readable headers, and body. It raises for a request that CORS forbids."""
         given: list[Any] = [method, f"{self._root}/{path}", headers, body]
         status, readable, text = self._page.evaluate(FETCH, given)
         return status, readable, text

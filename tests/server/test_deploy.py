@@ -1,4 +1,4 @@
-"""The files in `deploy/` start a server that there is, with options that it has."""
+"""The files in `deploy/` start an existing server, with options that it has."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_container_serves_its_volume_to_everybody_with_a_token() -> None:
 
 
 def test_the_container_is_built_from_all_that_the_wheel_is_made_of(tmp_path: Path) -> None:
-    """What is copied into the image makes the whole wheel, with the kernel where there is a compiler."""
+    """The files copied into the image make the whole wheel, with the kernel if there is a compiler."""
     source = tmp_path / "source"
     source.mkdir()
     for names, place in re.findall(r"^COPY ([^-].*) /source(\S*)$", CONTAINERFILE, re.MULTILINE):
@@ -89,5 +89,5 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "opslog.service"
     unit.write_text(UNIT.replace("/opt/opslog/bin/opslog", sys.executable))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
-    # It mentions other units, too, that this one needs.
+    # It mentions other units, too, which this one needs.
     assert [line for line in done.stderr.splitlines() if line.startswith("opslog.service")] == []

@@ -1,4 +1,4 @@
-"""Changes that people may make to a server's directory, while it is served and while it is not."""
+"""Changes that people may make to a server's directory, both while a server uses it and while none does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXT = {"content-type": "text/plain"}
 
 
 def copied(data: Path) -> None:
-    """The same content, in another file."""
+    """The same content in another file."""
     copy = data.with_name("copy")
     shutil.copy(data, copy)
     copy.replace(data)
@@ -141,7 +141,7 @@ def test_a_running_server_whose_directory_is_deleted(tmp_path: Path) -> None:
         assert http("POST", f"{server.url}/a", content=b"x", headers=TEXT).status_code == 507
         assert http("GET", f"{server.root}/readyz").status_code == 503
         until(lambda: any("deleted or moved" in str(log.get("error")) for log in server.logs))
-        with serving("--data", str(tmp_path / "data")) as other:  # it is another directory by now
+        with serving("--data", str(tmp_path / "data")) as other:  # it is another directory now
             assert http("PUT", f"{other.url}/a", headers=TEXT).status_code == 201
             assert http("POST", f"{server.url}/a", content=b"x", headers=TEXT).status_code == 507
 
@@ -196,7 +196,7 @@ class TestFilesThatAreMissing:
     def test_laying_out_may_be_cut_off_anywhere(
         self, tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever was done of it, the next start makes a directory that works."""
+        """Whatever was done before the cut, the next start makes a working directory of it."""
         left = step
 
         def cut_off(*_: object) -> None:
@@ -250,7 +250,7 @@ else:
 
 
 def filled(path: Path, seed: int) -> Path:
-    """A directory with some streams; its database."""
+    """A directory with some streams. Returns the path of its database."""
     chance = random.Random(seed)
     caller = Caller(App(DirectoryStorage(path), Options()))
     for number in range(20):
@@ -264,7 +264,7 @@ def filled(path: Path, seed: int) -> Path:
 
 
 def test_a_truncated_database_does_not_start(tmp_path: Path) -> None:
-    """Or it starts, because nothing that is needed was cut off; it never dies of what is not there."""
+    """It may also start, if the cut removed nothing that it needs. It never crashes on a missing page."""
     data = filled(tmp_path / "data", 1)
     whole, size = data.read_bytes(), data.stat().st_size
     outcomes = []
@@ -294,14 +294,14 @@ TRUNCATED = pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
 
 
 def cut_off(data: Path, name: str) -> Path:
-    """Truncate a file of the database to nothing: whoever reads any page of it dies."""
+    """Truncate a file of the database to nothing: a process that reads any page of it is killed."""
     os.truncate(data / "shard-000" / name, 0)
     return data / "shard-000" / name
 
 
 @TRUNCATED
 def test_a_shard_that_was_truncated_is_not_read(tmp_path: Path, name: str) -> None:
-    """Also when something has made the file longer again."""
+    """This holds even if something has made the file long again."""
     storage = DirectoryStorage(tmp_path, map_bytes=MAP_BYTES)
     shard = storage.shards[0]
     shard.commit(Changes(values={b"k": b"v"}))
@@ -332,7 +332,7 @@ def test_a_shard_that_was_truncated_is_not_read(tmp_path: Path, name: str) -> No
 
 @TRUNCATED
 def test_a_running_server_whose_database_is_truncated(tmp_path: Path, name: str) -> None:
-    """It says so, and ends when it is asked to, instead of being killed."""
+    """It logs that, and ends when asked to, instead of being killed."""
     with serving("--data", str(tmp_path), "--registry") as server:
         http("PUT", f"{server.url}/a", headers=TEXT)
         http("POST", f"{server.url}/a", content=b"x", headers=TEXT)
@@ -362,8 +362,8 @@ def test_a_running_server_whose_database_is_truncated(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_database_without_pages_that_were_never_written_is_whole(tmp_path: Path, seed: int) -> None:
-    """LMDB does not write pages at the end of the file that one transaction took and freed, so its file may be shorter
-    than the highest page that it knows. And of a copy that was cut off, either everything can be read or a page is
+    """LMDB does not write pages at the end of the file that one transaction took and freed. So the file may be shorter
+    than the highest page that LMDB knows. In a copy that was cut off, either everything can be read, or a page is
     missing."""
     chance = random.Random(seed)
     opened = lmdb.open(str(tmp_path), map_size=MAP_BYTES, max_dbs=4, sync=False)

@@ -1,4 +1,4 @@
-"""The feed of a store: every change once, whatever happens to the server and the store in between."""
+"""The feed of a store has every change once, whatever happens to the server and the store in between."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAP_BYTES = 2**28
 
 
 class Server:
-    """Streams with a feed that is moved on by hand."""
+    """Streams with a feed that the test moves forward by hand."""
 
     def __init__(self, storage: Storage, store: Store[Any], snapshot_bytes: int = 3000) -> None:
         self.storage = storage
@@ -77,7 +77,7 @@ class Server:
             pass
 
     def read(self, position: int | None = None) -> tuple[list[Any], int]:
-        """The messages from a position on, and where they end."""
+        """The messages from a position on, and the position after them."""
         stream = self.streams.stream(PATH)
         position = stream.earliest if position is None else position
         messages: list[Any] = []
@@ -88,13 +88,13 @@ class Server:
         return messages, position
 
     def close(self) -> None:
-        """As a crash would: nothing is finished but what was committed."""
+        """End like a crash: only what was committed remains."""
         self.run(self.streams.stop())
         self._runner.close()
 
 
 class Reader:
-    """Applies messages, and holds each to what it says of what was there."""
+    """Applies messages, and checks each one against the documents before it."""
 
     def __init__(self) -> None:
         self.documents: Documents = {}
@@ -197,7 +197,7 @@ def test_readers_have_the_documents_of_the_store_whatever_happens(
 ) -> None:
     chance = random.Random(seed)
     server, always = start(), Reader()
-    server.catch_up()  # what the first snapshot has is not named
+    server.catch_up()  # commits in the first snapshot are not named
     with opslog.open(url, agent="b") as second, opslog.open(url, agent="c") as third:
         for _ in range(12):
             for _ in range(chance.randrange(1, 60)):
@@ -225,7 +225,7 @@ def test_a_commit_that_loses_is_named_and_changes_nothing(start: Start, store: S
             store["x"] = {"n": number}
         server.catch_up()
         reader.take(server)
-        late["x"] = {"n": "late"}  # under clock 1: it had not read the others
+        late["x"] = {"n": "late"}  # under clock 1: its agent had not read the others
         server.catch_up()
         messages, _ = server.read(reader.position)
     assert [(each["type"], each["headers"]["txid"]) for each in messages] == [(COMMIT, "b:1")]

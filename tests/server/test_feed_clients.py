@@ -1,5 +1,5 @@
-"""The feed of a store, read by the official client of the State Protocol from npm: it has what the store has, through
-restarts of the server."""
+"""The official client of the State Protocol from npm reads the feed of a store: it has the documents of the store,
+through restarts of the server."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PACKAGES = ("@durable-streams/state@0.3.1", "@tanstack/db@0.6.0")
 
 
 class Reader:
-    """StreamDB, one that begins anew each time, and MaterializedState."""
+    """StreamDB, a StreamDB that starts anew each time, and MaterializedState."""
 
     def __init__(self, folder: Path, url: str) -> None:
         script = folder / READER.name
-        script.write_bytes(READER.read_bytes())  # the packages are found from where the file is
+        script.write_bytes(READER.read_bytes())  # packages are found from the directory of the file
         self._process = subprocess.Popen(
             ["node", script, url, "tasks"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def after(self, txid: str) -> dict[str, Any]:
-        """The state of the clients once the commit has come."""
+        """The state of the clients as soon as they have the commit."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{txid}\n")
@@ -58,10 +58,10 @@ def act(store: opslog.Store[Any], chance: random.Random) -> None:
     id = f"d{chance.randrange(12)}"
     match chance.randrange(9):
         case 0:
-            with suppress(opslog.ConflictError):  # a transaction on which others have built
+            with suppress(opslog.ConflictError):  # others have written over a transaction
                 store.undo()
         case 1 if id in store:
-            with suppress(opslog.NotFoundError):  # of a guarded one, that another agent deleted
+            with suppress(opslog.NotFoundError):  # a guarded document that another agent deleted
                 del store[id]
         case 2:
             with store.batch():
@@ -83,7 +83,8 @@ def test_clients_have_what_the_store_has(packages: Path, tmp_path: Path, seed: i
     chance = random.Random(seed)
     url = str(tmp_path / "tasks")
     served = ["--data", str(tmp_path / "streams"), "--store", f"tasks={url}", "--feed-seconds", "0.02"]
-    # More than is written while a follower is away: StreamDB does not begin again where its offset was trimmed.
+    # A follower that is away must not miss more than is retained: StreamDB does not start again if its offset was
+    # trimmed.
     served += ["--feed-snapshot-bytes", "12000", "--long-poll-seconds", "1"]
     stores = [opslog.open(url, agent=name) for name in ("a", "b", "c")]
     server = Server(*served)

@@ -1,4 +1,4 @@
-"""Live reads: what is shared between followers, and those who do not take what they are sent."""
+"""Live reads: what followers share, and followers that do not take what the server sends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 @pytest.mark.parametrize("path", ["/v1/stream/a", "/page/events"])
 @pytest.mark.parametrize("stuck_at", [1, 2, 3])
 def test_a_follower_that_takes_nothing_is_left(make: Make, path: str, stuck_at: int) -> None:
-    """Its connection is closed by the server: the application ends without a complete answer."""
+    """The server closes its connection: the application ends without a complete answer."""
     client = make(send_seconds=0.05, long_poll_seconds=0.01)
     client.put("a", headers=TEXT)
     sent: list[Message] = []
@@ -63,7 +63,7 @@ async def stay() -> Message:
 
 
 def test_a_page_is_sent_what_happens_while_its_answer_begins(make: Make) -> None:
-    """It asks for what there is as soon as it sees the head of the answer."""
+    """The page asks for the current state as soon as it gets the head of the answer."""
     client = make()
     came = asyncio.Event()
     sent = bytearray()
@@ -103,7 +103,7 @@ def test_a_page_that_comes_while_the_server_stops_does_not_hold_it_up(make: Make
 
 
 def test_a_follower_that_takes_its_time_is_not_left(make: Make) -> None:
-    """The limit is for one part of an answer, not for all of them together."""
+    """The time limit is for one part of an answer, not for the whole answer."""
     client = make(send_seconds=0.2, long_poll_seconds=0.01, sse_seconds=0.6)
     client.put("a", headers=TEXT)
     sent: list[Message] = []
@@ -130,7 +130,7 @@ def test_a_follower_that_takes_its_time_is_not_left(make: Make) -> None:
 def test_new_bytes_are_read_once_for_all_who_follow(
     make: Make, monkeypatch: pytest.MonkeyPatch, kind: dict[str, str]
 ) -> None:
-    """Of each form, that is: as they are, and as server-sent events."""
+    """Once for each form: plain, and as server-sent events."""
     client = make(long_poll_seconds=100.0)
     client.put("s", headers=kind)
     streams = client.application.streams

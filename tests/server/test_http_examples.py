@@ -1,4 +1,4 @@
-"""Every example of docs/http.md, as it is written there, against `opslog serve`."""
+"""Every example of docs/http.md, as written there, against `opslog serve`."""
 
 from __future__ import annotations
 

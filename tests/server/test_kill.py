@@ -1,4 +1,4 @@
-"""The server is killed under load, again and again, while producers retry: every message is there exactly once."""
+"""The server is killed again and again under load, while producers retry: every message is there exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ JSON = {"content-type": "application/json"}
 
 
 class Producer(Thread):
-    """Appends numbered messages to each stream in turn until it is asked to end, each as often as it takes.
+    """Appends numbered messages to each stream in turn until it is asked to end. It retries each message until it is
+    acknowledged.
 
     :ivar acknowledged: how many messages, per stream.
     """
@@ -50,7 +51,7 @@ class Producer(Thread):
             if answer.status_code in {200, 204}:
                 self.acknowledged[number] = seq + 1
                 return
-            # A server that is about to be ended may answer 503, and nothing else.
+            # A server that is about to end may answer 503, and no other error.
             assert answer.status_code == 503, answer.text
 
 
@@ -82,6 +83,6 @@ def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path, kills:
         for producer in producers:
             seqs = [seq for name, seq in found if name == producer.name]
             assert seqs == list(range(len(seqs))), "once each, in order"
-            # What was not acknowledged when the producer was asked to end may be there all the same.
+            # A message that was not acknowledged before the producer ended may be there all the same.
             assert producer.acknowledged[number] <= len(seqs) <= producer.acknowledged[number] + 1
     assert server.stop() != 0

@@ -1,4 +1,4 @@
-"""Streams that are larger than what a server may take of memory: reads are ranges, never the whole."""
+"""Streams that are larger than the memory that a server may take: it reads ranges, never a whole stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINARY = {"content-type": "application/octet-stream"}
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of memory that belong to the process alone; mapped files do not."""
+    """Bytes of memory that belong to the process alone, so without mapped files."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         pytest.skip("this system does not say how much memory a process has")

@@ -1,4 +1,4 @@
-"""The page for people, in the browser that the system has."""
+"""The page for people, in the system's browser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def root() -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, root: str) -> Iterator[Page]:
-    """The page as it opens. Whatever the browser complains about fails the test."""
+    """The page as it opens. The test fails if the browser reports a problem."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(60_000)
@@ -113,7 +113,7 @@ def test_everything_is_done_with_the_keyboard(page: Page, client: Client) -> Non
 
 def test_a_stream_that_is_made_anew_is_followed_again(browser: Browser, client: Client, root: str) -> None:
     stream = made(client, "come/and/gone", {"n": "of the first one"})
-    context = browser.new_context()  # in which a browser may complain about what is not there
+    context = browser.new_context()  # in it the browser may report missing resources
     page = context.new_page()
     page.goto(f"{root.removesuffix('/v1/stream')}/#/stream/come%2Fand%2Fgone")
     page.locator("#messages li", has_text="of the first one").wait_for()
@@ -175,7 +175,7 @@ def test_long_messages_are_indented_and_those_that_arrive_say_when(page: Page, c
     assert first.get_attribute("data-at") is None, "nobody knows when it came"
     stream.append("[" * 5)
     page.locator("#messages li[data-at]", has_text="[[[[[").wait_for()
-    stream.append(json.loads("[" * 900 + "]" * 900))  # which indented would be a million spaces
+    stream.append(json.loads("[" * 900 + "]" * 900))  # indented, it would be a million spaces
     page.locator("#messages li", has_text="[" * 100).wait_for()
     assert len(page.locator("#messages li").last.inner_text()) < 5000
 

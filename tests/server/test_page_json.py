@@ -1,4 +1,4 @@
-"""How the page shows JSON: values as they are written, and differences between documents."""
+"""JSON on the page: values as they are written, and differences between documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def root() -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, root: str) -> Iterator[Page]:
-    """The page as it opens, of whose modules tests take what they need."""
+    """The page as it opens. Tests call its modules."""
     context = browser.new_context()
     page = context.new_page()
     complaints = complaints_about(page, root)

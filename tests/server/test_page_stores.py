@@ -1,4 +1,4 @@
-"""Stores on the page for people, in the browser that the system has."""
+"""Stores on the page for people, in the system's browser."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Open = Callable[..., "Page"]
 
 
 class Served:
-    """A served store, into which this process writes beside the server.
+    """A served store, to which this process writes beside the server.
 
-    :ivar asked: which requests the pages of this test have made.
+    :ivar asked: the requests that the pages of this test have made.
     """
 
     def __init__(self, path: Path, server: Server) -> None:
@@ -55,9 +55,9 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @contextmanager
 def showing(browser: Browser, served: Served, place: str, *, refused: int = 0, **context: Any) -> Iterator[Page]:
-    """The page, at a place of it. What the browser complains about fails the test, and whatever is asked of others.
+    """The page at an address. The test fails if the browser reports a problem or sends a request to another server.
 
-    :param refused: a status about which it complains, too.
+    :param refused: a status that the browser may report.
     """
     opened = browser.new_context(**context)
     page = opened.new_page()
@@ -106,7 +106,7 @@ def test_changes_are_pushed_and_the_page_asks_for_a_page_of_documents(browser: B
             loaded = len(documents_asked(served))
             store["task-000"] = {"n": -1}
             row(page, "task-000").filter(has_text="-1").wait_for()
-            # Not by asking again and again: what was asked for since followed from the event.
+            # The page does not poll: its requests since then follow from the event.
             assert 1 <= len(documents_asked(served)) - loaded <= 2
             page.get_by_role("button", name="Next").click()
             page.locator("#summary", has_text="51–100").wait_for()
@@ -128,7 +128,7 @@ def test_turning_pages_faster_than_they_come_leads_to_each_of_them(browser: Brow
             page.locator("#summary", has_text="51–100").wait_for()
             page.get_by_role("button", name="Previous").click()
             page.locator("#summary", has_text="1–50").wait_for()
-            # An answer that comes when its page was left already.
+            # An answer that arrives after its page was left.
             held: list[Route] = []
             is_held = [True]
             page.route("**/documents?*", lambda route: held.append(route) if is_held[0] else route.continue_())
@@ -195,7 +195,7 @@ def test_it_goes_on_when_the_server_is_started_again(browser: Browser, tmp_path:
 
 
 def test_a_feed_that_was_made_anew_is_read_from_its_beginning(browser: Browser, tmp_path: Path) -> None:
-    """Its offsets are those of other messages."""
+    """Its offsets belong to other messages."""
     store = tmp_path / "tasks"
     context = browser.new_context()
     page = context.new_page()
@@ -275,7 +275,7 @@ def test_documents_are_asked_for_in_the_language_of_find_sorted_and_shared_by_ad
             page.get_by_label("status").uncheck()
             page.get_by_role("button", name="Show").click()
             page.locator("#documents thead", has_not_text="status").wait_for()
-            page.get_by_role("button", name="due date").click()  # a name that has to be quoted in a path
+            page.get_by_role("button", name="due date").click()  # a path must quote this name
             page.locator("th[aria-sort=ascending]", has_text="due date").wait_for()
             page.locator("#where").fill("status = ")
             page.keyboard.press("Enter")
@@ -303,11 +303,11 @@ def test_a_document_is_shown_with_what_each_revision_changed(browser: Browser, s
             page.locator("#what", has_text="Revision 1 of 3").wait_for()
             assert page.locator("#document .same, #document .removed").count() == 0, "all of it is new"
             worker["a"] = {"title": "Built", "n": 2}
-            page.locator("#what", has_text="Revision 1 of 4").wait_for()  # it stays where it is
+            page.locator("#what", has_text="Revision 1 of 4").wait_for()  # it stays on this revision
             page.get_by_label("Revision", exact=True).press("End")
             page.locator("#document .added", has_text="Built").wait_for()
             worker["a"] = {"title": "Shipped", "n": 2}
-            page.locator("#document .added", has_text="Shipped").wait_for()  # at the end it goes on
+            page.locator("#document .added", has_text="Shipped").wait_for()  # there it follows the newest revision
             worker.undo()
             page.locator("#revisions .undone .mark", has_text="undone").wait_for()
             del worker["a"]
@@ -377,7 +377,7 @@ def test_the_store_as_it_was_at_a_time_and_before_the_commits_on_the_slider(brow
 def test_agents_leases_conflicts_commits_archives_and_figures(browser: Browser, served: Served) -> None:
     with served.open("ann") as ann, served.open("bob") as bob:
         ann["task"] = {"by": "ann"}
-        bob["task"] = {"by": "bob"}  # neither knows of the other
+        bob["task"] = {"by": "bob"}  # neither has read the other's write
         ann["old"] = {"n": 18446744073709551615}
         ann.archive('@id = "old"', period="2026-Q3")
         lease = opslog.Lease(bob, "task", 30.0)
@@ -515,7 +515,7 @@ def test_everything_has_a_name_for_a_screen_reader(browser: Browser, served: Ser
                 assert page.locator("#view h1").count() == 1
 
 
-# What one can use and that has no name; tables without a caption, and pictures without a text.
+# Controls without a name, tables without a caption, and pictures without a text.
 NAMELESS = """() => [...document.querySelectorAll("button, a, input, summary, table, svg, [role=group], nav, select")]
     .filter((each) => each.checkVisibility())
     .filter((each) => !(each.ariaLabel || each.labels?.[0]?.textContent.trim() || each.textContent.trim()
@@ -528,7 +528,7 @@ TOKENS = {"reader": {}, "ann": {"write": ["stores/tasks"]}, "bob": {"write": ["s
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Served]:
-    """A server with tokens that know of one store alone."""
+    """A server with tokens that may use only one store."""
     lines = []
     for name, rights in TOKENS.items():
         digest = sha256(f"secret of {name}".encode()).hexdigest()
@@ -557,7 +557,7 @@ def test_a_token_sees_what_it_may_read_and_undoes_what_its_agent_wrote(
     page.locator("#token").fill("wrong")
     page.keyboard.press("Enter")
     page.locator("#state", has_text="does not know this token").wait_for()
-    page.locator("#token").fill("“secret”")  # as an editor writes it
+    page.locator("#token").fill("“secret”")  # as some editors write it
     page.keyboard.press("Enter")
     page.locator("#state", has_text="cannot have these characters").wait_for()
     page.locator("#token").fill(f"  secret of {who} ")

@@ -117,7 +117,7 @@ def test_producer_numbers_have_a_greatest(client: Caller) -> None:
 
 
 def test_a_late_append_of_a_producer_finds_its_answer(client: Caller) -> None:
-    """Each refusal has what the client needs to go on."""
+    """Each refusal has what the client needs to continue."""
     client.put("a", headers=TEXT)
 
     def post(epoch: int, seq: int) -> tuple[int, dict[str, str]]:
@@ -153,7 +153,7 @@ def test_refusals_come_in_their_order(client: Caller) -> None:
 
 
 def test_a_refused_append_changes_nothing(client: Caller) -> None:
-    """A producer's number is not used up by a body that cannot be taken."""
+    """A body that cannot be accepted does not use up a producer's number."""
     client.put("a", headers=JSON)
     headers = JSON | {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0", "stream-seq": "1"}
     assert client.post("a", content=b"{", headers=headers).status_code == 400
@@ -418,7 +418,7 @@ class TestForks:
             assert client.get(path).status_code == 404
 
     def test_a_fork_lives_where_its_source_lives(self, client: Caller) -> None:
-        """Whatever the number of shards: each path is found again, also after it was deleted and created anew."""
+        """Whatever the number of shards, each path is found again, also after it was deleted and created again."""
         client.put("source", content=b"abc", headers=TEXT)
         for number in range(12):
             path = f"fork{number}"
@@ -444,7 +444,7 @@ def test_cross_origin_requests_are_allowed(client: Caller) -> None:
 
 
 def test_the_head_of_a_stream_says_nothing_of_a_length(client: Caller) -> None:
-    """A GET would answer with something else than nothing."""
+    """A GET of the stream would not answer with nothing."""
     client.put("a", content=b"x", headers=TEXT)
     head = client.head("a")
     assert head.status_code == 200

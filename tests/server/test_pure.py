@@ -1,4 +1,4 @@
-"""The functions that decide and encode, without a server."""
+"""The pure functions that decide and encode, without a server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_json_comes_back_as_it_was(value: object, indent: int | None, ascii: boo
 
 @given(st.text())
 def test_events_carry_any_text(text: str) -> None:
-    """A reader of events, as browsers have it, gets the lines back, whatever they hold."""
+    """A reader of events, written as browsers read them, gets the same lines back."""
     event = sse.data_event(stream("text/plain"), [text.encode("utf-8", "replace")]).decode()
     head, *lines = event.split("\n")
     assert head == "event: data"
@@ -87,7 +87,7 @@ def test_offsets_sort_as_positions_do(one: int, other: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=30))
 def test_a_producer_is_admitted_once_per_number(stamps: list[tuple[int, int]]) -> None:
-    """Against the rules of the protocol, written down as a table of what was taken."""
+    """Checked against the rules of the protocol, as a table of what was accepted."""
     known: Producer | None = None
     taken: list[tuple[int, int]] = []
     for epoch, seq in stamps:

@@ -1,4 +1,4 @@
-"""Changes of one stream that come at the same moment: nothing that was acknowledged is lost, and nothing comes back."""
+"""Simultaneous changes of one stream: nothing that was acknowledged is lost, and nothing deleted comes back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def content(streams: Streams, path: str) -> bytes:
 
 
 async def append_all(streams: Streams, path: str, count: int, *, pause: int = 7) -> list[tuple[bytes, Appended | int]]:
-    """Append numbered messages, some at once, and say what became of each: the answer, or the status of the refusal."""
+    """Append numbered messages, some at once. Returns for each the answer, or the status of the refusal."""
 
     async def one(number: int) -> tuple[bytes, Appended | int]:
         data = b"<%04d>" % number
@@ -139,7 +139,8 @@ def test_forking_among_appends(run: Callable[[Scenario], None]) -> None:
 
 
 def test_forking_and_deleting_the_source(run: Callable[[Scenario], None]) -> None:
-    """Either the fork has all of the source, or it was refused; the source never goes from under a fork."""
+    """Either the fork has everything of the source, or it was refused. The source is never removed while a fork needs
+    it."""
 
     async def scenario(streams: Streams) -> None:
         for number in range(20):
@@ -233,7 +234,7 @@ def test_an_append_is_answered_before_its_followers_are_served(run: Callable[[Sc
 
 
 def test_followers_do_not_read_what_was_committed(run: Callable[[Scenario], None]) -> None:
-    """They are given what the commit made of the stream."""
+    """They get what the commit appended, without reading it."""
 
     async def scenario(streams: Streams) -> None:
         gone: asyncio.Future[object] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Agents elsewhere: stores that are opened through a server, in processes that are killed and stopped for real."""
+"""Remote agents: stores opened through a server, by processes that really are killed and paused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def at(server: Server) -> str:
 
 
 def last_of(process: Process) -> dict[str, Any]:
-    """The last output of a writer."""
+    """The last line of a writer's output."""
     said = process.hear()
     while isinstance(said, int):
         said = process.hear()
@@ -148,7 +148,7 @@ def test_the_cost_of_a_read(server: Server) -> None:
 def test_a_refresh_through_a_server_that_knows_no_listing_of_both(
     server: Server, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of 0.2.0."""
+    """Such as a server of 0.2.0."""
     described = RemoteBackend._describe
     monkeypatch.setattr(RemoteBackend, "_describe", lambda self: replace(described(self), lists_with_logs=False))
     with opslog.open(at(server), agent="far") as far, opslog.open(url, agent="near") as near:
@@ -161,7 +161,7 @@ def test_a_refresh_through_a_server_that_knows_no_listing_of_both(
 def test_an_append_of_a_client_that_was_stopped_while_its_name_was_taken(
     server: Server, url: str, tmp_path: Path
 ) -> None:
-    """No lock waits for it, and what it writes when it goes on is refused."""
+    """No lock waits for it. When it continues, what it writes is refused."""
     with start(programs.write_numbered, at(server), "a") as stopped:
         assert stopped.hear() == 1
         with pytest.raises(AgentBusyError):
@@ -186,7 +186,7 @@ def test_an_append_of_a_client_that_was_stopped_while_its_name_was_taken(
 
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_a_server_that_is_killed_loses_nothing(server: Server, url: str, tmp_path: Path, kills: int) -> None:
-    """Clients go on with the one that follows, without an error, and each of their commits counts once."""
+    """Clients continue with the next server, without an error, and each of their commits counts once."""
     with ExitStack() as stack:
         agents = [
             stack.enter_context(start(programs.write_numbered, at(server), f"agent-{number}")) for number in range(3)
@@ -259,7 +259,7 @@ def test_a_token_writes_in_one_name_alone(url: str, tmp_path: Path) -> None:
 
 
 def test_a_token_cannot_forge_these_calls() -> None:
-    """Lines of others, lines that nobody could read, and files that are not its own."""
+    """It cannot append lines in the name of others, append unreadable lines, or write files that are not its own."""
     mine = Client("mine", writes=True, operates=False)
 
     def line(agent: str, by: str = "") -> bytes:
@@ -289,7 +289,7 @@ def test_a_token_cannot_forge_these_calls() -> None:
 
 
 def test_an_operator_seals_the_logs_of_others() -> None:
-    """As a compaction does, and writes nothing else there."""
+    """As a compaction does. It may append nothing else to those logs."""
     operator = Client("operator", writes=True, operates=True)
 
     def line(commit: type[opslog.Seal | opslog.Undo], agent: str, **more: Any) -> bytes:
@@ -307,7 +307,7 @@ def test_an_operator_seals_the_logs_of_others() -> None:
 
 
 def test_nobody_renews_the_session_of_another_agent() -> None:
-    """A client that may read finds its name in the storage."""
+    """A client that may read finds the session's name in the storage."""
     clock = Clock()
     backend = open_backend("memory://renewed")
     service = StorageService(backend, "tasks", clock.environment)
@@ -329,7 +329,7 @@ def test_nobody_renews_the_session_of_another_agent() -> None:
 
 
 def test_answers_count_in_what_a_server_keeps_in_memory(url: str, tmp_path: Path) -> None:
-    """Where there is no room for one, its client asks again."""
+    """If there is no room for an answer, the client asks again."""
     stores = ServedStores({"tasks": url}, "main")
     application = App(MemoryStorage(), Options(), stores=stores)
     held: list[int] = []
@@ -371,9 +371,10 @@ def test_answers_count_in_what_a_server_keeps_in_memory(url: str, tmp_path: Path
 
 
 class Watched:
-    """A thread that watches a store, until that is closed.
+    """A thread that watches a store until the store is closed.
 
-    :ivar seen: the documents of the commits that came; `error`: what ended it.
+    :ivar seen: the documents of the commits that came.
+    :ivar error: the exception that ended it.
     """
 
     def __init__(self, store: opslog.Store[Any]) -> None:
@@ -412,7 +413,8 @@ def listening(store: opslog.Store[Any]) -> bool:
 
 @contextmanager
 def watching(store: opslog.Store[Any], count: int = 1) -> Iterator[list[Watched]]:
-    """Threads that watch a store, once the server says what is written. Closes the store at the end."""
+    """Starts threads that watch a store through a server that announces what is written. Closes the store at the
+    end."""
     with subscribed(replica_of(store).backend, lambda: None) as kept:
         wait_until(lambda: listening(store))
         watched = [Watched(store) for _ in range(count)]
@@ -445,7 +447,7 @@ def test_a_watch_hears_of_what_others_write(server: Server, url: str) -> None:
 
 
 def test_watches_share_one_open_request(server: Server) -> None:
-    """And ask for nothing while there is nothing."""
+    """And they send no requests while nothing happens."""
     far = opslog.open(at(server), read_only=True)
     asked: list[str] = []
     channel = replica_of(far).backend.channel  # type: ignore[attr-defined]
@@ -458,7 +460,7 @@ def test_watches_share_one_open_request(server: Server) -> None:
 
 
 def test_a_watch_survives_a_server_that_is_killed(server: Server, url: str, tmp_path: Path) -> None:
-    """And loses nothing of what was written meanwhile."""
+    """And it misses nothing that was written meanwhile."""
     far = opslog.open(at(server), read_only=True)
     with watching(far) as (watched,), opslog.open(url, agent="near") as near:
         current = server
@@ -491,7 +493,7 @@ def test_a_task_that_watches_hears_of_what_others_write(server: Server, url: str
 
 
 def test_a_watch_asks_where_the_server_says_nothing(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of 0.2.0, and one to which the way is shut."""
+    """For example a server of 0.2.0, or one that a proxy keeps from announcing."""
     described = RemoteBackend._describe
     for announces in (False, True):
         monkeypatch.setattr(RemoteBackend, "_describe", lambda self, a=announces: replace(described(self), announces=a))

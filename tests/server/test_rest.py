@@ -28,7 +28,7 @@ ANY_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 
 class Rest(Caller):
-    """A client of one store, that is served as ``tasks``."""
+    """A client of one store, which is served as ``tasks``."""
 
     def __init__(self, url: str, **options: Any) -> None:
         stores = ServedStores({"tasks": url}, "main")
@@ -42,7 +42,7 @@ class Rest(Caller):
 
 @pytest.fixture(params=["directory", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """With segments that grow, and where each append is one of its own, as on object storages."""
+    """Two kinds: segments grow, or each append is a segment of its own, as on object storages."""
     return str(tmp_path / "tasks") if request.param == "directory" else f"memory://rest-{tmp_path.name}"
 
 
@@ -529,7 +529,7 @@ def test_the_description_has_every_route_and_nothing_else(description: dict[str,
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_every_described_operation_is_served(rest: Rest, route: Route) -> None:
-    """No address and no parameter of the description is unknown to the server."""
+    """The server knows every address and parameter of the description."""
     rest.ask("PUT", "/documents/x", {"n": 1})
     examples = {
         "as_of": "1000",
@@ -542,7 +542,7 @@ def test_every_described_operation_is_served(rest: Rest, route: Route) -> None:
         "offset": "0",
     }
     examples["max_bytes"] = "1000"
-    tokens = {"cursor", "since"}  # made by the server
+    tokens = {"cursor", "since"}  # the server makes these
     query = "&".join(f"{each.name}={examples[each.name]}" for each in route.parameters if each.name not in tokens)
     path = route.path.replace("{id}", "x").replace("{period}", "2026-Q4")
     answer = rest.ask(route.method, f"{path}?{query}", _body(route))

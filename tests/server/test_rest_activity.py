@@ -1,4 +1,4 @@
-"""Stores over HTTP: who did what lately, which writes lost, and figures over time."""
+"""Stores over HTTP: who did what recently, which writes lost, and figures over time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_many_who_ask_what_was_done_hold_up_nobody_else(rest: Rest, monkeypatch:
 
     async def scenario() -> None:
         asking = [asyncio.ensure_future(rest.client.get(f"{address}/activity", timeout=None)) for _ in range(20)]
-        for _ in range(100):  # turns of the loop, in which all of them come to where they wait
+        for _ in range(100):  # turns of the loop, in which all of them reach the place where they wait
             await asyncio.sleep(0)
         try:
             async with asyncio.timeout(30):
@@ -98,7 +98,7 @@ def test_figures_over_time(tmp_path: Path) -> None:
         try:
             rest.ask("PUT", "/documents/a", {})
             stream = "http://test/v1/stream/stores/tasks?offset=-1"
-            assert rest.get(stream).status_code == 200  # the feed has it, so a sample was taken
+            assert rest.get(stream).status_code == 200  # the feed has the commit, so a sample was taken
             last = rest.ask("GET", "/figures").json()["samples"][-1]
             assert (last["commits"], last["tail"], last["documents"]) == (1, 1, 1)
             beside.compact()

@@ -1,4 +1,4 @@
-"""Requests with an Idempotency-Key: however often one comes, it is carried out once."""
+"""A request with an Idempotency-Key is carried out once, however often it comes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_key_that_is_older_than_what_was_collected_is_refused_and_never_carrie
     with opslog.open(url, agent="keeper", log="shared", compact_after=None) as keeper:
         for number in range(4):
             with (log / sorted(path.name for path in log.iterdir())[-1]).open("ab") as newest:
-                newest.write(b"torn")  # so that the next line begins a segment
+                newest.write(b"torn")  # so that the next line begins a new segment
             keeper[f"k{number}"] = {}
             keeper.compact()
     assert not (log / "00000000000000000001.jsonl").exists()
@@ -177,7 +177,7 @@ def test_a_key_that_is_older_than_what_was_collected_is_refused_and_never_carrie
 
 
 def test_of_those_who_ask_at_once_one_writes(url: str) -> None:
-    """In one process and in two, where a lost race for the end of the log is decided again."""
+    """In one process and in two, where the one that loses the race for the end of the log decides again."""
     servers = [Server("--memory", "--store", f"tasks={url}") for _ in range(2)]
     try:
         key = key_made()
@@ -200,7 +200,7 @@ def test_of_those_who_ask_at_once_one_writes(url: str) -> None:
 
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_clients_that_retry_through_kills_write_everything_exactly_once(url: str, kills: int) -> None:
-    """Each adds 1 to its own document: a second write would show."""
+    """Each client adds 1 to its own document, so a second write would show."""
     server = Server("--memory", "--store", f"tasks={url}")
     place = f"{server.root}/v1/store/tasks/batch"
     again = ("--memory", "--store", f"tasks={url}", "--port", str(server.port))

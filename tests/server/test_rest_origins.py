@@ -1,4 +1,4 @@
-"""Stores of a server that is for its own machine, and pages of other sites."""
+"""Stores on a server for its own machine, and pages of other sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores over HTTP: what clients and the log learn of what goes wrong."""
+"""Stores over HTTP: what clients and the log learn about failures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_faults_of_the_storage_are_in_the_log_and_not_in_answers(
 def test_what_is_logged_of_a_request_and_what_it_is_refused_with_have_its_id(
     rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In threads, too, where stores do their work."""
+    """In threads, too, in which stores do their work."""
 
     def fail(self: Operations, *args: object) -> None:
         logging.getLogger("opslog.storage").warning("it is slow")
@@ -120,7 +120,7 @@ def test_what_is_logged_of_a_request_and_what_it_is_refused_with_have_its_id(
 def test_a_fault_of_the_server_is_answered_and_logged_with_the_id_of_its_request(
     rest: Rest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    """A server that runs the application logs what it raises, in the same task."""
+    """A server that runs the application logs the exceptions that it raises, in the same task."""
 
     def fail(*args: object) -> None:
         raise ZeroDivisionError("/secret/place")

@@ -1,4 +1,4 @@
-"""The work that a request for a store does in a thread, so that other requests are answered meanwhile."""
+"""A request for a store works in a thread, so that other requests are answered meanwhile."""
 
 from __future__ import annotations
 

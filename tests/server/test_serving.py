@@ -1,4 +1,4 @@
-"""`opslog serve` as a process: what clients do that behave badly, who may do what, and how it ends."""
+"""`opslog serve` as a process: clients that behave badly, access rights, and how it stops."""
 
 from __future__ import annotations
 

@@ -308,7 +308,8 @@ class TestDirectory:
 
 
 def test_every_field_of_a_stream_is_stored() -> None:
-    """`FULL` leaves no field at its default: otherwise the tests above would not notice one that is lost."""
+    """`FULL` sets every field to something else than its default. Otherwise the tests above would not notice a field
+    that is lost."""
     defaults = Stream(id=0, path="", content_type="", created=0.0, accessed=0.0)
     same = [name for name in Stream.__struct_fields__ if getattr(FULL, name) == getattr(defaults, name)]
     assert not same

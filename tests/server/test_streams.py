@@ -1,4 +1,4 @@
-"""The service below HTTP: what commits share, what a restart finds, and what becomes of a storage that fails."""
+"""The service below HTTP: what commits share, what a restart finds, and storages that fail."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_restart_finds_everything(reopen: Reopen) -> None:
 
     forks = {f"f{number}" for number in range(9)}
     asyncio.run(before())
-    asyncio.run(after(1017.0, {"source", "soon", "late", *forks}))  # an eighth of its life may not have been recorded
+    asyncio.run(after(1017.0, {"source", "soon", "late", *forks}))  # an eighth of its life may be unrecorded
     asyncio.run(after(1018.0, {"source", "late", *forks}))
 
 
@@ -170,7 +170,7 @@ class FailingShard(MemoryShard):
 
 
 def test_a_sweep_that_failed_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An expired stream is removed once the storage accepts writes again."""
+    """An expired stream is removed as soon as the storage accepts writes again."""
     monkeypatch.setattr(streams_module, "_SWEEP_SECONDS", 0.0)
     now, storage, shard = [1000.0], MemoryStorage(), FailingShard()
     storage.shards = (shard,)
@@ -206,7 +206,7 @@ def test_a_storage_that_fails(failure: OpslogError, status: int, ready: int) -> 
     assert caller.get("http://test/readyz").status_code == ready
     assert caller.get("http://test/healthz").status_code == 200
     shard.failure = None
-    # After a commit of unknown outcome nothing is written: what is known here may not be what is stored.
+    # After a commit of unknown outcome nothing is written: memory may differ from what is stored.
     assert caller.post("a", content=b"x", headers=text).status_code == (204 if ready == 200 else 500)
     caller.close()
 

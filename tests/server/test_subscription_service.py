@@ -1,4 +1,4 @@
-"""Subscriptions at work: on streams, with timers, through restarts."""
+"""Subscriptions at work: with streams, timers and restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ROOT = "http://here/v1/stream/__ds/subscriptions"
 class Hook(Delivery):
     """Receives webhooks.
 
-    :ivar bodies: of what came; :ivar outcomes: what becomes of each, the last one for ever: done, taken, or an error.
+    :ivar bodies: the bodies of the webhooks that came.
+    :ivar outcomes: what becomes of each, the last one for ever: done, taken, or an error.
     """
 
     def __init__(self, *outcomes: bool | Exception) -> None:
@@ -45,7 +46,7 @@ class Hook(Delivery):
 
 
 class Here:
-    """A server without a network: its streams, and a client for what is below ``__ds``."""
+    """A server without a network: its streams, and a client for the paths below ``__ds``."""
 
     def __init__(self, storage: MemoryStorage, hook: Delivery, environment: Environment) -> None:
         self.streams = Streams(storage, environment)
@@ -113,12 +114,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def settled(here: Here) -> None:
-    """Until nothing is under way any more."""
+    """Wait until nothing is under way."""
     await until(lambda: not here.service._background.tasks)
 
 
 def case(story: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that is a coroutine."""
+    """Runs a test that is a coroutine."""
 
     def test() -> None:
         asyncio.run(story())  # type: ignore[arg-type]  # they are coroutines
@@ -203,7 +204,7 @@ async def test_a_webhook_that_fails_is_tried_again_as_the_same_wake_with_what_ca
 
 @case
 async def test_a_callback_while_a_retry_is_due_ends_the_retries() -> None:
-    """The receiver took the wake, only its answer was lost."""
+    """The receiver accepted the wake; only its answer was lost."""
     hook = Hook(OSError("reset"))
     async with running(hook) as here:
         await here.webhook(pattern="a/*")
@@ -258,7 +259,7 @@ async def test_appends_that_a_crash_kept_from_being_announced_are_found_at_the_s
         await here.create("b/again", 1)
         await until(lambda: bool(hook.bodies))
         await settled(here)
-    # A server without subscriptions does what one would have done that crashed right after each commit.
+    # A server without subscriptions behaves like one with subscriptions that crashed right after each commit.
     streams = Streams(storage)
     here = Here(storage, hook, REAL)
     await streams.start()
@@ -294,7 +295,7 @@ async def test_workers_share_a_pull_wake() -> None:
         busy = await here.post("claim", worker="two")
         assert busy.status_code == 409
         assert busy.json()["error"]["current_holder"] == "one"
-        # One lets go by saying nothing; when its lease is over, the workers are notified again.
+        # A worker gives up by doing nothing: when its lease is over, the workers are notified again.
         await until(lambda: here.service.get("s").subscription.generation == 2)
         await settled(here)
         assert len(await here.messages("wakes")) == 2

@@ -1,4 +1,4 @@
-"""Each step of a subscription, without a server: what leads where, and what is refused."""
+"""Each step of a subscription, without a server: the transitions, and what is refused."""
 
 from __future__ import annotations
 

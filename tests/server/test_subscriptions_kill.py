@@ -1,4 +1,4 @@
-"""The server is killed while subscriptions are in every state: the next one goes on exactly there."""
+"""The server is killed while subscriptions are in every state. The next server continues exactly there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Receiver:
                 receiver.posts[id].append(Post(body, signature))
                 if id not in receiver.answers:
                     receiver._released.wait()
-                    return  # whoever asked was killed long ago
+                    return  # the server that sent it was killed long ago
                 status, answer = receiver.answers[id]
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(answer)))
@@ -105,7 +105,7 @@ def shown(server: Server) -> dict[str, Any]:
 
 
 def stored(data: Path) -> dict[str, tuple[Subscription, dict[str, Link]]]:
-    """The state that a dead server has left."""
+    """The state that the killed server has left."""
     storage = DirectoryStorage(data)
     try:
         return {found[0].id: found for found in subscription_store.load(storage.shards[0])}
@@ -114,7 +114,7 @@ def stored(data: Path) -> dict[str, tuple[Subscription, dict[str, Link]]]:
 
 
 def append(server: Server, path: str, message: object) -> str:
-    """The offset behind the message."""
+    """Append a message. Returns the offset after it."""
     answer = http("POST", f"{server.url}/{path}", json=message)
     assert answer.status_code == 204
     return answer.headers["stream-next-offset"]
@@ -161,7 +161,7 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
             def whole(id: str) -> list[dict[str, str]]:
                 return [{"stream": f"{id}/x", "offset": ends[id][1]}]
 
-            # Worker one leaves half of the work to worker two, who has claimed it.
+            # Worker one does half of the work. Worker two has claimed the rest.
             until(lambda: notified(server, "claimed", 1))
             one = ask(server, "claimed", "claim", worker="one").json()
             of_one = {"wake_id": one["wake_id"], "generation": one["generation"]}
@@ -171,11 +171,11 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
             of_two = {"wake_id": two["wake_id"], "generation": two["generation"]}
             # Nobody claims this.
             until(lambda: notified(server, "waiting", 1))
-            # The worker has called back, and works on.
+            # The worker has called back, and is working.
             until(lambda: bool(receiver.posts["taken"]))
             (taken,) = receiver.posts["taken"]
             assert ask(server, "taken", "callback", taken.token, **taken.wake, acks=half("taken")).status_code == 200
-            # Was refused, and is due again; is being posted.
+            # The first was refused, and is due again. The second is being posted.
             until(lambda: http("GET", f"{subscriptions(server)}/refused").json()["status"] == "failed")
             until(lambda: bool(receiver.posts["held"]))
             before = shown(server)
@@ -195,7 +195,7 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
 
                 server = Server(*options, *port)
                 assert shown(server) == before
-                # Both are posted again as the same wake, long before their leases are over; one when it was due.
+                # Both are posted again as the same wake, long before their leases are over; one of them when it is due.
                 until(lambda count=count: all(len(receiver.posts[id]) > count[id] for id in ("refused", "held")))  # type: ignore[misc]
                 again = {id: receiver.posts[id][count[id]] for id in ("refused", "held")}
                 assert due is None or int(again["refused"].signature["t"]) >= int(due)
@@ -231,7 +231,7 @@ def test_a_killed_server_goes_on_with_every_subscription(tmp_path: Path) -> None
 
 def test_a_rotation_of_keys_survives_restarts(tmp_path: Path) -> None:
     def published(*options: str) -> tuple[list[str], str]:
-        """The names of the public keys, and of the one that signs."""
+        """The names of the public keys, and the name of the key that signs."""
         with serving("--data", str(tmp_path), "--webhook-loopback", *options) as server:
             keys = http("GET", f"{server.url}/__ds/jwks.json").json()["keys"]
             body = {"type": "webhook", "webhook": {"url": "http://127.0.0.1:9/"}, "pattern": "a/*"}

@@ -1,4 +1,4 @@
-"""Webhooks do not lead into the server's own network, whatever a URL looks like and whatever a name resolves to."""
+"""Webhooks cannot reach the server's own network, whatever the form of the URL and whatever its name resolves to."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def in_url(address: str) -> str:
 
 
 class Names:
-    """A resolver that gives, each time it is asked, the next of its answers; the last one for ever."""
+    """A resolver that returns the next of its answers each time. The last answer repeats for ever."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -184,7 +184,7 @@ def test_a_name_that_cannot_be_resolved_now_may_be_later() -> None:
 
 @contextmanager
 def receiver(status: int, answer: bytes, location: str = "") -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A web server that gives one answer, and what it was asked."""
+    """A web server that gives one answer; and the requests that it got."""
     asked: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):

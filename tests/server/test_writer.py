@@ -1,4 +1,4 @@
-"""The writer of a shard: whoever asks for a change gets an answer."""
+"""The writer of a shard answers everybody who asks for a change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_those_who_asked_are_answered_before_those_who_follow_are_served(shard: 
         writer = Writer(shard(), REAL, Metrics(), lambda events: written.set())
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(follow())
-            await asyncio.sleep(0)  # it waits now
+            await asyncio.sleep(0)  # now it is waiting
             for name in ("first", "second"):
                 tasks.create_task(ask(writer, name))
         await writer.close()

@@ -1,4 +1,4 @@
-"""Both clients behind one set of blocking calls, so that a test runs on each."""
+"""Both clients behind one set of blocking calls, so that each test runs on both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = Retrying(seconds=60, first=0.0001, longest=0.001)
 
 
 class Blocking:
-    """An object of the client for asyncio whose calls block, so that one test serves both clients."""
+    """Makes the calls of a client for asyncio block, so that one test serves both clients."""
 
     def __init__(self, runner: asyncio.Runner, it: Any) -> None:
         self._runner = runner
@@ -79,7 +79,7 @@ class Driver:
         self._options = {"retrying": retrying, **options}
 
     def call(self, path: str, name: str, *arguments: Any, **options: Any) -> Any:
-        """A call on a stream. Of `fork` the URL."""
+        """A call on a stream. For `fork`, the result is a URL."""
         if self.kind == "threads":
             with self._client() as client:
                 done = getattr(client.stream(path), name)(*arguments, **options)
@@ -100,7 +100,7 @@ class Driver:
         until: Callable[[Batch], bool] = lambda batch: False,
         **options: Any,
     ) -> list[Batch]:
-        """The batches of `read` or `follow`, up to the one that `until` accepts."""
+        """The batches of `read` or `follow`, up to and including the first one that `until` accepts."""
         batches = []
         if self.kind == "threads":
             with self._client() as client:
@@ -121,7 +121,7 @@ class Driver:
         return batches
 
     def produce(self, path: str, id: str, contents: list[Any], *, end: bool = False, **options: Any) -> tuple[int, Any]:
-        """Append through a producer; its epoch, and the end of the stream as it knows it."""
+        """Append through a producer. Returns its epoch, and the end of the stream as the producer knows it."""
         if self.kind == "threads":
             with self._client() as client, client.stream(path).producer(id, **options) as producer:
                 for content in contents:

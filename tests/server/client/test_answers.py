@@ -1,5 +1,5 @@
-"""Whatever a server, a proxy or a broken network answers: a client gives data that is right, or raises a StreamError
-that says what was asked and what came."""
+"""For any answer of a server, a proxy or a broken network, a client returns correct data, or raises a StreamError that
+names the request and the answer."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_redirect_says_where_to(kind: str) -> None:
 
 @contextmanager
 def saying(answer: bytes) -> Iterator[str]:
-    """The address of a server that says the same to everybody, and ends the connection."""
+    """The address of a server that gives everybody the same answer and closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -249,7 +249,7 @@ def saying(answer: bytes) -> Iterator[str]:
                         asked += connection.recv(65536)
                     connection.sendall(answer)
                     connection.shutdown(socket.SHUT_WR)
-                    connection.recv(65536)  # until the client has ended it
+                    connection.recv(65536)  # until the client has closed it
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -316,7 +316,7 @@ GOOD_BODIES = [
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """One of the bodies that servers send: whole, cut, or with some of its bytes changed."""
+    """A body as servers send it: whole, cut off, or with some of its bytes changed."""
     body = bytearray(draw(st.sampled_from(GOOD_BODIES)))
     for _ in range(draw(st.integers(0, 3))):
         body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
@@ -357,7 +357,7 @@ def test_any_answer_at_all_is_a_result_or_a_stream_error(
         httpx.Response(status, headers=[(name.encode(), value) for name, value in headers.items()], content=body)
         for status, headers, body in found
     ]
-    if what in {"append", "produce"}:  # they ask for the content type first, which decides what can be appended
+    if what in {"append", "produce"}:  # these first ask for the content type, which decides what can be appended
         answers.insert(0, httpx.Response(200, headers=ANSWERED))
     server = answering(*answers)
     server.streams["/v1/stream/t"] = FakeStream()
@@ -377,12 +377,12 @@ def test_any_answer_at_all_is_a_result_or_a_stream_error(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_damage_to_a_body_is_never_data(kind: str, seed: int) -> None:
-    """A client returns of a JSON stream either the server's content, or an error, wherever one byte changed."""
+    """If one byte of a JSON stream changed anywhere, a client returns the server's content, or raises an error."""
     chance = random.Random(seed)
     wanted = [{"n": number, "text": "äöü"} for number in range(3)]
     body = bytearray(json.dumps(wanted, ensure_ascii=False).encode())
     place = chance.randrange(len(body))
-    body[place] ^= 0x80  # no byte of valid text with this bit changed is valid at the same place
+    body[place] ^= 0x80  # a byte of valid text with this bit changed is never valid in the same place
     server = answering(httpx.Response(200, headers=UP_TO_DATE, content=bytes(body)))
     with pytest.raises(ProtocolError, match="utf-8"):
         Driver(kind, server).read("s")

@@ -1,4 +1,4 @@
-"""Invalid arguments are refused at once, before anything is sent."""
+"""Invalid arguments are refused at once, before a request is sent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_producer_is_checked_when_it_is_made(
     assert not server.requests
 
 
-CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [  # what the message says, the call
+CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [  # the text in the message, the call
     ("content_type", "create", ("json",), {}),
     ("content_type", "create", ("application/json\r\nX: y",), {}),
     ("content_type", "create", ("",), {}),
@@ -130,7 +130,7 @@ def test_a_value_nested_too_deeply_to_be_written_is_refused(kind: str, server: F
     ids=str,
 )
 def test_reading_is_checked_at_the_call(kind: str, options: dict[str, Any]) -> None:
-    """Not at the first batch: what `follow` gives may be passed on for long before anybody asks it for one."""
+    """Not only at the first batch: a program may pass on the result of `follow` long before it asks for a batch."""
     client = Client("http://x") if kind == "threads" else AsyncClient("http://x")
     with pytest.raises(UsageError, match=next(iter(options))):
         client.stream("s").follow(**options)
@@ -203,7 +203,7 @@ def test_paths_are_text_that_an_address_can_hold(path: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_batches_are_as_large_as_asked(kind: str, server: FakeServer, size: int) -> None:
-    wanted = [{"n": number} for number in range(10, 30)]  # 8 bytes each, and a comma in between
+    wanted = [{"n": number} for number in range(10, 30)]  # 8 bytes each, with a comma in between
     Driver(kind, server).produce("s", "p", wanted, max_batch_bytes=size, max_in_flight=1, max_buffered_bytes=size)
     bodies = [request.content for request in server.requests if request.method == "POST"]
     assert max(len(body) for body in bodies) <= max(size + 12, 10)
@@ -223,7 +223,7 @@ def test_as_many_batches_are_under_way_as_asked(server: FakeServer) -> None:
             number = request.headers.get("producer-seq", "0")
             under_way.add(number)
             most = max(most, len(under_way))
-            if number != "0" and number not in seen:  # the first batch goes alone; all others come in threes
+            if number != "0" and number not in seen:  # the first batch goes alone; all others hold three
                 seen.add(number)
                 await three.wait()
             under_way.discard(number)

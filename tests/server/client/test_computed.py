@@ -1,4 +1,4 @@
-"""Headers and parameters of the caller: sent with every request, and computed anew for each."""
+"""Headers and parameters of the caller: each request carries them, computed anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class Counter:
-    """Gives 1, 2, 3…"""
+    """Returns 1, 2, 3…"""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,5 +1,5 @@
-"""The official suite for clients, where somebody has it: no registry has its package. What it speaks to is tried
-without it, on this server.
+"""The official suite for clients, if it is installed by hand: no registry has its package. The adapter that it talks to
+is also tested without the suite, on this server.
 
     DURABLE_STREAMS_CLIENT_SUITE="node …/client-conformance-tests/dist/cli.js" pytest -m slow tests/server/client
 """
@@ -31,7 +31,7 @@ ADAPTER = Path(client_conformance.__file__)
 @pytest.mark.skipif(not SUITE, reason="DURABLE_STREAMS_CLIENT_SUITE names no command of the official suite")
 @pytest.mark.parametrize("kind", KINDS)
 def test_official_suite(kind: str, tmp_path: Path) -> None:
-    """What does not apply: six cases of options that only the client for PHP has, two of a number of messages in a
+    """These cases do not apply: six about options that only the PHP client has, two about a number of messages in a
     batch, which this client does not limit, and two that the suite itself leaves out."""
     adapter = tmp_path / "adapter"
     adapter.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, str(ADAPTER), kind])}\n")

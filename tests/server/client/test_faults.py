@@ -1,4 +1,4 @@
-"""The client on a network that loses requests and answers: nothing is lost, nothing is there twice."""
+"""The client on a network that loses requests and answers: no message is lost, and none is there twice."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_claiming_takes_the_next_epoch_and_fences_who_was_there(kind: str) -> No
 
 
 def test_a_restart_in_the_same_epoch_is_an_error_instead_of_lost_data(kind: str) -> None:
-    """The server takes the first batch for a duplicate, answers with success, and drops it."""
+    """The server takes the first batch for a duplicate, reports success, and drops it."""
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     driver = Driver(kind, server)
@@ -125,7 +125,7 @@ def test_a_restart_in_the_same_epoch_is_an_error_instead_of_lost_data(kind: str)
 
 
 def test_claiming_does_not_go_on_for_ever(kind: str) -> None:
-    """Two processes that claim the same id in turn, or a server that counts by itself."""
+    """Two processes claim the same id in turn, or a server counts the epoch itself."""
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     replied = server._reply(server.streams[PATH], 200)
@@ -138,7 +138,7 @@ def test_claiming_does_not_go_on_for_ever(kind: str) -> None:
 
 
 def test_claiming_after_a_lost_answer_is_not_guessed(kind: str) -> None:
-    """The lost try may have been carried out before another took over: to send it again might append it twice."""
+    """The lost attempt may have succeeded before another process took over. To send it again might append it twice."""
     server = FakeServer()
     server.streams[PATH] = FakeStream(producers={"p": (4, 7)})
     replied = server._reply(server.streams[PATH], 200)
@@ -255,7 +255,7 @@ def test_a_stream_that_disappears_ends_its_followers(kind: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_the_answers_to_other_batches_do_not_shorten_a_pause() -> None:
-    """A server without capacity was asked by each of a producer's threads as fast as the others were refused."""
+    """A server without capacity got requests from each of a producer's threads as fast as it refused the others."""
     server = FakeServer()
     server.streams[PATH] = FakeStream()
     others = threading.Semaphore(0)
@@ -309,7 +309,7 @@ def test_flushing_waits_for_what_was_appended_before_and_not_for_what_others_app
         async def answer(request: httpx.Request) -> httpx.Response:
             if request.method == "POST" and (number := next(more, None)) is not None:
                 await producer.append(number)
-            for _ in range(10):  # as a network would, let the others have their turn
+            for _ in range(10):  # let others run, as a network would
                 await asyncio.sleep(0)
             return server.handle(request)
 
@@ -386,7 +386,7 @@ def test_a_request_that_was_certainly_not_carried_out_is_not_unknown(
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
 def test_a_client_with_short_timeouts_can_follow_a_quiet_stream(kind: str, live: str) -> None:
-    """httpx gives up after five seconds without a byte; a server may wait half a minute."""
+    """httpx gives up after five seconds without a byte, and a server may wait for half a minute."""
     server = FakeServer()
     server.streams[PATH] = FakeStream([1])
     with connected(kind, "http://streams.example/v1/stream", mock(kind, server)) as client:

@@ -1,4 +1,4 @@
-"""The client is a small thing: httpx is all it needs."""
+"""The client is small: httpx is all it needs."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "async_kind"), PAIRS, ids=lambda kind: kind.__name__)
 def test_both_clients_have_the_same_calls_and_describe_them(kind: type, async_kind: type) -> None:
-    """Also those that are made from the core have the signature that `help` and editors show."""
+    """Calls that are made from the core also have the signature that `help` and editors show."""
     calls = {name: call for name, call in vars(kind).items() if inspect.isfunction(call) and not name.startswith("_")}
     for name, call in calls.items():
-        if (kind, name) == (client.Producer, "close"):  # leaving the block does it for asyncio
+        if (kind, name) == (client.Producer, "close"):  # for asyncio, leaving the block does it
             continue
         signature, other = inspect.signature(call), inspect.signature(vars(async_kind)[name])
         assert call.__name__ == name

@@ -34,7 +34,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=KINDS)
 def driver(request: pytest.FixtureRequest, address: str) -> Driver:
-    """Every test has a folder of its own on the server."""
+    """Each test has a folder of its own on the server."""
     return Driver(request.param, None, url=f"{address}/{request.node.name.replace('[', '-').rstrip(']')}")
 
 

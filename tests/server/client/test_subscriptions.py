@@ -1,5 +1,5 @@
-"""Workers that a server wakes: subscriptions, claims and webhooks, against real servers, and against whatever a network
-or a stranger does to them."""
+"""Workers that a server wakes: subscriptions, claims and webhooks, against real servers, against a bad network, and
+against strangers."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A folder and an id of this test's own."""
+    """A folder and an id for this test alone."""
     return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
 
 
 def woken(client: Any, path: str, offset: str) -> str:
-    """Wait for the next event in a wake stream; the offset behind it."""
+    """Wait for the next event in a wake stream. Returns the offset after it."""
     for batch in client.stream(path).follow(offset, live="long-poll"):
         if batch.messages:
             return str(batch.next_offset)
@@ -435,7 +435,7 @@ def fenced(status: int = 409, code: str = "FENCED") -> httpx.Response:
 
 
 def test_a_webhook_is_acknowledged_at_the_known_address_with_its_own_token(client: Any, signer: Signer) -> None:
-    """Never at an address that the body names."""
+    """It never goes to an address that the body names."""
     claim = client.verify_webhook(BODY, signer.sign())
     signer.answers = [httpx.Response(200, json={"ok": True, "next_wake": True})]
     assert claim.finish() is True
