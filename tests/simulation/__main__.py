@@ -1,4 +1,4 @@
-"""Simulate for as long as asked, or replay one seed.
+"""Simulate for some time, or replay one seed.
 
 python -m tests.simulation --minutes 30 --workers 2     seeds from a new number on, which it prints
 python -m tests.simulation --seed 658                   one run; if it fails, made as small as possible, with its story

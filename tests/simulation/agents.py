@@ -1,7 +1,7 @@
 """Programs that open a store: agents that write and archive, readers.
 
-Each is a callable object that is given a `Process`; when that dies, a new process runs the same object, which knows how
-much is left to do. They catch the errors that a program is meant to catch, and no others.
+Each is a callable object that takes a `Process`. When that process dies, a new process runs the same object, which
+knows how much is left to do. The programs catch the errors that a program is meant to catch, and no others.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ OPEN_TRIES_MAX = 400
 class Agent:
     """Writes under a name of its own until its calls are used up.
 
-    :param weights: of the things it can do, by the names of the methods of a `Session`.
-    :param buffered: whether what it writes waits in memory until it flushes.
-    :ivar log: "shared": it has no log of its own, and writes everything by transactions.
+    :param weights: the weights of its actions, by the names of `Session` methods.
+    :param buffered: whether its writes wait in memory until it flushes.
+    :ivar log: with "shared" it has no log of its own, and writes only transactions.
     """
 
-    # Of one session.
+    # State of one session.
     calls_max = 25
 
     def __init__(
@@ -65,7 +65,7 @@ class Agent:
                 self.tries += 1
                 process.sleep(0.5)
             except InvalidNameError:
-                return  # another agent has it, where the disk does not distinguish case
+                return  # another agent has it, on a disk that ignores case
 
     def run(self, process: Process) -> None:
         """Open the store, work with it, and close it, or leave it open when nothing is left to do."""
@@ -86,7 +86,7 @@ class Agent:
             raise
 
     def crew(self, process: Process, store: Store[Any]) -> Crew:
-        """Those who use a store that was just opened."""
+        """The users of a store that was just opened."""
         handout = self.shared.ledger.opened(store, process.name)
         return Crew(store, handout, process.random.randint(1, self.calls_max))
 
@@ -120,17 +120,17 @@ class Agent:
 
     @asynccontextmanager
     async def forgiving(self, session: Session, crew: Crew) -> AsyncIterator[None]:
-        """Around a call: its errors are those that a program is meant to catch."""
+        """Around a call: lets only those errors pass that no program is meant to catch."""
         try:
             yield
         except MissingFileError:
-            raise  # no user of a store is to meet that
+            raise  # no user of a store is to see that
         except NotFoundError:
             pass  # somebody else deleted it
         except HistoryGoneError:
-            pass  # of a watch, which then knows
+            pass  # of a watch, which then knows that it missed commits
         except (Interrupt, MemoryError):
-            crew.was_disturbed = True  # and whether the call has happened is not known
+            crew.was_disturbed = True  # and whether the call has happened is unknown
         except RetryError as error:
             self.shared.excuse(error)
             await session.think()
@@ -182,7 +182,8 @@ class Reader:
                 self._read_past(process, store)
 
     def _read_past(self, process: Process, store: Store[Any]) -> None:
-        """Only that it can be done, or is refused in the right way: what it shows is checked when all is quiet."""
+        """It only checks that reading the past works, or is refused in the right way. What it shows is checked when all
+        is quiet."""
         clock = process.random.randint(0, replica_of(store).clock.value)
         try:
             with self.shared.open(process, as_of=clock) as past:

@@ -1,7 +1,7 @@
 """Agents of several asyncio tasks that share one open store; some of their calls are cancelled while they wait.
 
-They expect what threads expect, and one thing more: a cancelled call has happened or has not, and loses nothing that
-others are to be handed.
+They expect what threads expect. In addition, a cancelled call has happened or has not happened, and no commit is lost
+that others should be handed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.threaded import SharingAgent
 
 
 class AsyncAgent(SharingAgent):
-    """One with several tasks. How likely a call is cancelled is how likely a loop that watches is left."""
+    """An agent with several tasks. Its calls are cancelled as often as a watching loop is left."""
 
     def run(self, process: Process) -> None:
         run_tasks(process, self._main(process))

@@ -1,4 +1,4 @@
-"""Holding a whole store to every invariant, when all is quiet and nothing fails any more."""
+"""Checks every invariant of a whole store, when all is quiet and nothing fails any more."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tests.simulation.leasing import Worker, check_workers, finish_all
 from tests.simulation.shared import Shared, left_to_do, must_be_opened_again, view
 from tests.simulation.transaction_invariants import check_transactions, check_view
 
-# After which the lease of a compaction that is gone has run out.
+# After this time the lease of a dead compaction has run out.
 _LOCK_SECONDS = 30.0
 
-# After which a store that could not write or compact has tried again.
+# After this time a store that could not write or compact has tried again.
 _BACKGROUND_SECONDS = 2 * 3600.0
 
-# After which a file that is still being created counts as garbage.
+# After this time a file whose creation began counts as garbage.
 _LONG_SECONDS = 2 * TEMPORARY_SECONDS
 
 
 class Audit:
     """Checks everything that can be checked from outside.
 
-    :param undoing: agents whose commits are undone, one by one, to see that each undo is exact.
-    :ivar consumers: who followed the store by its feed.
-    :ivar workers: who shared out jobs by leases.
+    :param undoing: agents whose commits are undone, one by one, to check that each undo is exact.
+    :ivar consumers: the programs that followed the store by its feed.
+    :ivar workers: the workers that shared out jobs by leases.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Audit:
         except NotFoundError:
             logs = all_commits(self.storage)
             ledger_invariants.acknowledged_commits_are_never_lost(self.shared.ledger.attempts, logs)
-            return  # nobody got as far as to make a store
+            return  # nobody got as far as making a store
         self._check_background(process)
         finish_all(process, self.shared, self.workers)
         commits = self._check_logs()
@@ -100,7 +100,7 @@ class Audit:
         backend.close()
 
     def _check_background(self, process: Process) -> None:
-        """Stores do their background work once nothing fails any more."""
+        """Stores do their background work as soon as nothing fails any more."""
         stores = self.shared.left_open
         deadline = self.simulation.time + _BACKGROUND_SECONDS
         while any(map(left_to_do, stores.values())) and self.simulation.time < deadline:
@@ -113,7 +113,7 @@ class Audit:
                 self.shared.abandon(owner)
 
     def _repair(self, process: Process, backend: Any) -> None:
-        """Old garbage may be moved aside, and nothing else."""
+        """A repair may move old garbage aside, and nothing else."""
         process.sleep(_LONG_SECONDS)
         before = self._read(process)
         invariants.verify_is_clean(verify(backend, repair=True, environment=process.environment))
@@ -144,7 +144,7 @@ class Audit:
             return state
 
     def _refreshed(self, when: str = "") -> dict[str, State]:
-        """The view of readers that have had the store open for long."""
+        """The views of readers that have had the store open for long."""
         states = {}
         for process, store in list(self.shared.left_open.items()):
             try:
@@ -157,7 +157,7 @@ class Audit:
         return states
 
     def _consumed(self, process: Process) -> dict[str, State]:
-        """The documents of readers that follow the store by its feed."""
+        """The documents of consumers that follow the store by its feed."""
         if not self.consumers:
             return {}
         with self.shared.open(process, read_only=True) as store:
@@ -188,9 +188,9 @@ class Audit:
                 invariants.history_is_complete(found, commits, clock)
 
     def _past_by_time(self, process: Process, backend: Any, times: Iterable[str] | None = None) -> dict[str, State]:
-        """What the store shows as of some times, those left out that are gone.
+        """The views as of some times, without those that are gone.
 
-        :param times: None given: now, and some that have passed since the beginning, by the storage's clock.
+        :param times: if None, now and some times since the beginning, by the storage's clock.
         """
         now = self.simulation.time
         drawn = [now, *(process.random.uniform(EPOCH, now) for _ in range(3))]
@@ -221,7 +221,7 @@ class Audit:
         try:
             opened = self.shared.open(process, agent=name)
         except InvalidNameError:
-            return  # another agent has it, where the disk does not distinguish case
+            return  # another agent has it, on a disk that ignores case
         with opened as store:
             for _ in range(self.shared.settings.undo_window + 2):
                 try:
@@ -230,7 +230,7 @@ class Audit:
                             attempt.outcome = "nothing"
                             break
                 except ConflictError:
-                    break  # others have built on it
+                    break  # others have overwritten it
                 store.refresh()
                 logs = all_commits(self.storage)
                 log = logs[attempt.stamp.agent]

@@ -1,7 +1,7 @@
-"""The product, broken on purpose in one place at a time: a simulator that finds none of this proves nothing.
+"""The product, broken on purpose in one place at a time. A simulator that does not find these breakages proves nothing.
 
-Each breakage patches what a plausible mistake would have left out or got wrong, and names the runs in which it is
-likely to show: on which storage, with which faults, how busy. The same runs must pass without it.
+Each breakage patches in a plausible mistake, and names the runs in which it is likely to show: the storage, the faults,
+the load. The same runs must pass without it.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def likely(
     amounts: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Callable[[int], Scenario]:
-    """Runs in which something of this kind shows, if it is there.
+    """Runs in which a breakage of this kind is likely to show.
 
-    :param count, steps: so many faults, over so many calls. :param at: per kind of fault the call that it strikes at;
-        `amounts`: its amount, where that is not drawn.
-    :param changes: of the scenario, or of its settings.
+    :param count, steps: how many faults, over how many calls. :param at: per kind of fault the call at which it
+        strikes; `amounts`: its amount, if that is not random.
+    :param changes: changes of the scenario, or of its settings.
     """
     names = {name for name in Settings.__struct_fields__ if name in changes}
     settings = Settings(
@@ -123,10 +123,10 @@ def likely(
 
 @dataclass(frozen=True)
 class Breakage:
-    """One mistake: what it is, where it is made, and in which runs it is looked for, from which seed on (one that shows
-    seldom begins near where it does).
+    """One mistake: what it is, where it is made, in which runs it is looked for, and the first seed. (A mistake that
+    seldom shows has a first seed near one that shows it.)
 
-    :ivar more: what is broken besides (target, attribute, what stands there instead), where one rule has two guards.
+    :ivar more: further patches (target, attribute, replacement), if two places guard one rule.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Breakage:
     def made(self) -> Iterator[None]:
         modules = {*preemption.MODULES, getattr(self.broken, "__module__", __name__)}
         with ExitStack() as stack:
-            # What stands in for the product loses its turn as that does.
+            # The stand-in loses its turn as the product's code does.
             stack.enter_context(patch.object(preemption, "MODULES", sorted(modules)))
             for target, attribute, broken in ((self.target, self.attribute, self.broken), *self.more):
                 stack.enter_context(patch.object(target, attribute, broken))
@@ -185,7 +185,7 @@ def _not_written(self: Any, reason: str) -> OpslogError:
 
 
 def _keep_what_the_dead_held(self: System, held: Descriptor) -> None:
-    """A lock that is a file which its holder removes, and not one that the kernel releases."""
+    """The lock is a file that its holder removes, and not a lock that the kernel releases."""
     holder = self.simulation.current
     if holder is not None and holder.dead and held.number in self._open:
         self._open[held.number].owner = None
@@ -223,7 +223,7 @@ _all_records: Callable[[Batch], tuple[Record, ...]] = Batch.records.fget  # type
 
 
 def _put_once(self: objects.ObjectBackend, path: str, data: bytes) -> bool:
-    """Any "exists already" is somebody else's."""
+    """Every "exists already" counts as somebody else's object."""
     while True:
         outcome = self.driver.put_new(self._prefix + path, data)
         if outcome is not objects.Put.UNKNOWN:
@@ -232,12 +232,12 @@ def _put_once(self: objects.ObjectBackend, path: str, data: bytes) -> bool:
 
 
 def _unknown_is_written(self: objects.ObjectBackend, path: str, data: bytes) -> bool:
-    """No answer is taken for a yes."""
+    """A missing response counts as success."""
     return self.driver.put_new(self._prefix + path, data) is not objects.Put.EXISTS
 
 
 def _forget_failure(self: LogWriter, group: Group) -> None:
-    """Nobody waits for what is buffered, so nobody learns it."""
+    """Nobody waits for a buffered commit, so nobody learns of the failure."""
     for pending in group.pendings:
         pending.end()
     self._group = None
@@ -281,7 +281,7 @@ _kind_of = layout.kind_of
 
 
 def _movable_by_part_of_name(entry: Entry, named: set[str], newest: int, now: float) -> GarbageFile | None:
-    """The garbage that a repair moves aside."""
+    """The garbage that a repair moves aside, chosen by a part of its name."""
     if ".tmp-" in entry.path and now - entry.modified > garbage.TEMPORARY_SECONDS:
         return GarbageFile(entry.path, "a file that was never finished", True)
     return _explain(entry, named, newest, now)
@@ -295,12 +295,12 @@ def _no_deletes(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) ->
 
 
 def _drop_expired(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
-    """Whether something older is still in a log is not checked."""
+    """It does not check whether something older is still in a log."""
     return _of(self, rows, ())
 
 
 def _age_by_writers(self: Ages, rows: Iterable[Row], uncompacted: Container[str]) -> Iterator[Row]:
-    """By the time that a delete's writer claims."""
+    """It uses the time that a delete's writer claims."""
     kept = (row for row in rows if row.deleted is None or row.id in uncompacted or row.record.ts > self.expired)
     return _of(Ages(self.now, ""), kept, uncompacted)
 
@@ -309,7 +309,7 @@ _of = Ages.of
 
 
 def _compacted_by_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
-    """Every segment before the last one of its log."""
+    """Every segment before the last one of its log counts as compacted."""
     last: dict[str, str] = {}
     for entry in files:
         last[entry.path.rpartition("/")[0]] = max(last.get(entry.path.rpartition("/")[0], ""), entry.path)
@@ -318,7 +318,7 @@ def _compacted_by_newest(files: list[Entry], oldest: Manifest) -> list[Entry]:
 
 
 def _collect_aimed_at(files: list[Entry], retained: list[Manifest]) -> list[Entry]:
-    """Also the parts for the next manifest, which a compaction under way is writing."""
+    """It also collects the parts for the next manifest, which a compaction under way is writing."""
     needed = {run.name for manifest in retained for run in manifest.runs}
     return [entry for entry in files if (named := run_of(entry.path)) and named[0] not in needed]
 
@@ -328,7 +328,7 @@ def _give_up(self: Memory, state: State, missing: MissingFileError) -> None:
 
 
 def _find_in_last(self: BlockRun, id: str) -> Record | None:
-    """Remembers one block of each part, and not which."""
+    """It remembers one block of each part, but not which block."""
     number = bisect_right(self._firsts, id) - 1
     known = [block for (part, _), block in self._opened.items() if part == number]
     return known[-1].find(id) if known else _get(self, id)
@@ -579,14 +579,14 @@ ALL = [
 
 
 def caught(breakage: Breakage, seed: int) -> str | None:
-    """The invariant that a run with the breakage violates, None where nothing shows."""
+    """The invariant that a run with the breakage violates; None if nothing shows."""
     with breakage.made():
         violation = run(breakage.scenario(seed)).violation
     return None if violation is None else violation.invariant
 
 
 def table(seeds: int, breakages: Iterable[Breakage]) -> Iterator[str]:
-    """The whole table, in Markdown: in how many of so many seeds each is caught, and by which invariants."""
+    """The whole table, in Markdown: how many of the seeds catch each breakage, and by which invariants."""
     yield f"| breakage | storage | caught in n of {seeds} seeds | first by |"
     yield "| --- | --- | --- | --- |"
     for breakage in breakages:

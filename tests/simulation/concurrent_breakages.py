@@ -1,4 +1,4 @@
-"""Breakages of what threads and tasks of one process rely on, as those in `tests.simulation.breakages`."""
+"""Breakages of what threads and tasks of one process rely on, like those in `tests.simulation.breakages`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUSY: dict[str, Any] = {
 
 
 def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> None:
-    """The clock observes commits when they can be read already."""
+    """The clock observes commits only after they can be read."""
 
     def take(state: State) -> None:
         state.apply(commits, partial(self.news.add, commits, cursor))
@@ -42,7 +42,7 @@ def _take_unobserved(self: Following, commits: list[Commit], cursor: Cursor) -> 
 
 
 def _watch_all_at_once(self: Store[Any], poll_seconds: float = 0.2) -> Iterator[Commit]:
-    """The result of a refresh belongs to the watch that made it, even if that is left."""
+    """The result of a refresh belongs to the watch that made it, even if the program leaves that watch."""
     replica = replica_of(self)
     while not replica.is_closed:
         try:
@@ -55,12 +55,12 @@ def _watch_all_at_once(self: Store[Any], poll_seconds: float = 0.2) -> Iterator[
 
 
 async def _refresh_in_thread(self: AsyncStore[Any]) -> list[Commit]:
-    """The commits are taken in the thread, whether or not anybody still waits for it."""
+    """The thread takes the commits, whether or not anybody still waits for them."""
     return await asyncio.to_thread(self._store.refresh)
 
 
 def _all_chosen(self: Chosen) -> list[Set]:
-    """Whether somebody wrote to them meanwhile is not checked."""
+    """It does not check whether somebody wrote to them meanwhile."""
     return list(self.records)
 
 
@@ -69,7 +69,7 @@ def _is_always_of(self: Chosen, state: State) -> bool:
 
 
 def _read_unlocked(self: Memory, query: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Also while a commit is half taken in."""
+    """A read may come while a commit is only half applied."""
     try:
         return query(self.state, *args, **kwargs)
     except MissingFileError:

@@ -1,4 +1,4 @@
-"""Programs that follow a store by its feed, and keep what they make of it where their own death does not touch it."""
+"""Programs that follow a store by its feed, and keep the result where it survives their own death."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.simulation.shared import Shared, view
 
 
 class _KilledError(Exception):
-    """The consumer is killed, and not by the simulation: between any two steps of its own."""
+    """The consumer is killed between any two steps of its own. The simulation does not do this."""
 
 
 class Consumer:
-    """Applies changes one by one to what it keeps, and after them keeps their token. It is killed between any two
-    steps, and goes on with what it has kept.
+    """Applies changes one by one to its stored state, and then stores their token. It is killed between any two steps,
+    and continues from the stored state.
 
     :param calls: how many times it still asks for changes.
-    :ivar documents, token, taken: what it keeps: the documents' text, and the commits since the last reset.
+    :ivar documents, token, taken: its stored state: the texts of the documents, the token, and the commits since the
+        last reset.
     :ivar begun: the commits that were there at that reset.
     :ivar given: every commit that it was ever given.
     """
@@ -69,7 +70,7 @@ class Consumer:
         self._apply(process, changes)
         if limit is None or changes.reset:
             shown = view(store)
-            if replica_of(store).state is state:  # otherwise it was loaded anew meanwhile, and has what came since
+            if replica_of(store).state is state:  # otherwise it was loaded again meanwhile, and has newer commits
                 ledger_invariants.consumers_hold_the_state(self.documents, shown, self.name)
 
     def _apply(self, process: Process, changes: Changes[Any]) -> None:
@@ -96,7 +97,7 @@ class Consumer:
         self.token = changes.token
 
     def finish(self, process: Process, store: Store[Any]) -> State:
-        """Take what is left, when all is quiet."""
+        """Read what is left, when all is quiet."""
         while True:
             try:
                 self.consume(process, store)

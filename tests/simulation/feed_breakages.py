@@ -18,7 +18,7 @@ _read = Feed._read
 
 
 def _skip_late(self: Feed[Any], state: State, logs: Segments, ends: Ends, limit: int | None) -> _Read:
-    """Take the clock for a cursor."""
+    """It takes the clock for a cursor."""
     clock = state.clock
     commits, touched, is_all = _read(self, state, logs, ends, limit)
     found = [(commit, ids) for commit, ids in commits if commit.clock > clock]
@@ -27,12 +27,12 @@ def _skip_late(self: Feed[Any], state: State, logs: Segments, ends: Ends, limit:
 
 
 def _say_all_was_read(self: Feed[Any], *arguments: Any) -> _Read:
-    """Name the newest manifest though commits are left."""
+    """It names the newest manifest although commits are left."""
     return *_read(self, *arguments)[:2], True
 
 
 def _by_the_cut(self: Feed[Any], state: State, *arguments: Any) -> _Read:
-    """Name the newest manifest where its cut is reached."""
+    """It names the newest manifest as soon as its cut is reached."""
     commits, touched, _ = _read(self, state, *arguments)
     cut = ManifestStore(self._backend).newest().cut
     is_reached = all(agent in state.cursors and state.cursors[agent].commits >= at.commits for agent, at in cut.items())
@@ -40,7 +40,7 @@ def _by_the_cut(self: Feed[Any], state: State, *arguments: Any) -> _Read:
 
 
 def _only_changed(touched: dict[str, Record | None], state: State) -> Any:
-    """Leave out what is as it was at the token."""
+    """It leaves out documents that are as they were at the token."""
     for id in sorted(touched):
         before, now = touched[id], state.record(id)
         if (before is None or before.op == "delete") != (now is None or now.op == "delete") or (
@@ -54,7 +54,7 @@ def _retained(self: Feed[Any], number: int) -> bool:
 
 
 def _not_persisted(self: Feed[Any], *arguments: Any) -> None:
-    """Hand out what is not on disk."""
+    """It hands out commits that are not on disk."""
 
 
 _busy: dict[str, Any] = {"consumers": 2, "readers": 0, "compactors": 1, "calls": 30, "documents": 4}

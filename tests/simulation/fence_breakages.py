@@ -1,4 +1,5 @@
-"""Breakages of what keeps a log to one writer, and its numbers to one use; as those in `tests.simulation.breakages`."""
+"""Breakages of the rules that a log has one writer and each number one use; like those in
+`tests.simulation.breakages`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.simulation.breakages import Breakage, likely
 
 
 def _any_seal(self: WriterSession, fenced: AgentFencedError) -> Passage:
-    """A seal under the next number counts as the end of the log, whatever the newest manifest says of that number."""
+    """A seal under the next number counts as the end of the log, whatever the newest manifest says about that
+    number."""
     self.freshness.read_newest()
     named = segment_of(fenced.path)
     seals = vars(session)["_read_seals"](self._backend, fenced.path) if named else None
@@ -28,8 +30,8 @@ _passage = WriterSession.pass_seal
 
 
 def _stamp_seals_as_before(self: WriterSession, commit: Commit, after: int | None = None) -> bytes:
-    """Of two seals of one log end, the one that was made later has a greater clock, as before 0.2. Today both have the
-    same, so it does no harm to take the one for the other."""
+    """Of two seals of one log end, the one made later has a greater clock, as before 0.2. Today both have the same
+    clock, so confusing them does no harm."""
     if after is not None and isinstance(commit, Seal):
         after += int(self.freshness.environment.monotonic())
     return _stamp(self, commit, after)
@@ -39,7 +41,7 @@ _stamp = WriterSession.stamp
 
 
 def _refuse_buffered(self: LogWriter, group: Group) -> None:
-    """With a buffer nothing is stamped anew."""
+    """Buffered commits get no new stamps."""
     if self._buffer is None:
         _pass_seal(self, group)
     else:
@@ -50,7 +52,7 @@ _pass_seal = LogWriter._pass_seal
 
 
 def _nothing(*arguments: object) -> None:
-    """Do not do it."""
+    """Does nothing."""
 
 
 def _yes(*arguments: object) -> bool:

@@ -1,6 +1,6 @@
-"""What works on a store from outside, without an agent of its own: compactions, imports, and checks that repair.
+"""Jobs that work on a store from outside, without an agent of their own: compactions, imports, and checks that repair.
 
-Each is a callable object that is given a `Process`, as in `tests.simulation.agents`.
+Each is a callable object that takes a `Process`, as in `tests.simulation.agents`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.shared import Shared
 
 _YEAR_SECONDS = 365 * 86400.0
 
-# What a report says of a file that a disk or a server would not give; nothing is wrong with the store then.
+# The words of a report about a file that a disk or a server refused to give. Nothing is wrong with the store then.
 _NO_ANSWER = "the storage cannot read this"
 
 
@@ -50,9 +50,9 @@ class Compactor:
 
 
 class Importer:
-    """Imports a few commits now and then, with times of years ago and of years to come.
+    """Now and then imports a few commits, with times years ago and years ahead.
 
-    :param agents: under whose names, besides one of its own.
+    :param agents: the agents under whose names it imports, besides one name of its own.
     """
 
     def __init__(self, shared: Shared, name: str, agents: Sequence[str], calls: int) -> None:
@@ -73,7 +73,8 @@ class Importer:
             process.note(f"imports {len(commits)}")
             try:
                 backend = self.shared.storage.backend(process)
-                # An import that makes the store gives it the default settings, and all others of the run have these.
+                # An import that creates the store gives it the default settings. All other programs of the run use the
+                # same.
                 ManifestStore(backend).create_first(self.shared.settings, process.environment)
                 with self.shared.ledger.importing(attempts):
                     done = ingest(backend, commits, agent=self.name, environment=process.environment)
@@ -81,7 +82,7 @@ class Importer:
                 raise
             except (RetryError, ReopenError):
                 for attempt in attempts:
-                    attempt.outcome = "unknown"  # those of some agents may be in their logs, those of others not
+                    attempt.outcome = "unknown"  # some agents' commits may be in their logs, and others' not
                 process.sleep(0.5)
                 continue
             by_transactions = any(attempt.sent for attempt in attempts)
@@ -89,7 +90,7 @@ class Importer:
                 if attempt.sent:
                     attempt.end("done")
                 elif by_transactions:
-                    attempt.outcome = "unknown"  # the clocks of the others are not known
+                    attempt.outcome = "unknown"  # the clocks of the others are unknown
                 else:
                     attempt.imported_clock = done.clock - number
                     attempt.end("done")
@@ -111,7 +112,8 @@ class Importer:
 
 
 class Inspector:
-    """Verifies the store beside everybody, and repairs it, which must find nothing to repair in what anybody needs."""
+    """Verifies the store beside everybody else, and repairs it. The repair must not touch anything that somebody
+    needs."""
 
     def __init__(self, shared: Shared, name: str, calls: int) -> None:
         self.shared = shared

@@ -1,4 +1,4 @@
-"""Breakages of leases, as those in `tests.simulation.breakages`."""
+"""Breakages of leases, like those in `tests.simulation.breakages`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from opslog.format.commits import Set
 from opslog.lease import _Claim, _Seen
 from tests.simulation.breakages import CRASHES, Breakage, likely
 
-# Hardly anything but workers, who are quick.
+# Hardly anything but workers that make short pauses.
 _WORKERS: dict[str, Any] = {"agents": 1, "workers": 3, "readers": 0, "compactors": 1, "think_seconds": 0.3}
 
 
 def _nothing(*arguments: object) -> None:
-    """Do not do it."""
+    """Does nothing."""
 
 
 def _free(self: _Claim, transaction: Any) -> None:
@@ -23,23 +23,23 @@ def _free(self: _Claim, transaction: Any) -> None:
 
 
 def _since_written(self: _Claim, record: Set) -> _Seen:
-    """A lease is as old as its `ts` says."""
+    """The age of a lease comes from its `ts`."""
     now, environment = self._environment.monotonic(), self._environment
     return _Seen(record.stamp, record.author, now - (environment.time() - parse_ts(record.ts)))
 
 
 def _since_claimed(self: _Claim, record: Set) -> _Seen:
-    """Since the lease was seen first, whether or not it was renewed."""
+    """The age counts from when the lease was first seen, whether or not it was renewed."""
     return self._seen or _Seen(record.stamp, record.author, self._environment.monotonic())
 
 
 def _of_its_own(self: _Claim) -> int | None:
-    """How many seconds are left, which nobody else has given out."""
+    """The token is the number of seconds left, which is not unique."""
     return None if self._stamp is None else int(self.remaining)
 
 
 def _since_now(self: _Claim, record: Set) -> _Seen:
-    """Nothing is remembered of what was there before."""
+    """It remembers nothing of what was there before."""
     return _Seen(record.stamp, record.author, self._environment.monotonic())
 
 

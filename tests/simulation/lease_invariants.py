@@ -22,11 +22,11 @@ Kind = Literal["claim", "renew", "set", "finish", "release"]
 class LeaseCall:
     """One call of a lease.
 
-    :ivar claim: the nonce of the claim that it was made with, or that it made.
-    :ivar round: how often the job had been done when it was claimed.
+    :ivar claim: the nonce of the claim that it used, or that it made.
+    :ivar round: how many times the job had been done when it was claimed.
     :ivar at: when it began, in simulated seconds; `decided_at`: when it was decided last.
-    :ivar attempt: what it wrote; None: it did not get that far.
-    :ivar token: what it gave, of a claim or renewal that was acknowledged.
+    :ivar attempt: what it wrote; None if it did not get that far.
+    :ivar token: the token of a claim or renewal that was acknowledged.
     """
 
     kind: Kind
@@ -55,13 +55,13 @@ class Terms(msgspec.Struct):
 
 
 def terms_of(record: object) -> Terms | None:
-    """None where nobody has the lease."""
+    """None if nobody has the lease."""
     return msgspec.json.decode(record.data, type=Terms) if isinstance(record, Set) else None
 
 
 @invariant
 def who_lost_a_lease_writes_nothing(replay: Replay, calls: Iterable[LeaseCall]) -> str | None:
-    """A write through a lease stands in the shared log only while its holder still has the lease."""
+    """A write through a lease is in the shared log only if its holder still had the lease."""
     for call in calls:
         place = None if call.attempt is None else replay.place(call.attempt)
         if place is None or call.kind == "claim":
@@ -127,7 +127,7 @@ def jobs_of_the_gone_are_taken_over(job: str, claimed: bool) -> str | None:
 
 
 def check_leases(calls: Sequence[LeaseCall], replay: Replay) -> None:
-    """All that can be said of them when all is quiet.
+    """Check all invariants that can be checked when all is quiet.
 
     :raises ViolationError: an invariant does not hold.
     """

@@ -1,7 +1,7 @@
 """Workers that share out jobs by leases: they claim, renew, lose and finish them, and some walk away.
 
-Each job is to be done several times, one round after the other. A worker sleeps for longer than a lease lasts now and
-then, so that others take over from it also where nothing fails. What each call wrote is checked when all is quiet
+Each job is done several times, one round after the other. Now and then a worker sleeps for longer than a lease lasts,
+so that others take over from it even if nothing fails. The writes of each call are checked when all is quiet
 (`tests.simulation.lease_invariants`).
 """
 
@@ -29,18 +29,18 @@ R = TypeVar("R")
 
 JOBS: Final = ("job-0", "job-1")
 
-# How often each of them is to be done.
+# How many times each job is done.
 ROUNDS: Final = 8
 
 # How long a lease lasts: shorter than most pauses.
 SECONDS: Final = 15.0
 
-# What a worker sleeps at a time.
+# How long a worker sleeps.
 _NAPS = (0.1, 5.0, 10.0, 20.0, 40.0)
 
 
 class Noted:
-    """A store of which it is noted what each call of a lease has read and written in it."""
+    """A store that records what each call of a lease has read and written in it."""
 
     def __init__(self, store: Store[Any], worker: Worker, process: Process) -> None:
         self._replica = replica_of(store)
@@ -119,13 +119,13 @@ class Desk:
         self._process = process
         self._store = Noted(store, worker, process)
         self._leases = {job: Lease(cast(Any, self._store), job, SECONDS) for job in JOBS}
-        # How often each job was done when it was claimed.
+        # How many times each job was done when it was claimed.
         self._rounds = dict.fromkeys(JOBS, 0)
 
     def work(self, job: str) -> None:
-        """Claim a job; if that can be had, work on it, and end that in one of several ways.
+        """Claim a job. If the claim succeeds, work on the job, and end in one of several ways.
 
-        :raises LeaseLostError: somebody else has it by now.
+        :raises LeaseLostError: somebody else has the lease by now.
         """
         choices = self._process.random
         while not self.claim(job):
@@ -146,7 +146,7 @@ class Desk:
         # Or walk away.
 
     def claim(self, job: str) -> bool:
-        """Whether a job is claimed."""
+        """Whether this call claimed a job."""
 
         def is_open(document: Any) -> bool:
             self._rounds[job] = call.round = 0 if document is None else document["round"]
@@ -158,17 +158,17 @@ class Desk:
         return claimed
 
     def finish(self, job: str) -> None:
-        """The job is done once more."""
+        """Finish the job once more."""
         self._call("finish", job, lambda: self._leases[job].finish(self._document(job, 1)))
 
     def finish_rest(self, job: str) -> None:
-        """Do what is left of a job, when nobody else does anything any more."""
+        """Finish the rest of a job, when nobody else does anything any more."""
         for _ in range(ROUNDS):
             if self._claim_of_the_gone(job):
                 self.finish(job)
 
     def _claim_of_the_gone(self, job: str) -> bool:
-        """Whether there is something left to do of a job, which is then claimed."""
+        """Claim a job if there is something left to do. Returns whether it did."""
         lease = self._leases[job]
         if self.claim(job):
             return True
@@ -176,7 +176,7 @@ class Desk:
             return False
         self._process.sleep(SECONDS)
         claimed = self.claim(job)
-        # Nobody has it: nothing was left to do.
+        # Nobody has the lease, so nothing was left to do.
         jobs_of_the_gone_are_taken_over(job, claimed or lease.holder is None)
         return claimed
 
@@ -203,7 +203,7 @@ class Desk:
 
 
 def finish_all(process: Process, shared: Shared, workers: list[Worker]) -> None:
-    """When all workers are gone: somebody else takes over what they have left, and ends it."""
+    """When all workers are gone, somebody else takes over what they have left, and finishes it."""
     if workers:
         foreman = Worker(shared, "foreman", 0)
         workers.append(foreman)

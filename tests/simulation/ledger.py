@@ -1,9 +1,9 @@
-"""What simulated agents tried to write, how each call ended, and which commits of others they were handed.
+"""What simulated agents tried to write, how each call ended, and which commits of others each store was handed.
 
-Several threads and tasks may write through one store at once, so the clock of the store does not say which commit is
-whose. While a `Ledger` is `listening`, it sees each commit being queued, and knows for which call: that is a context
-variable, which asyncio passes on to the threads of a task. Likewise of each transaction that is queued to be decided,
-and of what it then appends to the shared log.
+Several threads and tasks may write through one store at once, so the store's clock does not show whose commit is which.
+While a `Ledger` is `listening`, it sees each commit being queued, and knows its call from a context variable, which
+asyncio passes on to the threads of a task. The same holds for each transaction that is queued to be decided, and for
+what it then appends to the shared log.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from opslog.replica.state import View
 from opslog.store import Store, replica_of
 from opslog.testing.signals import Interrupt
 
-# What is compared of a commit: the kind, and per op the id and the document's text, or the period.
+# The parts of a commit that are compared: the kind, and per op the id and the document's text, or the period.
 Content = tuple[Any, ...]
 
-# Documents' texts by id, None for those that are not there.
+# The texts of documents by id; None for documents that are not there.
 Texts = dict[str, bytes | None]
 
-# The kind of a call whose documents are known only when its function has run: `Attempt.written`.
+# The kind of a call whose documents are known only after its function has run: `Attempt.written`.
 TRANSACTION = "transaction"
 
 _MOMENTS = count(1)
@@ -44,17 +44,19 @@ _MOMENTS = count(1)
 class Attempt:
     """One call that writes.
 
-    :ivar store: through which it was made; None for an import.
-    :ivar content: what the commit will hold; of an undo, and of the documents of an archive, that is not known before.
-    :ivar pending: the commit, as it was queued. Its clock changes if a seal comes into the log before it.
-    :ivar decided: it was queued as a transaction; what was `sent` to the shared log, the last one being what counts.
-    :ivar read, written: by a transaction: the texts that its function saw last, without what it had written itself,
-        and those that it left. What it was refused for counts as read.
-    :ivar matched: the tasks that a query for those that are taken gave it; None: it made none.
-    :ivar began, ended: when, in no unit; `ended` only where it was acknowledged, or refused.
-    :ivar known: the clock of the last transaction that its store had read when it began.
-    :ivar outcome: "begun" (whoever made it died), "buffered" (not known to be written), "done", "refused", "unknown",
-        or "nothing" (there was nothing to do).
+    :ivar store: the store that it used; None for an import.
+    :ivar content: what the commit will hold. For an undo, and for the documents of an archive, that is not known
+        before.
+    :ivar pending: the commit as it was queued. Its clock changes if a seal comes into the log first.
+    :ivar decided: the transaction, if it was queued as one. `sent` is what it sent to the shared log; the last one
+        counts.
+    :ivar read, written: of a transaction: the texts that its function saw last, except for its own writes, and the
+        texts that it wrote. A document that caused a refusal counts as read.
+    :ivar matched: the result of its query for taken tasks; None if it made none.
+    :ivar began, ended: numbers in the order of events. `ended` is set only if the call was acknowledged or refused.
+    :ivar known: the clock of the last transaction that its store had read when the call began.
+    :ivar outcome: "begun" (its process died), "buffered" (not known to be written), "done", "refused", "unknown", or
+        "nothing" (there was nothing to do).
     """
 
     store: Store[Any] | None
@@ -74,18 +76,18 @@ class Attempt:
 
     @property
     def clock(self) -> int:
-        """Of the commit, 0 as long as it is not known."""
+        """The clock of the commit, 0 as long as it is unknown."""
         if self.sent:
             return self.sent[-1].clock
         return self.imported_clock if self.pending is None else self.pending.commit.clock
 
     @property
     def stamp(self) -> Stamp:
-        """Of the commit, in the log where it stands."""
+        """The stamp of the commit, in the log that holds it."""
         return Stamp(self.clock, TRANSACTIONS if self.sent else self.agent)
 
     def end(self, outcome: str) -> None:
-        """The caller knows how it ended."""
+        """The caller learns how the call ended."""
         self.outcome, self.ended = outcome, next(_MOMENTS)
 
     def __str__(self) -> str:
@@ -94,7 +96,7 @@ class Attempt:
 
     @property
     def may_still_come(self) -> bool:
-        """Whether nobody knows if, and under which clock, it is written."""
+        """Whether the commit may still be written, or under which clock is unknown."""
         return self.outcome == "begun" or (self.outcome == "unknown" and not self.clock)
 
     def writes(self, id: str) -> bool:
@@ -116,12 +118,12 @@ class Attempt:
 
 @dataclass(eq=False)
 class Handout:
-    """The commits that one open store has handed out.
+    """The commits that one open store has handed out to its program.
 
-    :ivar since: per agent how many commits of its log were in the store when it was opened.
-    :ivar until: how many of them were there or handed out in the end, None where that is not known.
+    :ivar since: per agent, how many commits of its log the store had when it was opened.
+    :ivar until: how many of them it had or had handed out in the end; None if unknown.
     :ivar handed: per thread what it was handed, in order.
-    :ivar is_whole: False where the store knows of commits that were collected before it had read them.
+    :ivar is_whole: False if the store knows of commits that were collected before it read them.
     """
 
     store: Store[Any]
@@ -136,13 +138,13 @@ class Handout:
 
 
 class Refused(Exception):
-    """The function of a transaction does not want to go on."""
+    """The function of a transaction does not want to continue."""
 
 
-# The attempt that the running call is.
+# The attempt of the running call.
 _CALL: ContextVar[Attempt | None] = ContextVar("_CALL", default=None)
 
-# What the running import is to write.
+# What the running import will write.
 _IMPORT: ContextVar[Sequence[Attempt]] = ContextVar("_IMPORT", default=())
 
 
@@ -156,13 +158,13 @@ class Ledger:
         self.on_queued = on_queued
         self.attempts: list[Attempt] = []
         self.handouts: list[Handout] = []
-        # The calls that have queued a transaction; each of them holds it, so that its id is no other one's.
+        # The calls that have queued a transaction. Each call holds it, so no other transaction can get its id.
         self._deciding: dict[int, Attempt] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside the block it is known which call has queued which commit, or transaction, what was sent to the shared
-        log for it, and whether a refresh has missed any."""
+        """Inside the block the ledger knows which call has queued which commit or transaction, what was sent to the
+        shared log for it, and whether a refresh has missed any commits."""
         append, catch_up, make, send = LogWriter._append, News.catch_up, Waiting.__init__, Deciding._append
 
         def noting(writer: LogWriter, commit: Commit, *arguments: Any) -> Pending:
@@ -173,7 +175,7 @@ class Ledger:
                 self.on_queued(attempt, commit)
             return pending
 
-        # Before it is queued: from then on another thread may send it.
+        # Before it is queued, because another thread may send it at once.
         def noting_transactions(waiting: Waiting[Any, Any], decide: Callable[..., object], *arguments: Any) -> None:
             make(waiting, decide, *arguments)
             attempt = _CALL.get() or self._imported(decide)
@@ -206,7 +208,7 @@ class Ledger:
 
     @contextmanager
     def attempt(self, store: Store[Any], agent: str, content: Content) -> Iterator[Attempt]:
-        """Around a call that writes: notes how it ends, and lets the error out."""
+        """Around a call that writes: records how it ends, and passes its error on."""
         shared = replica_of(store).state.cursors.get(TRANSACTIONS)
         attempt = Attempt(store, agent, content, known=shared.clock if shared is not None else 0)
         self.attempts.append(attempt)
@@ -221,20 +223,20 @@ class Ledger:
                 attempt.read = {error.id: error.record and bytes(error.record.data)} if error.id else {}
                 attempt.matched = None
             elif not isinstance(error, NotFoundError):
-                attempt.ended = None  # it says nothing of what is there
+                attempt.ended = None  # it says nothing about what is there
             raise
         except Refused:
             attempt.end("refused")
             raise
         except (Interrupt, MemoryError):
-            attempt.outcome = "unknown"  # what was queued is written later
+            attempt.outcome = "unknown"  # the queued commit is written later
             raise
         finally:
             _CALL.reset(outer)
         if attempt.outcome != "begun":
             return
         if attempt.decided is not None:
-            # What was sent may have lost the race, and what was decided then writes nothing.
+            # What was sent may have lost the race, and what was decided afterwards writes nothing.
             attempt.end("nothing" if attempt.decided.commit is None else "done")
         elif replica_of(store).is_buffered:
             attempt.outcome = "buffered"
@@ -243,7 +245,7 @@ class Ledger:
 
     @contextmanager
     def importing(self, attempts: list[Attempt]) -> Iterator[None]:
-        """Inside the block this thread imports: what it writes by transactions is known by what it holds."""
+        """Inside the block this thread imports. The transactions of the import are recognised by their content."""
         self.attempts += attempts
         outer = _IMPORT.set(attempts)
         try:
@@ -264,22 +266,22 @@ class Ledger:
         )
 
     def buffered(self, store: Store[Any]) -> list[Attempt]:
-        """The commits buffered in this store, as far as is known."""
+        """The commits that are buffered in this store, as far as is known."""
         return [attempt for attempt in self.attempts if attempt.store is store and attempt.outcome == "buffered"]
 
     def flushed(self, attempts: Iterable[Attempt]) -> None:
-        """These, which were buffered when a `flush` or `close` began, are written: it has returned."""
+        """These commits were buffered when a `flush` or `close` began. The call has returned, so they are written."""
         for attempt in attempts:
             attempt.end("done")
 
     def opened(self, store: Store[Any], who: str) -> Handout:
-        """Begin to note what a store hands out, which was just opened."""
+        """Begin to record what a store hands out that was just opened."""
         handout = Handout(store, who, progress(store))
         self.handouts.append(handout)
         return handout
 
     def catch_up(self, store: Store[Any]) -> None:
-        """The last refresh of a store: after it all that was in the store before must have been handed out."""
+        """The last refresh of a store. After it everything that the store had read before must have been handed out."""
         handout = next(handout for handout in self.handouts if handout.store is store)
         until = progress(store)
         handout.take("the end", store.refresh())
@@ -287,7 +289,7 @@ class Ledger:
 
 
 def progress(store: Store[Any]) -> dict[str, int]:
-    """Per agent how many commits of its log are in the store."""
+    """Per agent, how many commits of its log are in the store."""
     return {agent: cursor.commits for agent, cursor in replica_of(store).state.cursors.items()}
 
 
@@ -311,5 +313,5 @@ def _content_of_batch(batch: Batch) -> Content:
 
 
 def texts_of(commit: Commit) -> Texts:
-    """The documents after a commit."""
+    """The texts of the documents after a commit."""
     return {record.id: bytes(record.data) if isinstance(record, Set) else None for record in commit.records}

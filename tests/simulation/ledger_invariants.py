@@ -1,6 +1,7 @@
-"""What must hold of every call that wrote, and of every commit that was handed out: known only to who noted the calls.
+"""What must hold for every call that wrote, and for every commit that was handed out. Only a record of the calls can
+show it.
 
-What a store and its logs show by themselves is in `opslog.testing.invariants`.
+The invariants that a store and its logs show by themselves are in `opslog.testing.invariants`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from opslog.store import replica_of
 from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Handout, content_of
 
-# How a call may have ended whose commit is in a log.
+# The outcomes of calls whose commits may be in a log.
 _ASKED = ("done", "buffered", "unknown", "begun")
 
 
@@ -33,8 +34,8 @@ def acknowledged_commits_are_never_lost(attempts: Iterable[Attempt], logs: Logs)
 
 @invariant
 def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """Every commit of a log belongs to a call that returned, or whose outcome is unknown. None belongs to a call that
-    failed with nothing written, and none to no call at all."""
+    """Every commit of a log belongs to a call that returned, or to one whose outcome is unknown. No commit belongs to a
+    call that failed with nothing written, or to no call."""
     waiting: dict[tuple[object, ...], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         waiting[attempt.agent, *attempt.content[:2]].append(attempt)
@@ -53,7 +54,7 @@ def refused_commits_are_absent(attempts: Iterable[Attempt], logs: Logs) -> str |
             asked = [attempt for attempt in fitting if attempt.outcome in _ASKED]
             if not asked:
                 return _unwanted(commit, fitting[0] if fitting else None)
-            # One that is known by its clock before one that died on the way.
+            # A call known by its clock comes before a call whose process died on the way.
             candidates.remove(max(asked, key=lambda attempt: attempt.clock))
     return None
 
@@ -64,12 +65,12 @@ def _unwanted(commit: Commit, attempt: Attempt | None) -> str:
 
 @invariant
 def buffers_are_written_in_order(attempts: Iterable[Attempt], logs: Logs) -> str | None:
-    """The log holds a beginning of what a process has buffered: nothing is written behind a commit that was lost."""
+    """The log holds a prefix of what a process has buffered: nothing is written after a commit that was lost."""
     found = {commit.stamp: commit for log in logs.values() for commit in log}
     lost: dict[int, Attempt] = {}
     for attempt in sorted(attempts, key=lambda attempt: attempt.clock):
-        # Only a set cannot be taken for that of another process under this name: its document is like no other one.
-        # Nor can one in the shared log, which waits for no other thread's.
+        # Only a set cannot be mistaken for that of another process under this name, because its document is unique.
+        # Commits in the shared log are left out, because they do not wait for those of other threads.
         if attempt.outcome in ("buffered", "done") and attempt.content[0] == "set" and not attempt.sent:
             commit = found.get(attempt.stamp)
             if commit is None or not attempt.matches(commit):
@@ -129,15 +130,15 @@ def consumers_miss_no_commit(begun: Set[Stamp], taken: Set[Stamp], logs: Logs, w
 
 @invariant
 def consumers_are_given_what_lasts(given: Set[Stamp], logs: Logs, who: str) -> str | None:
-    """Commits that a consumer was given stay in their logs, even after a power cut."""
+    """Commits that a consumer got stay in their logs, even after a power cut."""
     lost = given - {commit.stamp for log in logs.values() for commit in log}
     return f"{who} was given {min(lost)}, which is in no log" if lost else None
 
 
 @invariant
 def every_commit_is_handed_out(handout: Handout, logs: Logs) -> str | None:
-    """An open store has handed out every commit that came from others, or knows that some were collected before it had
-    read them."""
+    """An open store has handed out every commit of others, or knows that some were collected before it had read
+    them."""
     handed = {commit.stamp for commits in handout.handed.values() for commit in commits}
     for agent, until in (handout.until or {}).items() if handout.is_whole else ():
         for commit in logs.get(agent, ())[handout.since.get(agent, 0) : until]:

@@ -1,4 +1,4 @@
-"""Many seeds, in many processes, and what they did all in all."""
+"""Runs many seeds in many processes, and adds up the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Totals:
 
 
 def run_seeds(first: int, count: int) -> Totals:
-    """Some runs, in a worker."""
+    """Some runs, in a worker process."""
     totals = Totals()
     before = Counter(invariants.CHECKED)
     for seed in range(first, first + count):
@@ -61,7 +61,7 @@ def run_seeds(first: int, count: int) -> Totals:
 
 
 def simulate(first: int, seconds: float, workers: int) -> Totals:
-    """Run seeds from `first` on for so long, or until one fails."""
+    """Run seeds from `first` on for some time, or until one fails."""
     totals, deadline = Totals(), time.monotonic() + seconds
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         pending: set[Future[Totals]] = set()

@@ -1,6 +1,7 @@
-"""Names and ids that a store must take and that look like something else: a temporary file, a segment, another agent.
+"""Names and ids that a store must accept although they look like something else: a temporary file, a segment, another
+agent.
 
-Whoever tests with names like ``agent-1`` alone never meets a program that takes a name for what it resembles.
+Tests with names like ``agent-1`` alone never find code that takes a name for what it resembles.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ _IDS = ("", "..", "a/b/../c", "d.tmp-1", "D0", "\n", "\x00", "\x7f", "ß", "\U00
 
 
 def random_names(choices: random.Random, count: int) -> list[str]:
-    """So many different names of agents or periods, from the whole allowed alphabet; among them twins that differ in
-    case alone."""
+    """Different names of agents or periods, from the whole allowed alphabet. Some differ only in case."""
     names: dict[str, None] = {}
     while len(names) < count:
         kind = choices.random()
@@ -51,6 +51,6 @@ def random_names(choices: random.Random, count: int) -> list[str]:
 
 
 def random_ids(choices: random.Random, count: int) -> list[str]:
-    """So many different document ids, plain ones and ones that few programs expect."""
+    """Different document ids: plain ones, and ones that few programs expect."""
     odd = choices.sample(_IDS, min(len(_IDS), count // 2))
     return [*odd, *(f"d{number}" for number in range(count - len(odd)))]

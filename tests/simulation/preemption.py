@@ -1,11 +1,14 @@
-"""Turns between statements: threads of a simulated process that lose the processor where no lock and no storage is.
+"""Turns between statements: threads of a simulated process also lose the processor where they use no lock and no
+storage.
 
-CPython lets another thread go on where a function begins, where a loop begins anew, and where a call has returned. In
-the modules of `MODULES`, which hold what threads share, a call of `__preempt__` is put there: functions get code that
-was compiled from the same source with these calls in it, and their own code back when the simulation is over.
+CPython lets another thread run where a function starts, where a loop starts its next round, and where a call has
+returned. In the modules of `MODULES`, which hold what threads share, a call of `__preempt__` is inserted at these
+places. The functions get code that was compiled from the same source with these calls in it. They get their own code
+back when the simulation is over.
 
-Why not `sys.settrace`: CPython counts per thread of the interpreter that a trace function runs, and all simulated
-threads share one, so a greenlet cannot be left inside a trace function. It would also cost a call per line.
+Rejected: `sys.settrace`. CPython records per interpreter thread that a trace function is running, and all simulated
+threads share one interpreter thread. So no greenlet can be left inside a trace function. It would also cost a call per
+line.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from opslog.testing.simulation import Process, Simulation
 
-# What is interrupted. Others than these share nothing between threads, or are reached through these alone.
+# The modules that are interrupted. Others share nothing between threads, or are reached only through these.
 MODULES = [
     "opslog.aio",
     "opslog.backends.holders",
@@ -52,16 +55,17 @@ MODULES = [
 
 _NAME = "__preempt__"
 
-# They run at any hour, which no seed decides.
+# These run at any moment, which no seed decides.
 _FINALIZERS = ("__del__",)
 
-# A function: its qualified name, and its first line.
+# A function, by its qualified name and its first line.
 _Key = tuple[str, int]
 
 
 @contextmanager
 def preempting(simulation: Simulation, statements: int) -> Iterator[None]:
-    """Inside the block a thread that has others beside it loses its turn every so many places, on average; 0: never."""
+    """Inside the block a thread with other threads beside it loses its turn after so many places, on average; 0:
+    never."""
     if not statements:
         yield
         return
@@ -83,7 +87,7 @@ def preempting(simulation: Simulation, statements: int) -> Iterator[None]:
 
 
 def _preempt_in(simulation: Simulation, statements: int) -> Callable[[], None]:
-    left: Counter[Process] = Counter()  # how many places until a thread of it loses its turn
+    left: Counter[Process] = Counter()  # how many places until one of its threads loses its turn
 
     def preempt() -> None:
         thread = simulation.thread
@@ -102,8 +106,8 @@ def _preempt_in(simulation: Simulation, statements: int) -> Callable[[], None]:
 
 @cache
 def _functions(module: ModuleType) -> list[tuple[FunctionType, CodeType]]:
-    """Every function that stands in a module, wherever it is now (below a decorator, say), and the code for it. What is
-    made within another function gets its own from that."""
+    """Every function of a module, wherever it is now (under a decorator, for example), and its new code. Functions that
+    another function makes get theirs from that one."""
     return list(_found(module))
 
 
@@ -132,7 +136,7 @@ def _all_codes(code: CodeType) -> Iterator[tuple[_Key, CodeType]]:
 
 
 class _Places(ast.NodeTransformer):
-    """Puts a call where functions and loops begin, and after each statement that calls something."""
+    """Inserts a call where functions and loops start, and after each statement that calls something."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -1,5 +1,5 @@
-"""Breakages of what a store owes to the program that it is in: errors, signals and threads that come at the wrong
-moment; as those in `tests.simulation.breakages`."""
+"""Breakages of what a store owes to its program: errors, signals and threads that come at the wrong moment. They are
+like those in `tests.simulation.breakages`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG_AWAY: dict[str, Any] = {
 
 
 def _count_when_begun(self: Following, *, by_known: bool = False) -> None:
-    """Whether the refresh comes to its end or not."""
+    """It counts the refresh when it starts, whether or not it comes to its end."""
     self.freshness.read_at = self.environment.monotonic()
     _read_new(self, by_known=by_known)
 
@@ -65,7 +65,7 @@ _append = LogWriter._append
 
 
 def _end_unexpectedly(self: Worker, pause: float | None) -> float | None:
-    """After an exception that nobody has thought of there is no other run, and nobody learns it."""
+    """After an unexpected exception the thread does not run again, and nobody learns of it."""
     try:
         self._work()
     except OpslogError:
@@ -85,7 +85,7 @@ def _always_starts(self: Worker) -> bool:
 
 
 class _Lock:
-    """In place of a section: a lock, whoever comes."""
+    """A lock in place of a section: every caller waits."""
 
     def __init__(self) -> None:
         self.lock = vars(locking)["threading"].Lock()
@@ -96,7 +96,7 @@ class _Lock:
 
     @holder.setter
     def holder(self, thread: int | None) -> None:
-        """Nobody remembers it."""
+        """It does not remember its holder."""
 
     def run(self, work: Any, *args: Any) -> Any:
         with self.lock:
@@ -104,13 +104,13 @@ class _Lock:
 
 
 def _again_and_again(self: Following, work: Any) -> None:
-    """Also inside itself."""
+    """It may also be entered again by the same thread."""
     with self._refresh_lock:
         work()
 
 
 async def _commit_as_it_is(self: AsyncStore[Any], commit: Commit | None) -> None:
-    """However long ago others' commits were read."""
+    """However long ago it read others' commits."""
     if commit is not None:
         log = replica_of(self).log
         assert log is not None

@@ -1,4 +1,4 @@
-"""Whole runs from one seed: which storage, how many processes, what they do, what goes wrong, and the final check."""
+"""Whole runs from one seed: the storage, the processes and what they do, the faults, and the final check."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ S3_FAULTS: Mapping[str, float] = {
 }
 
 
-# What happens inside one program, wherever its store is.
+# What happens inside one program, whatever the storage.
 PROGRAM_FAULTS: Mapping[str, float] = {
     "stall": 2,
     "stall after": 1,
@@ -84,30 +84,30 @@ DIRECTORY_FAULTS: Mapping[str, float] = {**PROGRAM_FAULTS, "moved": 2, "unlocked
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that decides a run. Two equal ones run alike.
+    """Everything that decides a run. Equal scenarios run in the same way.
 
     :ivar storage: "posix" or "s3".
-    :ivar calls: of each agent.
-    :ivar rivals: second processes under an agent's name.
-    :ivar think_seconds: how long a process does nothing between two calls, on average.
-    :ivar nap_seconds: and now and then.
-    :ivar large: snapshots count as large: they stay on storage, in many blocks, of which few are remembered.
-    :ivar buffered: how many of the agents write with a buffer, which is lost when they die.
-    :ivar sessions: how many of the agents without a buffer have no log of their own.
+    :ivar calls: the number of calls of each agent.
+    :ivar rivals: how many second processes run under agents' names.
+    :ivar think_seconds: the average pause of a process between two calls.
+    :ivar nap_seconds: now and then a pause is longer by this time.
+    :ivar large: snapshots count as large. They stay on storage, in many blocks, and few blocks stay in memory.
+    :ivar buffered: how many agents write with a buffer, which is lost when they die.
+    :ivar sessions: how many agents without a buffer have no log of their own.
     :ivar imports, inspectors: processes that import commits, and that verify and repair.
     :ivar consumers: processes that follow the store by its feed.
     :ivar workers: processes that share out jobs by leases.
-    :ivar odd: agents, periods and documents have names from the whole allowed alphabet, which look like other things.
-    :ivar ignores_case: the disk keeps the case of names and does not distinguish them by it. Of the agents, which have
-        no odd names then, each second one has the name of the one before it in capitals.
-    :ivar threaded: how many of the agents have several threads, so many: `threads`.
-    :ivar transactions: how much of what agents do are transactions; 0: nothing, 1: about half.
-    :ivar leaving: how likely one that watches leaves its loop, and begins another one, at each commit.
-    :ivar asynchronous: which of those have tasks of asyncio and not threads: 1: each other one, 2: all.
-    :ivar switching: how likely another thread goes on at an operation on a lock.
-    :ivar statements: and every how many statements it does, on average, with neither lock nor storage in them; 0:
-        never.
-    :ivar compact_after: from how many commits in the tail on stores compact by themselves, in a thread of their own.
+    :ivar odd: agents, periods and documents have names from the whole allowed alphabet that look like other things.
+    :ivar ignores_case: the disk keeps the case of names, but ignores it in comparisons. Then agents have no odd names,
+        and every second one has the name of the one before it in capitals.
+    :ivar threaded: how many agents have several threads; `threads` says how many each has.
+    :ivar transactions: the share of transactions in what agents do; 0: none, 1: about half.
+    :ivar leaving: the probability at each commit that a watching thread leaves its loop, and starts another one.
+    :ivar asynchronous: which agents with several threads have tasks of asyncio instead. 1: every other one; 2: all.
+    :ivar switching: the probability at an operation on a lock that another thread continues.
+    :ivar statements: after how many statements without lock and storage another thread continues, on average; 0: never.
+    :ivar compact_after: the number of commits in the tail from which stores compact by themselves, in a thread of their
+        own.
     """
 
     seed: int
@@ -145,7 +145,7 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The result of a run.
 
     :ivar violation: the invariant that did not hold, if one did not.
     """
@@ -163,12 +163,13 @@ class Outcome:
 
 
 def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool = False) -> Scenario:
-    """A scenario of every kind there is.
+    """A random scenario of any kind.
 
-    :param concurrent: some agents have several threads or tasks for certain; otherwise in half of all seeds.
+    :param concurrent: whether some agents certainly have several threads or tasks. Otherwise they do in half of all
+        seeds.
     """
     choices = random.Random(f"scenario {seed}")
-    # Drawn apart, so that what was added later leaves the rest of a seed's scenario as it was.
+    # Drawn from a generator of its own, so that later additions leave the rest of a seed's scenario as it was.
     world = random.Random(f"world {seed}")
     threads = random.Random(f"threads {seed}")
     programs = random.Random(f"programs {seed}")
@@ -177,8 +178,8 @@ def random_scenario(seed: int, storage: str | None = None, *, concurrent: bool =
     agents = choices.randint(1, 4)
     calls = choices.choice([5, 15, 30])
     count = choices.choice([0, 2, 5, 10, 20])
-    # A tombstone may be removed when it was compacted as long ago as its TTL, so nobody may be paused between reading
-    # and writing for as long as half of that. Wall clocks may be off by any time.
+    # A tombstone may be removed when it was compacted as long ago as its TTL. So nobody may be paused between reading
+    # and writing for half of that. Wall clocks may be off by any time.
     tombstone_ttl_seconds, skew_seconds = choices.choice([(3 * PAUSE_SECONDS_MAX, 1e6), (1e9, 1e6)])
     return Scenario(
         seed=seed,
@@ -281,7 +282,8 @@ def run(scenario: Scenario, *, keep_timeline: bool = False) -> Outcome:
 
 @contextmanager
 def _sizes(large: bool) -> Iterator[None]:
-    """Inside the block snapshots of a few documents are as large as others are with millions, if they are to be."""
+    """Inside the block snapshots of a few documents are as large as others are with millions, if the scenario says
+    so."""
     if not large:
         yield
         return
@@ -294,7 +296,8 @@ def _sizes(large: bool) -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Inside the block the log does not get what the run itself learns: that buffered commits were not written."""
+    """Inside the block the log does not get errors that the run itself handles: that buffered commits were not
+    written."""
     log = logging.getLogger("opslog")
     before = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -305,8 +308,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def _names(scenario: Scenario) -> tuple[list[str], list[str], list[str]]:
-    """The names of the agents, and after them of the importers; the documents' ids; what names of periods begin
-    with."""
+    """The names of the agents, followed by those of the importers; the ids of the documents; and the prefixes of
+    periods."""
     count = max(scenario.agents, scenario.rivals)
     if not scenario.odd:
         agents = [f"agent-{number}" for number in range(count)]
@@ -367,7 +370,7 @@ def _start_all(
 
 
 def _judged(action: object) -> None:
-    """Run something; whatever it raises is the violation of an invariant."""
+    """Runs something. Any exception counts as a violated invariant."""
     assert callable(action)
     try:
         action()

@@ -1,12 +1,12 @@
-"""What agents do with a store that they have open, each call written once: for a program of one thread, for one of
-several threads, and for tasks of asyncio.
+"""What agents do with an open store, each call written once: for a program of one thread, for one of several threads,
+and for tasks of asyncio.
 
-A session calls the store through `Calls`, which a `Direct` fulfils for threads and `opslog.aio.AsyncStore` for tasks.
-What a `Direct` gives is over when it is awaited, so a thread runs a call to its end with `over`.
+A session calls the store through `Calls`. For threads `Direct` implements it, for tasks `opslog.aio.AsyncStore`. A call
+of `Direct` never waits for an event loop, so a thread runs it to its end with `over`.
 
-Who shares a store may expect less than who has it alone: between two of its calls the others write, undo and refresh.
-So each has a document of its own, in which it must see its own writes. What it writes to any other document must
-outrank what it has read of it before.
+A user that shares a store may expect less than one that has it alone, because the others write, undo and refresh
+between its calls. So each user has a document of its own, in which it must see its own writes. Its write to any other
+document must outrank what it has read of that document before.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tests.simulation.transaction_invariants import ACCOUNTS, TASKS, check_views
 
 T = TypeVar("T")
 
-# Documents that are only ever written together.
+# Documents that are only written together.
 PAIRS = (("left-0", "right-0"), ("left-1", "right-1"))
 
-# What the handler of a signal may do with the store that its thread is in.
+# What a signal handler may do with the store that its thread is in.
 _HANDLED = ("set", "batch", "undo", "refresh", "flush", "read")
 _HANDLED_BY_TRANSACTIONS = (*_HANDLED, "create", "modify")
 
@@ -64,7 +64,7 @@ class Calls(Protocol):
 
 
 class Direct:
-    """A store of a program without an event loop. Nothing here ever waits for one."""
+    """A store of a program without an event loop. No call waits for a loop."""
 
     def __init__(self, store: Store[Any]) -> None:
         self._store = store
@@ -136,12 +136,12 @@ def over(call: Coroutine[Any, Any, T]) -> T:
 
 @dataclass
 class Crew:
-    """The threads or tasks that use one open store; one alone may be all of them.
+    """The threads or tasks that use one open store, at least one.
 
-    :ivar left: how many calls they still make.
-    :ivar error: the first one after which the store has to be opened again.
-    :ivar closed: one of them has closed the store, and so written what was `buffered`, unless there was an error.
-    :ivar ending: the one that watches is to stop.
+    :ivar left: how many calls they will still make.
+    :ivar error: the first error after which the store has to be opened again.
+    :ivar closed: one of them has closed the store. Unless there was an error, this has written what was `buffered`.
+    :ivar ending: the watching one is to stop.
     :ivar was_disturbed: an exception from outside came into one of the calls.
     """
 
@@ -162,9 +162,9 @@ class Crew:
 class Session:
     """What one thread or task does with a store that nobody shares with it.
 
-    :param agent: whose name it is open under.
-    :param name: of the thread or task, of whoever has the store alone "".
-    :param calls: the store as tasks have it; None: this is a thread, which calls it directly.
+    :param agent: the agent under whose name the store is open.
+    :param name: the name of the thread or task; "" for the only user of a store.
+    :param calls: the store of a task; None for a thread, which calls the store directly.
     """
 
     def __init__(
@@ -187,9 +187,9 @@ class Session:
         self.name = name
         self.calls: Calls = Direct(crew.store) if calls is None else calls
         self.has_loop = calls is not None
-        # Whether this is the thread to which signals come.
+        # Whether signals come to this thread.
         self.is_main = False
-        # How often a handler has used the store, all in all and before the call under way.
+        # How many times a handler has used the store: in total, and before the call under way.
         self._handled = self._handled_before = 0
 
     # -- waiting
@@ -211,7 +211,7 @@ class Session:
     # -- calls
 
     async def do(self, doing: str) -> None:
-        """One call, by its name."""
+        """Make one call, by its name."""
         call = partial(transactions.CALLS[doing], self) if doing in transactions.CALLS else getattr(self, doing)
         if not self.is_main:
             await call()
@@ -225,7 +225,7 @@ class Session:
         return self.shared.ledger.attempt(self.store, self.agent, content)
 
     def document(self) -> tuple[dict[str, Any], bytes]:
-        """A document like no other one, and its text."""
+        """A unique document, and its text."""
         token = self.shared.token()
         padding = "x" * self.random.choice([0, 0, 0, 40, 400])
         return {"n": token, "pad": padding}, b'{"n":%d,"pad":"%b"}' % (token, padding.encode())
@@ -260,7 +260,7 @@ class Session:
         await self.check_own(attempt, left, document)
 
     async def within_batch(self) -> None:
-        """Between two documents of a batch."""
+        """Something to do between two documents of a batch."""
 
     async def undo(self) -> None:
         with self.attempt("undo", None) as attempt:
@@ -287,14 +287,14 @@ class Session:
         await self.elsewhere(self._archive)
 
     def _archive(self) -> None:
-        # Each once, so that what was archived is known by its period; within the length of a name.
+        # Each period once, so that its name shows what was archived. A name must not be too long.
         period = f"{self.random.choice(self.shared.periods)[:100]}-{self.shared.token()}"
         ids = {id for id in self.shared.ids if self.random.random() < 0.3}
         by_token = {document["n"] for id, document in self.store.items() if id in ids}
 
         def is_old(document: dict[str, Any]) -> bool:
             if self.random.random() < 0.1:
-                self.process.sleep(0.01)  # it takes its time, as one that looks up something does
+                self.process.sleep(0.01)  # takes time, like a program that looks up something
             return document.get("n") in by_token
 
         with self.attempt("archive", period) as attempt:
@@ -302,8 +302,8 @@ class Session:
                 attempt.outcome = "nothing"
 
     async def check_own(self, attempt: Attempt, id: str, expected: dict[str, Any] | None) -> None:
-        """What a call has written is seen. (A handler may have undone it, or brought something newer, and so may this
-        reading, where the snapshot was collected.)"""
+        """The session sees what its call has written. (A handler may have undone it or brought something newer. So may
+        this read, if the snapshot was collected.)"""
         state = replica_of(self.store).state
         seen = await self.calls.get(id)
         is_same = replica_of(self.store).state is state and self._handled == self._handled_before
@@ -311,21 +311,21 @@ class Session:
             invariants.own_writes_are_read({id: seen}, {id: expected}, self.name or self.agent)
 
     def may_be_overtaken(self, attempt: Attempt, id: str) -> bool:
-        """Whether somebody else may have changed already what a call has written: nobody, here."""
+        """Whether somebody else may already have changed what a call has written. Here nobody can."""
         return False
 
     # -- signals
 
     @property
     def is_in_batch(self) -> bool:
-        """Whether this thread is, or in the block of a transaction."""
+        """Whether this thread is inside a batch, or inside the block of a transaction."""
         batches = replica_of(self.store).batches
         return batches.current is not None or batches.transaction is not None
 
     def handle(self) -> None:
-        """The handler of a signal that came into a call of this thread. It may use the store, which does what it is
-        asked, or refuses."""
-        # What it wrote in a batch would be a part of that.
+        """The handler of a signal that came into a call of this thread. It may use the store, which carries out its
+        call or refuses it."""
+        # In a batch its writes would become a part of the batch.
         handled = _HANDLED_BY_TRANSACTIONS if TRANSACTIONS in replica_of(self.store).state.cursors else _HANDLED
         doing = "read" if self.is_in_batch else self.random.choice(handled)
         self._handled += 1
@@ -370,12 +370,12 @@ class Session:
     async def handle_read(self) -> None:
         self.store.get(self.random.choice(self.shared.ids))
         seen = dict(self.store.items())
-        for left, right in () if self.is_in_batch else PAIRS:  # its own thread sees what it has of one
+        for left, right in () if self.is_in_batch else PAIRS:  # in a batch it sees its own write of one
             invariants.batches_are_atomic(seen.get(left), seen.get(right), f"the handler of {self.agent}")
 
 
 class SharedSession(Session):
-    """The calls of one of several threads or tasks on a store that they share."""
+    """The calls of one of several threads or tasks that share a store."""
 
     @property
     def own(self) -> str:
@@ -394,7 +394,7 @@ class SharedSession(Session):
         await self.check_own(attempt, self.own, None)
 
     async def answer(self) -> None:
-        """Write, or delete, what others write, after having read it."""
+        """Read a document that others write, and then write or delete it."""
         id = self.random.choice(self.shared.ids)
         read = await self.elsewhere(lambda: replica_of(self.store).record(id))
         if self.random.random() < 0.2:
@@ -425,7 +425,7 @@ class SharedSession(Session):
         ledger_invariants.commits_are_handed_out_once(self.handout)
 
     async def iterate(self) -> None:
-        """Read all documents, slowly: as they were when that began."""
+        """Read all documents, slowly. They must be as they were when the read began."""
         seen = {}
         async for id, document in self.calls.items():
             seen[id] = document
@@ -443,7 +443,7 @@ class SharedSession(Session):
 
     def may_be_overtaken(self, attempt: Attempt, id: str) -> bool:
         """Whether an undo of another thread, or of another process under this name, may have cancelled what this call
-        wrote; or an earlier call, that was cancelled or interrupted, has written after all, and later."""
+        wrote. Also whether an earlier call of this user, which was cancelled or interrupted, may have written later."""
 
         def may_overtake(other: Attempt) -> bool:
             if other.content[0] == "undo":
@@ -454,8 +454,8 @@ class SharedSession(Session):
 
 
 def check_pairs(store: Store[Any], who: str) -> None:
-    """What is only ever written together is seen together. Both are read from one state: a store whose snapshot was
-    collected goes on to a newer state when it is read."""
+    """Documents that are only written together are seen together. Both are read from one state: if its snapshot was
+    collected, the store moves to a newer state during a read."""
     for left, right in PAIRS:
         while True:
             state = replica_of(store).state

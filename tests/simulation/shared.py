@@ -1,4 +1,4 @@
-"""The common part of all processes of a run: the storage, their writes, and notes about it."""
+"""What all processes of a run share: the storage, their writes, and notes about it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.simulation.transaction_invariants import guarded_documents_go_to_the_
 class Shared:
     """See the module's docstring.
 
-    :param ids: of the documents.
-    :param periods: what names of archives begin with.
+    :param ids: the ids of the documents.
+    :param periods: the prefixes of archive names.
     :param is_calm: nothing goes wrong, and nobody else uses an agent's name: no write may fail.
-    :param names_are_kept: whoever has a store open under an agent's name is the only one who writes that log.
+    :param names_are_kept: only the process that has a store open under an agent's name writes that log.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Shared:
         self.compact_after = compact_after
         self._is_calm = is_calm
         self._names_are_kept = names_are_kept
-        # Stores that nobody closed, by who opened them: those still have to show the right thing after a refresh.
+        # Stores that nobody closed, by their opener. They must still show the right documents after a refresh.
         self.left_open: dict[Process, Store[Any]] = {}
         self._tokens = 0
 
     def close_all(self) -> None:
-        """Give back the names of those who left their stores open."""
+        """Release the names of those who left their stores open."""
         while self.left_open:
             self.left_open.popitem()[1].close()
 
     def lose_power(self, choices: random.Random) -> None:
-        """Nobody has a store open any more, and commits that were handed out may be gone, and their places taken."""
+        """No store is open any more. Commits that were handed out may be gone, and others may take their positions."""
         self.left_open.clear()
         for handout in self.ledger.handouts:
             handout.until = None
@@ -77,28 +77,28 @@ class Shared:
         self.left_open.pop(process, None)
 
     def recover(self) -> None:
-        """Nothing of this lasts."""
+        """Nothing is left from before."""
 
     def check_memory(self, store: Store[Any], who: str) -> None:
-        """Hold an open store, which no other thread uses, to what it has read and written."""
+        """Check an open store, which no other thread uses, against what it has read and written."""
         self.flush(store)
         replica = replica_of(store)
         state = replica.state
         shown, read = view(store), progress(store)
         if replica.state is not state or not self._names_are_kept or replica.log is None or must_be_opened_again(store):
-            return  # it was loaded anew meanwhile, or says at its next write that it has to be opened again
+            return  # it was loaded again meanwhile, or its next write will say that it has to be opened again
         logs = all_commits(self.storage)
         invariants.memory_is_what_was_read(
             shown, logs, read | {str(replica.agent): len(logs.get(str(replica.agent), []))}, who
         )
 
     def excuse(self, error: OpslogError) -> None:
-        """:raises: the error, where there is nothing that it could come from."""
+        """:raises: the error, if nothing in the run can explain it."""
         if self._is_calm and isinstance(error, (ReopenError, WriteFailedError)):
             raise error
 
     def token(self) -> int:
-        """A number that was never given before."""
+        """A number that was never used before."""
         self._tokens += 1
         return self._tokens
 
@@ -121,7 +121,7 @@ class Shared:
         self.ledger.flushed(self.ledger.buffered(store))
 
     def end(self, store: Store[Any]) -> None:
-        """Close a store. What a handler of a signal keeps from being closed, the next call closes."""
+        """Close a store. If a signal handler prevents that, the next call closes it."""
         while True:
             try:
                 return store.close()
@@ -129,16 +129,17 @@ class Shared:
                 continue
 
     def may_be_lost(self, store: Store[Any]) -> bool:
-        """Whether a store that nobody has closed may have to be opened again: its directory was moved away, say."""
+        """Whether a store that nobody has closed may have to be opened again, for example because its directory was
+        moved away."""
         return not self._is_calm
 
     def abandon(self, process: Process) -> None:
-        """Close a store that was left open, and that has to be opened again."""
+        """Close a store that was left open, and has to be opened again."""
         with suppress(ReopenError, WriteFailedError):
             self.left_open.pop(process).close()
 
     def thinking(self, process: Process, times: float = 1.0) -> float:
-        """How many seconds a process does nothing between two calls, so many times as long; now and then it naps."""
+        """The pause of a process between two calls in seconds, times a factor. Now and then it is a long one."""
         seconds = process.random.expovariate(1.0 / (times * self.think_seconds))
         if self.nap_seconds and process.random.random() < 0.05:
             seconds += self.nap_seconds
@@ -150,7 +151,7 @@ class Shared:
 
 
 def _check_queued(attempt: Attempt, commit: Commit) -> None:
-    """Whether what was queued for an agent's log may stand there, as far as memory says."""
+    """Whether the commits queued for an agent's log may be in it, as far as memory knows."""
     assert attempt.store is not None
     if not commit.records:
         return
@@ -163,26 +164,26 @@ def _check_queued(attempt: Attempt, commit: Commit) -> None:
 
 
 def view(store: Store[Any]) -> State:
-    """All that a store shows."""
+    """Everything that a store shows."""
     return {record.id: bytes(record.data) for record in store.records()}
 
 
 def must_be_opened_again(store: Store[Any]) -> bool:
-    """Whether it can do nothing any more but be opened again: a commit may or may not be in its log, another directory
-    stands where the store's was, or its lock file was removed, so that others may write under its name."""
+    """Whether the store must be opened again before it can do anything: a commit may or may not be in its log, another
+    directory has replaced the store's, or its lock file was removed, so that others may write under its name."""
     replica = replica_of(store)
     log = replica.log
     if log is not None and log._broken is not None:
         return True
     if not isinstance(replica.backend, FsBackend):
-        return False  # an object storage, where nothing holds names
+        return False  # an object storage, which does not hold names
     appender = log.session._appender if log is not None else None
     has_lost_its_name = isinstance(appender, FsAppender) and not appender._lock_file.is_in_place()
     return has_lost_its_name or replica.backend.tree().is_replaced()
 
 
 def left_to_do(store: Store[Any]) -> str | None:
-    """The background work that a store has not done yet, None if nothing."""
+    """The background work that a store has not done yet; None if there is none."""
     replica = replica_of(store)
     log, error = replica.log, replica.compaction.error
     if log is not None and replica.failure is None and (log._queue or log._group):

@@ -9,7 +9,8 @@ from tests.simulation.scenario import Outcome, Scenario, run
 
 
 def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:
-    """The smallest run that was found to violate the same invariant, with its timeline.
+    """The smallest run found that violates the same invariant, with its timeline. :param runs_max: how many runs may be
+    tried.
 
     :param runs_max: how many runs may be tried.
     """
@@ -30,7 +31,7 @@ def shrink(failed: Outcome, runs_max: int = 300) -> Outcome:
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios that are a little smaller, those that take away most first."""
+    """Scenarios that are a little smaller. Those that take away most come first."""
     yield from _fewer_faults(scenario)
     for name in (
         "rivals",
@@ -73,7 +74,7 @@ def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def story(outcome: Outcome) -> str:
-    """A run as a person reads it: what it was, what happened, and what came of it."""
+    """A run as text for people: the scenario, the events, and the result."""
     scenario = outcome.scenario
     lines = [
         f"seed {scenario.seed} on {scenario.storage}: {scenario.agents} agents, {scenario.rivals} rivals, "

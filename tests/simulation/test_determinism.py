@@ -1,4 +1,4 @@
-"""The same seed is the same run, also in another process."""
+"""The same seed gives the same run, also in another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for seed in {list(SEEDS)}:
 
 
 def test_a_seed_gives_the_same_run_in_every_process_and_others_give_others() -> None:
-    """Hashes of strings are other ones there."""
+    """Other processes have other hashes of strings."""
     here = [run(random_scenario(seed)).digest for seed in SEEDS]
     environment = os.environ | {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)

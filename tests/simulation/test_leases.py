@@ -1,4 +1,4 @@
-"""The lease that a compaction on an object storage holds, while it is being renewed; and workers that share out jobs by
+"""The lease that a compaction on an object storage holds, while it is renewed; and workers that share out jobs by
 `opslog.Lease`, whatever goes wrong."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_lease_is_renewed_again_after_a_request_that_failed(kind: str, call: s
 
 
 def test_workers_lose_leases_and_take_over_from_those_that_are_gone() -> None:
-    """The material for the invariants of leases: without it they would hold of nothing."""
+    """Without such events the invariants of leases would prove nothing."""
     ends: Counter[tuple[str, str]] = Counter()
     for seed in range(6):
         with patch.object(audit, "check_workers") as check:

@@ -1,4 +1,4 @@
-"""The ledger knows whose every commit is, whichever thread is faster."""
+"""The ledger knows the call of every commit, whichever thread is faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.ledger import Ledger
 
 
 class Hasty(deque[Any]):
-    """A queue that another thread empties before whoever queued something goes on."""
+    """A queue that another thread empties before the caller continues."""
 
     def __init__(self, decide_all: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Changes that people make to the directory of a store in use: they move it and put a copy in its place, and remove
+"""Changes that people make to the directory of a store in use: they move it and put a copy in its place, or remove
 `locks/`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_a_process_with_an_open_directory_stays_in_the_moved_one(amount: float, 
         file = system.open("f", os.O_RDWR | os.O_CREAT, dir_fd=at)
         system.write(file, b"before")
         before = system.fstat(at)
-        system.open(path, os.O_RDONLY | os.O_DIRECTORY)  # just before it, the directory is moved
+        system.open(path, os.O_RDONLY | os.O_DIRECTORY)  # just before this call, the directory is moved
         assert not os.path.samestat(before, system.stat(path))
         system.write(file, b" and after")
         assert system.stat("f", dir_fd=at).st_size == 16

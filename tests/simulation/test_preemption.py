@@ -1,4 +1,4 @@
-"""Threads lose their turn between statements, where the seed says, and only while a simulation runs."""
+"""Threads lose their turn between statements, where the seed says so, and only during a simulation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.simulation.scenario import random_scenario, run
 
 
 class Counter:
-    """Loses counts where a thread goes on between reading and writing."""
+    """Loses counts if another thread runs between reading and writing."""
 
     def __init__(self) -> None:
         self.value = 0
 
     def count(self) -> None:
-        """A docstring stays one."""
+        """A docstring stays a docstring."""
         value = int(self.value)
         self.value = value + 1
 

@@ -1,4 +1,4 @@
-"""Whole runs. `make simulate` has as many as one has time for; a failing seed of his is kept here."""
+"""Whole runs. `make simulate` runs as many as there is time for. Its failing seeds are kept here."""
 
 from __future__ import annotations
 

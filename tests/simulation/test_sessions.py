@@ -12,8 +12,8 @@ SEEDS = 30
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Half of the agents, or all. Without imports, which write to logs of the agents' names: a session does not undo
-    what stands there, and says so."""
+    """Half of the agents, or all of them, have no log of their own. There are no imports: they write to logs of the
+    agents' names, and a session does not undo those commits, and says so."""
     scenario = random_scenario(seed)
     return replace(scenario, sessions=scenario.agents if seed % 2 else scenario.agents // 2, imports=0)
 

@@ -1,6 +1,6 @@
-"""The one primitive under transactions, on simulated storages with every fault that they have.
+"""The one primitive under transactions, on simulated storages with all their faults.
 
-Writers append lines that say which line their writer had read last. Whatever goes wrong, the log is a chain.
+Each line names the line that its writer had read last. Whatever goes wrong, the log is a chain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAULTS = {
 }
 AMOUNTS = {"short": 1.0, "moved": 1.0, "skew": 5.0, "full": 3.0, "down": 400.0, "late": 40.0}
 
-# Ids of a line and of the one before it, "" for the first.
+# The id of a line and of the one before it; "" for the first line.
 Link = tuple[str, str]
 
 
@@ -69,14 +69,14 @@ def lines(ids: list[str], found: Read, now: float) -> list[bytes]:
 
 
 class Writers:
-    """Their calls, and how they ended."""
+    """The calls of writers, and how they ended."""
 
     def __init__(self, storage: Directory | ObjectStorage) -> None:
         self.storage = storage
         self.to_do = Counter({f"writer-{number}": APPENDS for number in range(WRITERS)})
         self.attempts = 0
         self.acknowledged: list[str] = []
-        # Of each id, how many were acknowledged when its writer began to read.
+        # For each id, how many lines were acknowledged when its writer began to read.
         self.begun: dict[str, int] = {}
         self.refused: set[str] = set()
         self.outcomes: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class Writers:
                 self.refused.add(id)
 
     def _seal(self, process: Process, backend: Backend) -> None:
-        """As a compaction does it: with the name, and after what is there then."""
+        """As a compaction does: with the name, and after what is there at that moment."""
         with closing(backend.appender(TRANSACTIONS)) as appender:
             found = read(backend)
             appender.append(

@@ -1,4 +1,5 @@
-"""Signals and a lack of memory come to simulated processes that are ready for them, and where CPython has them come."""
+"""Signals and a lack of memory reach simulated processes that are ready for them, at the places where CPython delivers
+signals."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_an_interrupt_that_nobody_catches_is_the_end_of_the_run() -> None:
 
 
 def test_awaited_calls_of_an_agent_are_over() -> None:
-    """So that calls are written once, for threads and for tasks."""
+    """So each call is written once, for threads and for tasks."""
     simulation = Simulation(0)
     place = make_storage("posix", simulation)
 

@@ -28,7 +28,7 @@ from opslog.verify.verify import verify  # noqa: E402
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    """One in which threads take turns, too: the contract's tests use them, and a simulation has one."""
+    """A simulation in which threads also take turns, because the contract's tests use threads."""
     simulation, mutex = Simulation(0), threading.RLock()
     step = simulation.step
 

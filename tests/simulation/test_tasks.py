@@ -57,7 +57,7 @@ def test_a_store_of_tasks_survives_the_death_of_its_process(storage: str, fault:
     with place.installed():
         simulation.start("a", lambda process: run_tasks(process, write(process)))
         simulation.run()
-    # The first run may come to its end before it dies: while it closes the store, or right after its last call.
+    # The first run may reach its end before it dies: while it closes the store, or right after its last call.
     assert ended in ([1], [2], [1, 2])
     assert len(all_commits(place)["a"]) >= 9
 
@@ -92,7 +92,7 @@ def test_two_processes_run_event_loops_at_once() -> None:
             async for _ in ticks(process):
                 turns.append(process.name)
             async for _ in ticks(process):
-                break  # the generator is closed by the loop that it belongs to
+                break  # the loop that owns the generator closes it
 
         run_tasks(process, main())
 

@@ -1,4 +1,4 @@
-"""Agents of several threads: what is noted of each call and of each thread, and what is found by it."""
+"""Agents of several threads: the records of each call and each thread, and the faults that they reveal."""
 
 from __future__ import annotations
 

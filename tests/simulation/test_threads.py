@@ -14,7 +14,7 @@ from opslog.testing.threads import Event, Threading
 
 
 def simulated(target: Callable[[Process], None], seed: int = 0, faults: tuple[Fault, ...] = ()) -> Simulation:
-    """A simulation of this one program, when it is over."""
+    """A finished simulation of this one program."""
     simulation = Simulation(seed, faults, keep_timeline=True)
     simulation.start("a", target)
     simulation.run()
@@ -344,7 +344,7 @@ def test_missing_functions_of_the_simulation_are_named() -> None:
 
 @pytest.mark.parametrize("storage", ["posix", "s3"])
 def test_a_store_runs_its_own_threads_in_the_simulation(storage: str) -> None:
-    """Of a buffered store that compacts: no real thread is started, and all is written without a flush."""
+    """In a buffered store that compacts, no real thread is started, and everything is written without a flush."""
     simulation = Simulation(3, keep_timeline=True)
     place = make_storage(storage, simulation)
     real = threading.active_count()

@@ -1,4 +1,4 @@
-"""Agents of several threads that share one open store, and do to it at once whatever one thread may do."""
+"""Agents of several threads that share one open store, and do at once whatever one thread may do."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.simulation.agents import Agent
 from tests.simulation.sessions import Crew, Session, SharedSession, over
 from tests.simulation.shared import Shared
 
-# How often at least whoever watches looks for commits; no other sleep in a store takes just as long.
+# The maximum time between two checks for commits. No other sleep in a store has the same length.
 _POLL_SECONDS = 0.7
 
 
 class _Called(Exception):
-    """A thread that watches is called away, in its sleep."""
+    """A watching thread is called away in its sleep."""
 
 
 class SharingAgent(Agent):
-    """Has several threads or tasks, so many: `users`.
+    """An agent with `users` threads or tasks.
 
-    :param leaving: how likely the one that watches leaves its loop, and begins another one, at each commit.
+    :param leaving: the probability at each commit that the watching one leaves its loop, and starts another one.
     """
 
     calls_max = 40
@@ -52,7 +52,7 @@ class SharingAgent(Agent):
         return SharedSession(self.shared, self.name, process, crew, name=name, calls=calls)
 
     async def watch(self, session: Session, crew: Crew) -> None:
-        """Take what comes, by one loop after the other."""
+        """Read new commits, in one loop after the other."""
         while not (crew.ending or crew.is_over or replica_of(crew.store).is_closed):
             async with self.forgiving(session, crew):
                 async for commit in session.calls.watch(self.poll_seconds):
@@ -62,9 +62,9 @@ class SharingAgent(Agent):
                         break
 
     def settle(self, crew: Crew) -> None:
-        """All are done with the store.
+        """All users have finished with the store.
 
-        :raises OpslogError: it has to be opened again.
+        :raises OpslogError: the store has to be opened again.
         """
         if crew.error is not None:
             raise crew.error
@@ -75,7 +75,7 @@ class SharingAgent(Agent):
 
 
 class ThreadedAgent(SharingAgent):
-    """One with several threads, of which the program's own is one."""
+    """An agent with several threads, including the program's main thread."""
 
     def use(self, process: Process, store: Store[Any]) -> None:
         crew = self.crew(process, store)
@@ -111,10 +111,10 @@ class ThreadedAgent(SharingAgent):
 
 
 class _NoThread:
-    """In place of one that the system has refused."""
+    """In place of a thread that the system refused to start."""
 
     def join(self) -> None:
-        """It has nothing to do."""
+        """There is nothing to wait for."""
 
 
 def _started(process: Process, name: str, target: Callable[[], object]) -> Any:

@@ -1,4 +1,4 @@
-"""Breakages of what transactions rely on, as those in `tests.simulation.breakages`."""
+"""Breakages of what transactions rely on, like those in `tests.simulation.breakages`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from opslog.replica.state import State, View
 from opslog.replica.transaction import Reads, Transaction
 from tests.simulation.breakages import ANSWERS, Breakage, likely
 
-# Nothing but transactions, of many who are quick.
+# Nothing but transactions, by many agents with short pauses.
 CLAIMS: dict[str, Any] = {"transactions": 5.0, "think_seconds": 0.01, "weights": {"refresh": 1.0, "set": 2.0}}
 
 
 def _append_anywhere(self: Any, data: bytes) -> Position:
-    """Where the log ends, whatever was read of it."""
+    """It appends at the end of the log, whatever was read of it."""
     backend: Backend = self._backend
     position = backend.append_at(TRANSACTIONS, self._end, data)
     while position is None:
@@ -41,7 +41,7 @@ def _append_anywhere(self: Any, data: bytes) -> Position:
 
 
 def _no_answer_is_a_conflict(self: objects.ObjectBackend, agent: str, end: Position, data: bytes) -> Position | None:
-    """Whatever is under that number is another transaction, and this one is decided again."""
+    """Whatever is under that number counts as another transaction, and this one is decided again."""
     outcome = self.driver.put_new(self._prefix + segment_path(agent, end.segment), data)
     return end if outcome is objects.Put.CREATED else None
 
@@ -61,7 +61,7 @@ _confirm = WriterSession._confirm
 
 
 def _cut_at_the_end_of_now(self: Tail, backend: Backend, *arguments: Any) -> CompactionInput:
-    """The cut of the shared log is where it ends by now, whoever has appended since it was read."""
+    """The cut of the shared log is its current end, whoever has appended since it was read."""
     found = _input(self, backend, *arguments)
     listed = list_log(backend, TRANSACTIONS)
     if not listed or TRANSACTIONS not in found.cut:
@@ -88,11 +88,11 @@ _append = Deciding._append
 
 
 def _nothing(*arguments: object, **options: object) -> None:
-    """Do not do it."""
+    """Does nothing."""
 
 
 def _join_late(self: Deciding[Any], group: list[Waiting[Any, Any]]) -> None:
-    """A caller that arrives while the group's refresh is under way still belongs to it."""
+    """A caller that arrives while the group's refresh is under way still joins the group."""
     replica: Any = self._replica
     freeze = replica.freeze
 
@@ -135,7 +135,7 @@ def _no_hashes(hashes: Iterable[int]) -> bytes:
 
 
 def _undo_whatever(self: Transaction[Any], author: str) -> tuple[str, ...] | None:
-    """Whoever has built on it."""
+    """Whether or not others have overwritten it."""
     commit = self._source.undoable(author)
     if commit is None:
         return None

@@ -1,7 +1,7 @@
-"""What must hold of transactions: of what each has seen, of their order, and of how calls ended.
+"""The invariants of transactions: what each has seen, their order, and how calls ended.
 
-The order of the shared log is the order of transactions. So each of them is replayed: what its function has seen must
-be what the log says up to there, with the plain commits that it had to see, and maybe some that it could see.
+The order of the shared log is the order of transactions. So each of them is replayed: its function must have seen the
+state of the log up to that position, with the plain commits that it had to see, and maybe some that it could see.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from opslog.merge.stamps import is_greater
 from opslog.testing.invariants import Logs, State, invariant
 from tests.simulation.ledger import Attempt, Texts
 
-# Documents that only transactions write: each is claimed by whoever creates it.
+# Documents that only transactions write. An agent claims one by creating it.
 CLAIMS = tuple(f"claim-{number}" for number in range(4))
 
-# And these are taken, a few at once, by whoever has counted those that are.
+# Tasks: an agent takes one after it has counted those that are taken, and only a few may be taken at once.
 TASKS = tuple(f"task-{number}" for number in range(4))
 TASKS_MAX = 2
 
-# And amounts that are only moved from one to another. One that is not there has nothing.
+# Accounts: amounts are only moved from one to another. A missing account holds nothing.
 ACCOUNTS = tuple(f"account-{number}" for number in range(3))
 
 
@@ -35,8 +35,8 @@ ACCOUNTS = tuple(f"account-{number}" for number in range(3))
 class _Plain:
     """A record of a plain commit.
 
-    :ivar began: when somebody may have read it at the earliest. :ivar since: from when on everybody who begins must
-        see it; None: nobody has to.
+    :ivar began: the earliest moment at which somebody may have read it. :ivar since: every call that begins after this
+        must see it. None: no call has to.
     """
 
     record: Record
@@ -45,7 +45,7 @@ class _Plain:
 
 
 class Replay:
-    """The shared log, to be asked what it says up to any place; and the plain commits beside it.
+    """The state of the shared log at any position, and the plain commits beside it.
 
     :param attempts: all calls that wrote. :param logs: all commits that were ever in a log.
     """
@@ -66,7 +66,7 @@ class Replay:
         for agent, log in logs.items():
             if agent != TRANSACTIONS:
                 self._add_plain(log)
-        # When it began, by whom each of them was made.
+        # When each of them began, by its author.
         self.calls = [calls.get(commit.stamp) for commit in self.log]
         self._acknowledged = sorted(
             (call.ended, place)
@@ -78,7 +78,7 @@ class Replay:
             self._acknowledged_up_to.append(max(self._acknowledged_up_to[-1], place + 1))
 
     def _add_plain(self, log: Sequence[Commit]) -> None:
-        # Two processes under one name can stamp alike; of the two commits one is in the log.
+        # Two processes under one name may use the same stamp. One of the two commits is in the log.
         calls: dict[Stamp, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts:
             calls[attempt.stamp].append(attempt)
@@ -92,7 +92,7 @@ class Replay:
                 )
 
     def place(self, call: Attempt) -> int | None:
-        """Where in the shared log a call's commit is; None: it is not."""
+        """The position of a call's commit in the shared log; None if it is not there."""
         return self.places.get((call.sent[-1].stamp, call.sent[-1].tx)) if call.sent else None
 
     def winner(self, id: str, place: int) -> Record | None:
@@ -105,7 +105,7 @@ class Replay:
         return None
 
     def may_see(self, call: Attempt, id: str, text: bytes | None, place: int) -> bool:
-        """Whether a call may have seen this text of a document, decided at a place."""
+        """Whether a call that was decided at a position may have seen this text of a document."""
         least = self.winner(id, place)
         for plain in self._plain.get(id, ()):
             is_due = plain.since is not None and plain.since < call.began
@@ -120,7 +120,7 @@ class Replay:
         )
 
     def fault(self, call: Attempt, place: int) -> str | None:
-        """The documents that a call has seen but cannot have seen at this position."""
+        """The documents that a call has seen, but cannot have seen at this position."""
         for id, text in call.read.items():
             if not self.may_see(call, id, text, place):
                 return f"{id!r} as {text!r}, and the shared log had {text_of(self.winner(id, place))!r}"
@@ -130,12 +130,13 @@ class Replay:
         return None
 
     def taken(self, place: int) -> Texts:
-        """The tasks that somebody has at a place."""
+        """The tasks that are taken at a position."""
         winners = {id: text_of(self.winner(id, place)) for id in TASKS}
         return {id: text for id, text in winners.items() if text is not None}
 
     def places_of(self, call: Attempt) -> Iterator[int]:
-        """Where a call can have been decided that wrote nothing: behind all that was acknowledged before it began."""
+        """The positions at which a call that wrote nothing may have been decided: after everything that was
+        acknowledged before it began."""
         number = bisect_left(self._acknowledged, call.began, key=lambda entry: entry[0])
         for place in range(self._acknowledged_up_to[number], len(self.log) + 1):
             yield place
@@ -146,13 +147,13 @@ class Replay:
 
 
 def text_of(record: Record | None) -> bytes | None:
-    """The document's text, None where there is none."""
+    """The document's text; None if there is no document."""
     return bytes(record.data) if isinstance(record, Set) else None
 
 
 @invariant
 def transactions_saw_all_before_them(replay: Replay) -> str | None:
-    """A transaction in the shared log has seen everything that the log says up to there, and all plain commits that
+    """A transaction in the shared log has seen everything in that log up to its position, and all plain commits that
     were acknowledged before it began."""
     for call in replay.attempts:
         place = replay.place(call)
@@ -165,8 +166,8 @@ def transactions_saw_all_before_them(replay: Replay) -> str | None:
 
 @invariant
 def answers_rest_on_what_was_there(replay: Replay) -> str | None:
-    """A call that was refused, or wrote nothing, saw what the shared log said at some moment between its start and its
-    end; and no power cut removed that."""
+    """A call that was refused, or wrote nothing, saw the state of the shared log at some moment between its start and
+    its end. No power cut has removed what it saw."""
     for call in replay.attempts:
         if (
             call.outcome in ("refused", "nothing")
@@ -181,7 +182,7 @@ def answers_rest_on_what_was_there(replay: Replay) -> str | None:
 
 @invariant
 def transactions_are_in_real_order(replay: Replay) -> str | None:
-    """A transaction that began after another one was acknowledged comes after it."""
+    """A transaction that began after another one was acknowledged comes after that one."""
     latest: Attempt | None = None
     for call in replay.calls:
         if call is None:
@@ -261,12 +262,12 @@ def check_views_of_transactions(documents: Mapping[str, Any], who: str) -> None:
 
 
 def check_view(state: State, who: str) -> None:
-    """Likewise of documents as text."""
+    """The same for documents as text."""
     check_views_of_transactions({id: msgspec.json.decode(state[id]) for id in (*ACCOUNTS, *TASKS) if id in state}, who)
 
 
 def check_transactions(attempts: Sequence[Attempt], logs: Logs) -> None:
-    """All that can be said of them when all is quiet.
+    """Check all invariants that can be checked when all is quiet.
 
     :raises ViolationError: an invariant does not hold.
     """

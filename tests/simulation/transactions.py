@@ -1,7 +1,7 @@
 """What agents do by transactions: claims, counters, transfers between accounts, conditions, blocks, and misuse.
 
-Each function notes in its attempt what it has read and written, anew whenever it is called: the store may call it more
-than once. What it has seen is checked when all is quiet (`tests.simulation.transaction_invariants`).
+Each function records in its attempt what it has read and written. The store may call it more than once, and each call
+starts a new record. The records are checked when all is quiet (`tests.simulation.transaction_invariants`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.simulation.transaction_invariants import (
 if TYPE_CHECKING:
     from tests.simulation.sessions import Session
 
-# What nobody else writes but by `modify`, from 1 on.
+# Nobody writes these except by `modify`. They count from 1.
 _COUNTERS = ("counter-0", "counter-1")
 
 
 class Noting:
-    """A transaction whose reads and writes are noted in an attempt."""
+    """A transaction that records its reads and writes in an attempt."""
 
     def __init__(self, transaction: Transaction[Any], attempt: Attempt) -> None:
         self._transaction = transaction
@@ -55,7 +55,7 @@ class Noting:
         self._attempt.written[id] = None
 
     def taken(self) -> list[str]:
-        """The tasks that somebody has, by a query."""
+        """The taken tasks, by a query."""
         found = dict(self._transaction.filter(lambda document: "taker" in document))
         texts: Texts = {record.id: bytes(record.data) for id in found if (record := self._transaction.record(id))}
         self._attempt.matched = texts
@@ -82,7 +82,7 @@ async def create(session: Session) -> None:
 
 
 async def release(session: Session) -> None:
-    """Delete a claim or a task, if nobody has it by now who had not when it was read."""
+    """Delete a claim or a task, if its owner is still the one that was read."""
     id = session.random.choice([*CLAIMS, *TASKS])
     record = await session.calls.record(id)
     if record is None:
@@ -107,7 +107,7 @@ async def replace(session: Session) -> None:
 
 
 async def modify(session: Session) -> None:
-    """Count, or replace a document that others write by plain sets; now and then delete it."""
+    """Count, or replace a document that others write by plain sets. Now and then delete it."""
     id = session.random.choice([*_COUNTERS, session.random.choice(session.shared.ids)])
     deletes = session.random.random() < 0.1
     with session.attempt(TRANSACTION, f"modify {id!r}") as attempt:
@@ -134,7 +134,7 @@ def _text(document: Mapping[str, Any]) -> bytes:
 
 
 async def transfer(session: Session) -> None:
-    """Move an amount from one account to another; give up where that has not enough."""
+    """Move an amount from one account to another. Give up if the first one has not enough."""
     giving, taking = session.random.sample(ACCOUNTS, 2)
     amount = session.random.randint(1, 9)
 
@@ -153,7 +153,7 @@ async def transfer(session: Session) -> None:
 
 
 async def take_few(session: Session) -> None:
-    """Take a task that nobody has, if not too many are taken already."""
+    """Take a free task, unless too many are taken already."""
     id = session.random.choice(TASKS)
 
     with session.attempt(TRANSACTION, f"take {id}") as attempt:
@@ -167,7 +167,7 @@ async def take_few(session: Session) -> None:
 
 
 async def block(session: Session) -> None:
-    """Read and write in a block, with time in between: conflicts are its caller's."""
+    """Read and write in a block, with time in between. Conflicts reach its caller."""
     some = session.random.sample([*session.shared.ids, *ACCOUNTS], 2)
     fails = session.random.random() < 0.1
     with suppress(Refused), session.attempt(TRANSACTION, f"block {some}") as attempt:
@@ -186,12 +186,12 @@ async def block(session: Session) -> None:
                     noting.set(id, *session.document())
                     noting.get(id)
             if fails:
-                attempt.read = {}  # nobody has said that this holds
+                attempt.read = {}  # nobody has confirmed these reads
                 raise Refused
 
 
 async def audit(session: Session) -> None:
-    """Read everything that transactions have made, and write nothing."""
+    """Read everything that transactions have written, and write nothing."""
     some = session.random.sample(session.shared.ids, min(3, len(session.shared.ids)))
     with session.attempt(TRANSACTION, "audit") as attempt:
 
@@ -207,7 +207,7 @@ async def audit(session: Session) -> None:
 
 
 async def misuse(session: Session) -> None:
-    """Calls that cannot be part of another one are refused, and leave nothing."""
+    """Calls that cannot be part of another one are refused, and change nothing."""
     document, text = session.document()
     with suppress(UsageError), session.attempt("set", (CLAIMS[0], text)):
         kind = session.random.randrange(1 if session.has_loop else 0, 3)  # tasks have no blocks of their own
